@@ -123,8 +123,8 @@ $(VENV)/.stamp-packages: pyproject.toml $(VENV)/.stamp-torch
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test]'
 	@touch $@
 
-$(VENV)/.stamp-kernels: $(wildcard src/sparring/model/kernels/*.cpp src/sparring/model/kernels/*.h src/sparring/model/kernels/build.py) $(VENV)/.stamp-torch | $(VENV)/.stamp-packages
-	$(BIN)/python -m sparring.model.kernels.build
+$(VENV)/.stamp-kernels: $(wildcard src/sparring/kernels/compiled/*.cpp src/sparring/kernels/compiled/*.h src/sparring/kernels/compiled/build.py) $(VENV)/.stamp-torch | $(VENV)/.stamp-packages
+	$(BIN)/python -m sparring.kernels.compiled.build
 	@touch $@
 
 clean:

@@ -26,10 +26,10 @@ import transformers
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
+from sparring.kernels.pages import token_bytes
 from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import CausalModel
-from sparring.model.kernels.pages import token_bytes
-from sparring.model.load import served
+from sparring.model.load import build_model
 
 SHARE = 0.6
 """Aim: this share of the limit in decode."""
@@ -52,7 +52,7 @@ def model_of(shape: str, device: str, numerics: str) -> CausalModel:
         module = transformers.AutoModelForCausalLM.from_config(
             config, dtype=torch.bfloat16, attn_implementation=IMPLEMENTATION
         )
-    return served(module, f"random {shape}", numerics=numerics)
+    return build_model(module, f"random {shape}", numerics=numerics)
 
 
 def wait(device: str) -> None:

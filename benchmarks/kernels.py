@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from sparring.model.kernels import ops
+from sparring.kernels import ops
 
 SHAPES = ((256, 256), (256, 768), (768, 256), (256, 4096), (1024, 3072))
 """(inputs, outputs): the layers of a 7M-parameter model, and one of a 0.6B model."""
@@ -100,7 +100,7 @@ def attention_decoding(batch: int, context: int, report: dict[str, float]) -> fl
     heads, groups, size, page_size = 4, 2, 64, 16
     form = ops.AttentionForm(0.125)
     per_sequence = context // page_size
-    kept = ops.KvHeads.alike(1, groups, size)
+    kept = ops.KvHeads.uniform(1, groups, size)
     pages = ops.KvPages(kept, num_pages=batch * per_sequence, page_size=page_size, dtype=torch.float32)
     tables = torch.randperm(batch * per_sequence).view(batch, -1).to(torch.int32)
     rows = ops.PagedRows(

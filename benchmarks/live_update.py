@@ -29,7 +29,7 @@ from sparring.generation import Delta, GenerateRequest, Sampling
 from sparring.model.attention import Packed
 from sparring.model.config import InitConfig
 from sparring.model.create import create
-from sparring.model.head import judge
+from sparring.model.head import score_tokens
 from sparring.model.load import load
 from sparring.types import WeightRef
 from sparring.weights.inline import publish
@@ -50,7 +50,7 @@ def references(folder: str, count: int) -> tuple[list[WeightRef], list[float]]:
             model.load_state(states[version % 2])
             copies.append(time.perf_counter() - started)
             hidden = model.hidden(row, torch.arange(len(row)), Packed.of([len(row)]))
-            probe = judge(model, hidden, targets, torch.ones(len(row)), 0).logprob.tolist()
+            probe = score_tokens(model, hidden, targets, torch.ones(len(row)), 0).logprob.tolist()
             # versions of equal weights share their copies
             refs.append(publish("policy", version, states[version % 2], (PROBE, tuple(probe))))
     return refs, copies

@@ -3,8 +3,9 @@
     python benchmarks/mismatch.py [--seeds 3] [--steps 20] [--noise 0,0.03,0.1] [--directory runs]
 
 The start and the task are those of benchmarks/algorithms.py. The engine serves every weight with a fixed error of a
-known share of its tensor's root mean square (`[engine] weight_noise`); at 0 it is exact, and there is nothing to do:
-one row. The advantages, the clip and the twelve optimiser steps an update are DAPO's in all rows; what differs is what
+known share of its tensor's root mean square: it runs here, behind the token server, and each run reaches it with
+`[engine] kind = "remote"` (`sparring.testing.disturbed_engine`). At 0 it is the recipe's own, which is exact, and there
+is nothing to do: one row. The advantages, the clip and the twelve optimiser steps an update are DAPO's in all rows; what differs is what
 is done about the mismatch. What was learned is evaluated by an exact engine, on 400 held-out tasks: mean over seeds
 with the 95 % interval of Student's t, and the differences seed by seed to the exact engine and to what nothing is done
 about, likewise. Told beside it: the mean of |log p_trainer - log p_engine| and of k3 over the trained tokens. The last
@@ -16,11 +17,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from algorithms import interval, start
 from algorithms import run as run_recipe
+
+from sparring.engine.config import EngineConfig
+from sparring.model.load import load
+from sparring.testing.disturbed_engine import DisturbedEngine
+from sparring.testing.served import ServerThread
 
 CORRECTIONS: dict[str, list[str]] = {
     "none, ratio to the trainer's own before the update": ['algo.anchor="proximal"', "algo.correction=none"],
@@ -82,10 +90,11 @@ def _one(
         f"run.seed={seed}",
         f"rl.steps={options.steps}",
         f"models.policy.path={begun}",
-        f"engine.weight_noise={noise}",
+        'run.stages=["rl"]',
         *settings,
     ]
-    folder = run_recipe("algorithms.toml", label, options.directory, [*own, 'run.stages=["rl"]'])
+    with _engine(options.directory, begun, noise) as engine:
+        folder = run_recipe("algorithms.toml", label, options.directory, [*own, *engine])
     exact = [
         f"run.seed={seed}",
         'run.stages=["init","eval"]',
@@ -106,6 +115,25 @@ def _one(
         "difference": statistics.fmean(step["logprob_mean_abs_diff"] for step in steps),
         "k3": statistics.fmean(step["mismatch_k3"] for step in steps),
     }
+
+
+@contextmanager
+def _engine(directory: Path, begun: Path, noise: float) -> Iterator[list[str]]:
+    """Settings of `[engine]` for a run, and the server that they name while the context lasts; none without noise.
+
+    The socket's path is the same in every run of this benchmark, so that a finished run is found with the settings it
+    was started with.
+    """
+    if not noise:
+        yield []
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    disturbed = DisturbedEngine(load(begun), EngineConfig(), noise=noise)
+    server = ServerThread(disturbed, begun, unix=directory / f"mismatch-{noise:g}.socket")
+    try:
+        yield ['engine.kind="remote"', f"engine.url={server.url}"]
+    finally:
+        server.stop()
 
 
 def _options() -> argparse.Namespace:

@@ -284,8 +284,8 @@ def ours(trainer: Any, batch: Any) -> Callable[[], float]:
 
 def quickstart_model(folder: str) -> Path:
     """A model of the quickstart's size."""
-    from sparring.recipe.load import load as load_recipe
     from sparring.model.create import create
+    from sparring.recipe.load import load as load_recipe
 
     size = load_recipe(ROOT / "recipes" / "quickstart.toml").models["policy"].init
     assert size is not None

@@ -21,17 +21,14 @@ from sparring.algo import aggregation
 from sparring.algo.config import AlgoConfig
 from sparring.algo.correction.presets import PRESETS as CORRECTIONS
 from sparring.algo.correction.rule import Correction
-from sparring.algo.credit.rules import CreditRule
 from sparring.algo.facts import Facts, Preset
 from sparring.algo.filter.difficulty import Difficulty
-from sparring.algo.gate.rules import GateRule
 from sparring.algo.kl import Kl
 from sparring.algo.loss.preference.config import PreferenceLoss
 from sparring.algo.presets import PRESETS
-from sparring.algo.ratio.rules import RatioRule
 from sparring.algo.right_answers import RightAnswers
+from sparring.algo.rules import CreditRule, GateRule, RatioRule, ShapingRule
 from sparring.algo.shaping.kl_reward import KlReward
-from sparring.algo.shaping.rules import ShapingRule
 from sparring.recipe.sections.distill import DistillConfig
 from sparring.recipe.sections.preference import BradleyTerryConfig, StepsConfig, TurnsConfig
 from sparring.recipe.sections.rl import ImplicitConfig
@@ -127,7 +124,7 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
     (
         "Ratio",
         "What one probability ratio r belongs to. It is to the anchor: the recorded log-probability, the trainer's own before the "
-        "update (`proximal`), or an estimate of that from the versions of tokens (`loglinear`). `algo/ratio/`.",
+        "update (`proximal`), or an estimate of that from the versions of tokens (`loglinear`). `algo/ratio.py`.",
         typing.get_args(RatioRule),
     ),
     (

@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def paths_of(config: pytest.Config) -> tuple[str, ...]:
     """Those that tests of this run compute on."""
-    from sparring.model.kernels import ops
+    from sparring.kernels import ops
 
     if config.getoption("--kernel-paths") == "every":
         return ops.path_names(software=True)
@@ -60,9 +60,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(left)]
     computed = set(filter(None, map(_path_of, items)))
     if computed:
-        from sparring.model.kernels.paths import EVERY
+        from sparring.kernels.paths import ALL_PATHS
 
-        config.stash[COMPUTED] = {name: "" if name in computed else _why_not(name, config) for name in EVERY}
+        config.stash[COMPUTED] = {name: "" if name in computed else _why_not(name, config) for name in ALL_PATHS}
 
 
 def _path_of(item: pytest.Item) -> str | None:
@@ -71,7 +71,7 @@ def _path_of(item: pytest.Item) -> str | None:
 
 
 def _is_for(item: pytest.Item, path: str) -> bool:
-    from sparring.model.kernels import ops
+    from sparring.kernels import ops
 
     best, marks = path == ops.path_name(), list(item.iter_markers("kernel_paths"))
     for mark in marks:
@@ -87,7 +87,7 @@ def _is_for(item: pytest.Item, path: str) -> bool:
 
 def _why_not(name: str, config: pytest.Config) -> str:
     """Why no test computes on a path. Builds nothing that the run did not need."""
-    from sparring.model.kernels import ops
+    from sparring.kernels import ops
 
     every = config.getoption("--kernel-paths") == "every"
     absent = ops.why_not(name, software=every)
@@ -101,7 +101,7 @@ def kernel_path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every kernel path of the run in turn, by name; whatever was in use, and as many threads, afterwards."""
     import torch
 
-    from sparring.model.kernels import ops
+    from sparring.kernels import ops
 
     before, threads = ops.path_name(), torch.get_num_threads()
     ops.use(request.param)

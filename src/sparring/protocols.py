@@ -33,12 +33,19 @@ if TYPE_CHECKING:
 
 
 class TaskSource(Protocol):
-    """A stream of tasks that can be resumed at the exact task. `next` returns None at the end of a finite stream."""
+    """A stream of tasks that can be resumed at the exact task."""
 
-    def next(self) -> Task | None: ...
-    def observe(self, group: Group) -> None: ...
-    def state(self) -> Mapping[str, Any]: ...
-    def restore(self, state: Mapping[str, Any]) -> None: ...
+    def next(self) -> Task | None:
+        """Return the next task, or None at the end of a finite stream."""
+
+    def observe(self, group: Group) -> None:
+        """Take note of a scored group, such as for a curriculum."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Return what `restore` needs to go on at the same task."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to where `state` was taken."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,27 +62,43 @@ class ExecResult:
 
 
 class Sandbox(Protocol):
-    """One isolated box. Raises `SandboxError` when the box itself fails, never for what the program inside does. `read`
-    and `write` raise `SpoiltFile`, a `PolicyFailure`, for what a command has left in their way. `fresh` is another box
-    of the same spec, in which nothing has run; the caller closes it. `converse` runs two programs as `python` does,
-    each in a fresh box of its own: what one writes to file descriptor 201 the other reads from 200. It answers for the
-    first, with which the other ends.
+    """One isolated box.
+
+    Raises:
+        SandboxError: the box itself failed; never for what the program inside does.
     """
 
-    async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult: ...
-    async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult: ...
-    async def fresh(self) -> Sandbox: ...
-    async def converse(self, code: str, other: str) -> ExecResult: ...
-    async def read(self, path: str) -> bytes: ...
-    async def write(self, path: str, data: bytes) -> None: ...
-    async def close(self) -> None: ...
+    async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
+        """Run a command to its end, or to the end of its time."""
+
+    async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
+        """Run a Python program as the main module."""
+
+    async def fresh(self) -> Sandbox:
+        """Open another box of the same spec, in which nothing has run. The caller closes it."""
+
+    async def converse(self, code: str, other: str) -> ExecResult:
+        """Run two Python programs, each in a fresh box: what one writes to file descriptor 201 the other reads from 200.
+        Return the result of `code`, with which the other ends."""
+
+    async def read(self, path: str) -> bytes:
+        """Read a file. Raises `SpoiltFile`, a `PolicyFailure`, where a command left something else in its place."""
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a file. Raises `SpoiltFile` as `read` does."""
+
+    async def close(self) -> None:
+        """End the box and everything in it."""
 
 
 class Boxes(Protocol):
     """The pool; nobody else makes a box."""
 
-    async def take(self, spec: BoxSpec) -> Sandbox: ...
-    async def close(self) -> None: ...
+    async def take(self, spec: BoxSpec) -> Sandbox:
+        """Open a box of this spec. Waits where all are taken."""
+
+    async def close(self) -> None:
+        """End every box."""
 
 
 class Env(Protocol):
@@ -117,29 +140,34 @@ class Rendered:
 
 
 class Renderer(Protocol):
-    """Messages <-> tokens. `bridge` extends prompt + completion byte for byte or returns None; of the prompt, and for
-    `parse`, it may be given the end alone, beginning behind the reply before. `bind` says in ids what a request's
-    sampling says in text: `ends` of its stop strings, `allowed` of its constraint; BadInput where one does not compile.
-    `control_ids` are the tokens, text -> id, that the format may write and that no text of a message or a tool becomes.
-    """
+    """Messages to tokens and back. Where a prompt is given to `bridge` or `parse`, its end behind the reply before is
+    enough."""
 
     @property
-    def stop_ids(self) -> tuple[int, ...]: ...
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end a reply."""
+
     @property
-    def control_ids(self) -> Mapping[str, int]: ...
-    def render(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True
-    ) -> Rendered: ...
+    def control_ids(self) -> Mapping[str, int]:
+        """Tokens, by text, that the format may write and that no text of a message or a tool becomes."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered:
+        """Render a conversation; with `generation`, up to where the next reply begins."""
+
     def bridge(
-        self,
-        prompt: Sequence[int],
-        completion: Sequence[int],
-        new: Sequence[Message],
-        tools: Sequence[ToolSpec],
-    ) -> tuple[int, ...] | None: ...
-    def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message: ...
-    def decode(self, tokens: Sequence[int]) -> str: ...
-    def bind(self, request: GenerateRequest) -> GenerateRequest: ...
+        self, prompt: Sequence[int], completion: Sequence[int], new: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> tuple[int, ...] | None:
+        """Extend prompt + completion by new messages, token for token; None where the format cannot."""
+
+    def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message:
+        """Read a reply: its text, reasoning and tool calls."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Write tokens as text, special ones included."""
+
+    def bind(self, request: GenerateRequest) -> GenerateRequest:
+        """Say in token ids what the sampling of a request says in text: `ends` for its stop strings, `allowed` for its
+        constraint. Raises `BadInput` where one does not compile."""
 
 
 class Session(Protocol):
@@ -175,35 +203,42 @@ class Harness(Protocol):
 class Scorer(Protocol):
     """Second pass over a whole group, after Env.score."""
 
-    async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]: ...
+    async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]:
+        """Return a new score for each rollout, in order; `scores` are the environment's."""
 
 
-class Worth(Protocol):
-    """A model with a scalar head, served: what texts, as token ids, are worth."""
+class ValueModel(Protocol):
+    """A served model with a scalar head."""
 
-    async def worth(self, texts: Sequence[Sequence[int]]) -> Sequence[float]: ...
-    async def close(self) -> None: ...
+    async def values(self, texts: Sequence[Sequence[int]]) -> Sequence[float]:
+        """Return the value behind the last token of each text, given as token ids."""
+
+    async def close(self) -> None:
+        """End its thread."""
 
 
 class Annotator(Protocol):
     """Adds per-token values (reference, teacher, value) to flattened samples."""
 
-    async def annotate(self, samples: Sequence[Sample]) -> Sequence[Sample]: ...
+    async def annotate(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+        """Return the same samples, in order, with more annotations."""
 
 
 class Credit(Protocol):
-    """Turns scores into advantages, over all groups of one update.
+    """Turns scores into advantages, over all groups of one update."""
 
-    `samples[i]` are the branches of groups[i]. `credit` returns, per group, its samples with advantages and weights
-    set; an empty sequence where the group leaves the update (zero variance). `denominator` is what the policy term over
-    some of these rows is divided by; None: by the sum of its weights. `state` is what it remembers of earlier updates;
-    a resumed run gives it to `restore`.
-    """
+    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> Sequence[Sequence[Sample]]:
+        """Set advantages and weights. `samples[i]` are the branches of `groups[i]`; return them per group, an empty
+        sequence where the group leaves the update (zero variance)."""
 
-    def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> Sequence[Sequence[Sample]]: ...
-    def denominator(self, rows: Iterable[Sample]) -> float | None: ...
-    def state(self) -> Mapping[str, Any]: ...
-    def restore(self, state: Mapping[str, Any]) -> None: ...
+    def denominator(self, rows: Iterable[Sample]) -> float | None:
+        """Return the denominator of the policy term over some of these rows; None for the sum of their weights."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Return what it remembers of earlier updates."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned before the run was stopped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,12 +277,13 @@ class LossResult:
 
 
 class Loss(Protocol):
-    """One loss term. `quantities` maps a needed name to a tensor [N] aligned with the micro-batch's weighted tokens."""
+    """One loss term."""
 
     term: str
     needs: Needs
 
-    def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult: ...
+    def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
+        """Compute the term. `quantities` maps each needed name to a tensor [N] of the micro-batch's weighted tokens."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -260,77 +296,138 @@ class Corrected:
 
 
 class Trainer(Protocol):
-    """Knows terms, not algorithms. One `step` per `Batch`, after one or more `forward_backward`. One that does not
-    end its update leaves the version, which counts updates. `forward` is for annotators:
-    quantities of the tokens that some term weighs, per row and aligned with its tokens, without gradients. `score` is
-    what an engine of one of its teachers would say."""
+    """Trains one model. It knows loss terms, not algorithms."""
 
     @property
-    def version(self) -> int: ...
-    async def forward(self, rows: Sequence[Sample], needs: Set[str]) -> Sequence[Mapping[str, tuple[float, ...]]]: ...
-    async def score(self, teacher: str, request: ScoreRequest) -> Scores: ...
-    async def forward_backward(self, batch: Batch) -> Mapping[str, float]: ...
-    async def step(self, *, ends_update: bool = True) -> StepResult: ...
-    async def push(self) -> WeightRef: ...
-    async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef: ...
-    async def restore(self, ref: CheckpointRef) -> None: ...
+    def version(self) -> int:
+        """Updates that its weights have had."""
+
+    async def forward(self, rows: Sequence[Sample], needs: Set[str]) -> Sequence[Mapping[str, tuple[float, ...]]]:
+        """Compute quantities of the tokens that some term weighs, without gradients: per row, one value per token."""
+
+    async def score(self, teacher: str, request: ScoreRequest) -> Scores:
+        """Score given tokens under one of the teachers that the trainer holds, as an engine of it would."""
+
+    async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
+        """Add the gradients of a batch and return its metrics."""
+
+    async def step(self, *, ends_update: bool = True) -> StepResult:
+        """Apply the gradients, once per batch. The version counts up where the step ends its update."""
+
+    async def push(self) -> WeightRef:
+        """Publish a copy of the weights."""
+
+    async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
+        """Write a checkpoint from which training goes on to the same bits."""
+
+    async def restore(self, ref: CheckpointRef) -> None:
+        """Go back to a checkpoint."""
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Token ids in, token ids out. Cancelling the awaiting task drops the request; `abort` ends it with what was
-    sampled so far (finish reason "abort"), and a request for its tokens followed by those, with the same seed,
-    continues it. `stream` is `generate` in pieces: deltas while tokens are made, then the Completion; leaving it drops
-    the request. `fork` names requests that continue one under way from where it is, and keeps its KV for them until
-    their conversations are released. `score` judges given tokens instead of sampling new ones. `metrics` are numbers
-    about what it did since the start and does now, where it tells any; `engine/prometheus.py` says which of them count
-    up.
-    """
+    """Serves one model: token ids in, token ids out. Cancelling the awaiting task drops its request."""
 
     @property
-    def version(self) -> int: ...
+    def version(self) -> int:
+        """The weight version that is served."""
+
     @property
-    def metrics(self) -> Mapping[str, float]: ...
-    async def generate(self, request: GenerateRequest) -> Completion: ...
-    def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]: ...
-    async def abort(self, request: str) -> None: ...
-    async def score(self, request: ScoreRequest) -> Scores: ...
-    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]: ...
-    async def release(self, conversation: str) -> None: ...
-    async def pull(self, ref: WeightRef) -> None: ...
-    async def close(self) -> None: ...
+    def metrics(self) -> Mapping[str, float]:
+        """Counts since the start and levels of now; empty where the engine reports none."""
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Sample a completion."""
+
+    def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        """Sample in pieces: deltas while tokens are made, then the `Completion`. Leaving the iterator drops the
+        request."""
+
+    async def abort(self, request: str) -> None:
+        """End a request with what was sampled so far (finish reason "abort"). A request for its tokens followed by
+        those, with the same seed, continues it."""
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Score given tokens instead of sampling new ones."""
+
+    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
+        """Return requests, one per name in `seeds`, that continue a running one from where it is. Its KV is kept for
+        them until their conversations are released."""
+
+    async def release(self, conversation: str) -> None:
+        """Give up the KV that is kept for a conversation."""
+
+    async def pull(self, ref: WeightRef) -> None:
+        """Serve published weights (law 9). Raises `WeightsError` and serves the old ones where they fail."""
+
+    async def close(self) -> None:
+        """Fail what is under way and end."""
 
 
 class Store(Protocol):
     """Durable record of a run. Every method is atomic: after a crash it happened or it did not."""
 
-    def append_turns(self, turns: Sequence[tuple[str, Sequence[Segment]]]) -> None: ...
-    def append(self, *groups: Group, stage: str) -> None: ...
-    def groups(self, *, stage: str | None = None) -> Iterable[Group]: ...
-    def load(self, rollout: str) -> Rollout: ...
-    def metric(self, stage: str, step: int, values: Mapping[str, float]) -> None: ...
-    def metrics(self, stage: str) -> list[tuple[int, dict[str, float]]]: ...
-    def put(self, key: str, value: Any) -> None: ...
-    def get(self, key: str) -> Any | None: ...
-    def checkpoint(self, ref: CheckpointRef, state: Mapping[str, Any]) -> None: ...
-    def last_checkpoint(self, stage: str) -> tuple[CheckpointRef, Mapping[str, Any]] | None: ...
-    def checkpoints(self, stage: str) -> Sequence[CheckpointRef]: ...
-    def truncate(self, stage: str, step: int, *, first_group: int = 0) -> None: ...
-    def supersede(self, stage: str, number: int) -> None: ...
-    def close(self) -> None: ...
+    def append_turns(self, turns: Sequence[tuple[str, Sequence[Segment]]]) -> None:
+        """Record turns, each with the id of its trajectory, while their rollouts go on."""
+
+    def append(self, *groups: Group, stage: str) -> None:
+        """Record scored groups."""
+
+    def groups(self, *, stage: str | None = None) -> Iterable[Group]:
+        """Yield the recorded groups, of one stage or of all, in admission order."""
+
+    def load(self, rollout: str) -> Rollout:
+        """Return a recorded rollout. Raises `BadInput` where there is none."""
+
+    def metric(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """Record the metrics of a step."""
+
+    def metrics(self, stage: str) -> list[tuple[int, dict[str, float]]]:
+        """Return the recorded metrics of a stage, by step."""
+
+    def put(self, key: str, value: Any) -> None:
+        """Record plain data under a key, in the place of what was there."""
+
+    def get(self, key: str) -> Any | None:
+        """Return what is recorded under a key, or None."""
+
+    def checkpoint(self, ref: CheckpointRef, state: Mapping[str, Any]) -> None:
+        """Record that a checkpoint is complete, and the state that a resume needs beside it."""
+
+    def last_checkpoint(self, stage: str) -> tuple[CheckpointRef, Mapping[str, Any]] | None:
+        """Return the newest checkpoint of a stage and its state, or None."""
+
+    def checkpoints(self, stage: str) -> Sequence[CheckpointRef]:
+        """Return all checkpoints of a stage, oldest first."""
+
+    def truncate(self, stage: str, step: int, *, first_group: int = 0) -> None:
+        """Forget what a stage recorded after `step`, and its groups from `first_group` on."""
+
+    def supersede(self, stage: str, number: int) -> None:
+        """Stop counting a group that is rolled out again; it stays in the record."""
+
+    def close(self) -> None:
+        """Write what is waiting, and close the files."""
 
 
 class Cluster(Protocol):
     """Which process runs where. A stage asks for parts and never builds them.
 
-    `path` is a Hugging Face checkpoint folder, for `worth` one with a scalar head. A trainer and an engine of one name
-    start from equal weights at version 0 and never share storage (law 9).
+    `path` is a Hugging Face checkpoint folder. A trainer and an engine of one name start from equal weights at version
+    0 and never share storage (law 9).
     """
 
-    def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer: ...
-    def engine(self, name: str, *, path: str) -> Engine: ...
-    def worth(self, name: str, *, path: str) -> Worth: ...
-    async def close(self) -> None: ...
+    def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
+        """Open a trainer of model `name`."""
+
+    def engine(self, name: str, *, path: str) -> Engine:
+        """Open an engine of model `name`."""
+
+    def value_model(self, name: str, *, path: str) -> ValueModel:
+        """Open a model with a scalar head, in the numerics of model `name`; one, however often it is asked for."""
+
+    async def close(self) -> None:
+        """End every part."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -349,9 +446,3 @@ class TrainPlan:
     teachers: Mapping[str, str | None] = field(default_factory=dict)
     averages: Mapping[str, float] = field(default_factory=dict)
     role: str = ""
-
-
-class GroupSource(Protocol):
-    """Scored groups in admission order."""
-
-    def groups(self) -> AsyncIterator[Group]: ...

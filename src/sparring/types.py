@@ -10,9 +10,10 @@ optimiser steps that made it (0 = the weights the run started from).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from sparring.annotations import DECLARED
 from sparring.generation import Constraint, KeptSets, Runs, Sampling, TopRows
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -336,6 +337,9 @@ class Sample:
     tops: TopRows | None = None
 
     def __post_init__(self) -> None:
+        if not self.annotations.keys() <= DECLARED:
+            names = ", ".join(sorted(self.annotations.keys() - DECLARED))
+            raise ValueError(f"sample {self.id}: expected annotations of sparring/annotations.py, got {names}")
         for name, values in (*self.weights.items(), *self.annotations.items()):
             if len(values) != len(self.tokens):
                 raise ValueError(f"sample {self.id}: {name} has {len(values)} values for {len(self.tokens)} tokens")
@@ -347,6 +351,18 @@ class Sample:
             raise ValueError(f"sample {self.id}: {len(self.bias)} biases for {len(self.tokens)} tokens")
         if any(values and values[0] for values in self.weights.values()):
             raise ValueError(f"sample {self.id}: the first token has no prediction and cannot carry weight")
+
+    def annotated(self, name: str, values: tuple[float, ...]) -> Sample:
+        """Return the row with one more annotation, or another in its place.
+
+        Args:
+            name: a member of `annotations.Annotation`.
+            values: one per token [T].
+
+        Raises:
+            ValueError: the name is not declared, or the row has another number of tokens.
+        """
+        return replace(self, annotations={**self.annotations, name: values})
 
     @property
     def trajectory(self) -> str:

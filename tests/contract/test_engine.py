@@ -13,7 +13,7 @@ import pytest
 
 from sparring.errors import EngineError, WeightsError
 from sparring.generation import Completion, GenerateRequest, Sampling, ScoreRequest
-from sparring.model.kernels.compiled_library import COMPILED
+from sparring.kernels.compiled.library import COMPILED
 from sparring.protocols import Engine
 from sparring.testing.scripted_engine import ScriptedEngine
 
@@ -44,8 +44,8 @@ def native(path):
 
 
 def watched(path):
-    from sparring.observe.spans import Spans
     from sparring.observe.hooks import timed
+    from sparring.observe.spans import Spans
     from sparring.stages.runtime.timing import ENGINE_SPANS
 
     return timed(scripted(path), Spans(), ENGINE_SPANS)
@@ -80,13 +80,13 @@ def vllm(path):
 ENGINES = {"native": native, "scripted": scripted, "watched": watched, "remote": remote, "openai": openai, "vllm": vllm}
 KEEPS_NOTHING = {openai}
 REFUSED = {
-    "fork": {"openai": "an engine that keeps KV, got an OpenAI-compatible server"},
+    "fork": {"openai": "an engine that can fork, got an OpenAI-compatible server"},
     "score": {
         "scripted": "a model's distribution, got a scripted engine",
         "watched": "a model's distribution, got a scripted engine",
-        "openai": "an engine that judges at temperature 0.8, got an OpenAI-compatible server",
+        "openai": "temperature 1 from an OpenAI-compatible server, got 0.8",
     },
-    "pull": {"openai": "an engine that takes weights, got an OpenAI-compatible server"},
+    "pull": {"openai": "an engine that takes weight updates, got an OpenAI-compatible server"},
 }
 """Which engines say by name that they cannot do it."""
 INEXACT = {vllm}

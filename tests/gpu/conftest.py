@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from sparring.model.kernels import ops
-from sparring.model.kernels.device_path import is_interpreted
+from sparring.kernels import ops
+from sparring.kernels.device.path import is_interpreted
 
 
 @pytest.fixture(scope="session", autouse=True)

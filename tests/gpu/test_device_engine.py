@@ -10,14 +10,15 @@ import torch
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
+from sparring.kernels import ops
+from sparring.kernels.device.path import is_interpreted
 from sparring.model.attention import Packed
-from sparring.model.device_step import DeviceStep
 from sparring.model.head import token_quantities
-from sparring.model.kernels import ops
-from sparring.model.kernels.device_path import is_interpreted
 from sparring.model.load import load
 from sparring.model.peft import read
-from sparring.model.step import OperationStep, Slots, StepRows
+from sparring.model.steps.device import DeviceStep
+from sparring.model.steps.operations import OperationStep
+from sparring.model.steps.rows import Slots, StepRows
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish
@@ -165,7 +166,7 @@ def test_a_graph_gives_the_bits_of_single_operations(device, tmp_path):
 
 
 def test_a_call_ends_with_the_first_stop():
-    from sparring.model.device_step import _until_stop
+    from sparring.model.steps.device import _until_stop
 
     tokens, stops = torch.tensor([[4, 5, 6], [7, 8, 9]]).numpy(), torch.full((2, 8), -1).numpy()
     assert _until_stop(tokens, stops) == 3

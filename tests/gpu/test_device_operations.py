@@ -4,10 +4,10 @@ it."""
 import pytest
 import torch
 
-from sparring.model.kernels import ops
-from sparring.model.kernels.device_path import DevicePath, is_interpreted
-from sparring.model.kernels.form import AttentionForm
-from sparring.model.kernels.torch_path import TorchPath
+from sparring.kernels import ops
+from sparring.kernels.device.path import DevicePath, is_interpreted
+from sparring.kernels.form import AttentionForm
+from sparring.kernels.torch.path import TorchPath
 
 pytestmark = pytest.mark.gpu
 
@@ -47,7 +47,7 @@ def test_a_row_of_a_product_has_its_bits_at_every_number_of_rows(device, shape, 
 
 
 def test_side_by_side_and_one_after_another_are_the_same_sums(device, dtype):
-    from sparring.model.kernels.triton_linear import linear, num_parts
+    from sparring.kernels.device.linear import linear, num_parts
 
     assert num_parts(2060, 70) == 8 and num_parts(1024, 151936) == 1
     x, weight = on(device, torch.randn(70, 2060).to(dtype), torch.randn(70, 2060).to(dtype))
@@ -104,7 +104,7 @@ def test_pages_have_the_bits_of_packed_rows(device, form, page_size, dtype):
     sinks = torch.randn(6).to(device)
     whole = ops.attention_packed(q, k, v, offsets.to(device), form, None, sinks)
     where = {"dtype": dtype, "device": device, "transposed": False}
-    pages = ops.KvPages(ops.KvHeads.alike(1, 2, 32), num_pages=32, page_size=page_size, **where)
+    pages = ops.KvPages(ops.KvHeads.uniform(1, 2, 32), num_pages=32, page_size=page_size, **where)
     tables = torch.randperm(32)[: 4 * -(-90 // page_size)].view(4, -1).to(torch.int32)
     begins = [0] * 4
     for ends in ([4, 1, 30, 89], LENGTHS):

@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "sparring"
 
 LAYERS = (
-    "generation types protocols errors observe validation",
+    "annotations generation types protocols errors observe validation",
+    "kernels",
     "tasks envs sandbox render record store algo batch model weights",
     "harness gateway rollout train engine",
     "loop cluster dashboard",
@@ -30,16 +31,17 @@ HEAVY = {
         "algo/loss/",
         "algo/correction/",
         "batch/tensors.py",
+        "kernels/",
         "model/",
         "weights/",
         "train/",
         "engine/",
-        "stages/",
+        "testing/",
     ),
-    "transformers": ("model/", "weights/", "train/", "engine/", "stages/"),
+    "transformers": ("model/", "train/", "engine/", "testing/"),
     "vllm": ("engine/adapters/",),
     "ray": ("cluster/ray",),
-    "triton": ("model/kernels/triton_",),
+    "triton": ("kernels/device/",),
     "tensorboard": (),
     "wandb": (),
     "datasets": (),
@@ -58,7 +60,9 @@ SPARING = (
 )
 """Ways in which a test that does not run looks like one that passed."""
 BROAD_EXCEPT = ("errors.py", "cli/main.py")
-MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS, MAX_WIDTH = 500, 60, 8, 120
+MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS, MAX_WIDTH, MAX_MODULES = 500, 60, 8, 120, 25
+VARIANTS = {"algo/credit"}
+"""Packages of rules: every file is one variant behind one protocol, and there may be any number of them."""
 MACHINE_PATH = re.compile(r"""["'\s=](/(?:root|home|work|Users|tmp|mnt)/\w)""")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -84,21 +88,29 @@ def read(sources: dict[str, str]) -> list[Module]:
     return [Module(path, text, ast.parse(text)) for path, text in sorted(sources.items())]
 
 
-def imports(module: Module, *, top_level: bool = False) -> Iterator[tuple[str, int]]:
-    """Everything imported, as (dotted name, line); `top_level` leaves out functions and `if TYPE_CHECKING`."""
-    waiting: list[ast.AST] = [module.tree]
+class Import(NamedTuple):
+    """One imported name: dotted, its line, and `when`: as the module is imported, in a function, or for annotations."""
+
+    name: str
+    line: int
+    when: str
+
+
+def imports(module: Module) -> Iterator[Import]:
+    """Yield everything that a module imports, in functions and under TYPE_CHECKING too."""
+    waiting: list[tuple[ast.AST, str]] = [(module.tree, "import")]
     while waiting:
-        node = waiting.pop()
-        if top_level and (
-            isinstance(node, Function) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
-        ):
-            continue
+        node, when = waiting.pop()
+        if isinstance(node, Function):
+            when = "function"
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            when = "annotation"
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            yield from (Import(alias.name, node.lineno, when) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module.path}:{node.lineno}: relative import; write it in full"
-            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
-        waiting.extend(ast.iter_child_nodes(node))
+            yield from (Import(f"{node.module}.{alias.name}", node.lineno, when) for alias in node.names)
+        waiting.extend((child, when) for child in ast.iter_child_nodes(node))
 
 
 def functions(module: Module) -> Iterator[tuple[Function, bool]]:
@@ -122,7 +134,7 @@ def layer_rules(modules: list[Module]) -> Iterator[str]:
         if module.package not in LAYER and module.path != "__init__.py":
             yield f"{module.path}: {module.package} has no layer"
             continue
-        for name, line in imports(module):
+        for name, line, _ in imports(module):
             if not name.startswith("sparring."):
                 continue
             _, target, *rest = name.split(".")
@@ -136,10 +148,10 @@ def layer_rules(modules: list[Module]) -> Iterator[str]:
 
 
 def import_cycles(modules: list[Module]) -> Iterator[str]:
-    """No module reaches itself through the imports that run when it is imported."""
+    """No module reaches itself through imports, those in functions and under TYPE_CHECKING included."""
     names = {module.name for module in modules}
     edges = {
-        module.name: {n for name, _ in imports(module, top_level=True) for n in _ours(name, names)} - {module.name}
+        module.name: {n for name, *_ in imports(module) for n in _ours(name, names)} - {module.name}
         for module in modules
     }
     for start in sorted(edges):
@@ -155,17 +167,22 @@ def import_cycles(modules: list[Module]) -> Iterator[str]:
 
 def _ours(name: str, names: set[str]) -> set[str]:
     inner = name.removeprefix("sparring.")
-    return {candidate for candidate in (inner, inner.rpartition(".")[0]) if candidate in names}
+    return {inner} & names or {inner.rpartition(".")[0]} & names
 
 
 def heavy_imports(modules: list[Module]) -> Iterator[str]:
-    """Torch and its like are imported only where they belong, and never by an `__init__` or a `config`."""
+    """Torch and its like are imported in their rooms alone, in functions too, and by no `__init__` or `config`.
+
+    A library without a room is imported where it is used, in functions alone.
+    """
     for module in modules:
         light = module.path.endswith(("__init__.py", "config.py"))
-        for name, line in imports(module, top_level=True):
-            allowed = HEAVY.get(name.split(".")[0])
-            if allowed is not None and (light or not module.path.startswith(allowed or "-")):
-                yield f"{module.path}:{line}: imports {name} when it is imported"
+        for name, line, when in imports(module):
+            rooms = HEAVY.get(name.split(".")[0])
+            if rooms is None or when == "annotation" or (when == "function" and not rooms):
+                continue
+            if not module.path.startswith(rooms or "-") or light and when == "import":
+                yield f"{module.path}:{line}: imports {name}"
 
 
 def light_inits(modules: list[Module]) -> Iterator[str]:
@@ -290,10 +307,38 @@ def full_packages(modules: list[Module]) -> Iterator[str]:
             yield f"{home}: an empty package"
 
 
+def small_packages(modules: list[Module]) -> Iterator[str]:
+    """A package has as many modules as a reader can keep apart."""
+    homes = Counter(module.path.rpartition("/")[0] for module in modules if not module.path.endswith("__init__.py"))
+    for home, count in homes.items():
+        if count > MAX_MODULES and home not in VARIANTS:
+            yield f"{home}: {count} modules, more than {MAX_MODULES}"
+
+
+def one_class_one_name(modules: list[Module]) -> Iterator[str]:
+    """A public class name means one thing in the whole project."""
+    homes: dict[str, list[str]] = {}
+    for module in modules:
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(f"{module.path}:{node.lineno}")
+    yield from (f"class {name} is in {' and '.join(places)}" for name, places in homes.items() if len(places) > 1)
+
+
+def protocol_methods(modules: list[Module]) -> Iterator[str]:
+    """Every method of a protocol says what it promises."""
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
+                for method in node.body:
+                    if isinstance(method, Function) and not ast.get_docstring(method):
+                        yield f"{module.path}:{method.lineno}: {node.name}.{method.name} has no docstring"
+
+
 def real_objects(modules: list[Module]) -> Iterator[str]:
     """Tests use real objects and always run: no mocks, no patches, no skips."""
     for module in modules:
-        for name, line in imports(module):
+        for name, line, _ in imports(module):
             if name.split(".")[:2] in (["unittest", "mock"], ["mock"]):
                 yield f"{module.path}:{line}: a mock"
             if name.split(".")[0] in ("pytest", "unittest") and name.split(".")[-1] in SPARING:
@@ -328,7 +373,7 @@ def _own(function: Function) -> Iterator[ast.AST]:
 
 RULES = (
     layer_rules, import_cycles, heavy_imports, light_inits, sizes, documentation, names, broad_excepts, one_name_one_place,
-    machine_paths, full_packages,
+    machine_paths, full_packages, small_packages, one_class_one_name, protocol_methods,
 )  # fmt: skip
 
 
@@ -366,7 +411,15 @@ BITES = [
     (layer_rules, {"cli/a.py": "from sparring.testing.toy import T"}, "cli may not import testing"),
     (layer_rules, {"attic/a.py": ""}, "attic has no layer"),
     (import_cycles, {"a.py": "import sparring.b", "b.py": "from sparring.a import f"}, "a: imports itself"),
+    (import_cycles, {"a.py": "import sparring.b", "b.py": "def f():\n    import sparring.a"}, "a: imports itself"),
+    (
+        import_cycles,
+        {"a.py": "import sparring.b", "b.py": "if TYPE_CHECKING:\n    import sparring.a"},
+        "a: imports itself",
+    ),
     (heavy_imports, {"rollout/a.py": "import torch.nn"}, "imports torch.nn"),
+    (heavy_imports, {"stages/a.py": "def f():\n    import torch"}, "imports torch"),
+    (heavy_imports, {"observe/a.py": "import wandb"}, "imports wandb"),
     (heavy_imports, {"model/config.py": "import torch"}, "imports torch"),
     (heavy_imports, {"cluster/a.py": "from ray import remote"}, "imports ray.remote"),
     (light_inits, {"model/__init__.py": "'''d'''\nfrom x import y"}, "docstring and nothing else"),
@@ -376,7 +429,7 @@ BITES = [
     (sizes, {"a.py": "def f(a, b, c, d, e, *, g, h, i, j): ..."}, "f has 9 parameters"),
     (sizes, {"a.py": "@functools.cache\ndef f(a, b, c, d, e, *, g, h, i, j): ..."}, "f has 9 parameters"),
     (sizes, {"a.py": "@triton.jit\n" + LONG}, "f has 62 lines"),
-    (heavy_imports, {"model/kernels/a.py": "import triton"}, "imports triton"),
+    (heavy_imports, {"kernels/torch/a.py": "import triton"}, "imports triton"),
     (sizes, {"a.py": "#" * 121}, "121 characters wide"),
     (documentation, {"a.py": "x = 1"}, "a.py: no docstring"),
     (documentation, {"a.py": "class A: ..."}, "class A has no docstring"),
@@ -413,6 +466,10 @@ BITES = [
         {"a.py": "class TestA:\n    async def test_a(self):\n        with self:\n            return None"},
         "test_a returns",
     ),
+    (small_packages, {f"engine/a{n}.py": "" for n in range(26)}, "engine: 26 modules"),
+    (one_class_one_name, {"a.py": "class A: ...", "b.py": "class A: ..."}, "class A is in a.py:1 and b.py:1"),
+    (protocol_methods, {"a.py": "class A(Protocol):\n    def f(self) -> int: ..."}, "A.f has no docstring"),
+    (protocol_methods, {"a.py": "class A(Protocol[T]):\n    async def f(self) -> int: ..."}, "A.f has no docstring"),
     (full_packages, {"attic/__init__.py": "'''d'''", "a.py": ""}, "attic: an empty package"),
 ]
 
@@ -447,7 +504,7 @@ CLEAN = {
     "train/__init__.py": "'''d'''\n",
     "train/config.py": "'''d'''\n",
     "train/a.py": "'''d'''\nimport torch\nfrom sparring.types import T\ndef _f(x): ...\n",
-    "rollout/a.py": "'''d'''\ndef f() -> None:\n    '''d'''\n    import torch\n",
+    "rollout/a.py": "'''d'''\ndef f() -> None:\n    '''d'''\n    import wandb\n",
     "recipe/load.py": "'''d'''\nfrom sparring.train.config import C\nfrom sparring.errors import E\n",
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS, PLAIN = "tests/unit/model/kernels", "tests/house/test_pages.py"
+KERNELS, PLAIN = "tests/unit/kernels", "tests/house/test_pages.py"
 DEVICE = "exact-device (it computes on a GPU (make test-gpu), or in Triton's interpreter (make test-triton))"
 
 

@@ -167,7 +167,7 @@ def test_a_key_that_is_not_there_is_refused_before_anything_starts(
     served = 'models.teacher.served={kind="chat", url="http://127.0.0.1:1/v1", served_model="big", api_key_env="NO_SUCH_KEY"}'
     words = ("--set", served, "--set", "collect.model=teacher", "--set", 'run.stages=["collect", "sft"]')
     assert main(["check", str(given), *words]) == 2
-    assert "environment variable NO_SUCH_KEY: expected a key, got nothing; set it" in capsys.readouterr().err
+    assert "environment variable NO_SUCH_KEY: expected an API key, got nothing; set it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from sparring.errors import BadInput
 from sparring.launch.run import opened
 from sparring.model.attention import Packed
 from sparring.model.divergence import from_teacher
-from sparring.model.head import Asked
+from sparring.model.head import TargetRows
 from sparring.model.load import load
 from sparring.protocols import Divergence
 from sparring.recipe.load import load as read
@@ -96,7 +96,7 @@ def gap(given: Path, teacher: Path, folder: Path) -> float:
                     ours,
                     judge,
                     theirs,
-                    Asked(tokens[places + 1], torch.ones(len(places)), None, None),
+                    TargetRows(tokens[places + 1], torch.ones(len(places)), None, None),
                     Divergence(),
                 )
             )

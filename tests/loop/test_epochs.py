@@ -19,7 +19,7 @@ from sparring.envs.config import EnvConfig
 from sparring.envs.factory import WorldFactory
 from sparring.generation import GenerateRequest
 from sparring.harness.chat import ChatHarness
-from sparring.model.kernels import ops
+from sparring.kernels import ops
 from sparring.record.recorder import Recorder
 from sparring.render.demonstrate import reply_tokens
 from sparring.rollout.config import RolloutConfig

@@ -169,7 +169,7 @@ def test_a_server_that_dies_is_an_error_and_one_in_its_place_has_other_weights(r
         with pytest.raises(EngineError, match="ConnectError"):
             await engine.generate(ask())
         with served(roomy, "--port", port):
-            with pytest.raises(EngineError, match="got one started since, with other weights"):
+            with pytest.raises(EngineError, match="got a restarted one with other weights"):
                 await engine.generate(ask())
             await engine.pull(publish("policy", 4, load(roomy).state()))
             return await engine.generate(ask()), engine.version
@@ -186,7 +186,7 @@ def test_what_cannot_be_served_ends_with_2(checkpoint, served, refused_here, tmp
     assert "got a folder without config.json" in refused_here(tmp_path)
     assert "a key of [engine], got another" in refused_here(checkpoint, "--set", "rl.steps=3")
     assert "max_running must be at least 1" in refused_here(checkpoint, "--set", "engine.max_running=0")
-    assert "environment variable NO_SUCH_KEY: expected a key, got nothing" in refused_here(
+    assert "environment variable NO_SUCH_KEY: expected an API key, got nothing" in refused_here(
         checkpoint, "--api-key-env", "NO_SUCH_KEY"
     )
     assert "an address that is free" in refused_here(checkpoint, "--port", "70000")

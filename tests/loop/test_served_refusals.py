@@ -13,8 +13,14 @@ from sparring.model.load import load
 from sparring.testing.served import ServerThread
 
 REFUSED = [
-    (["engine.kind=remote"], "url must be given for kinds remote and openai and no other, got remote and ''"),
-    (["engine.url=http://127.0.0.1:1"], "url must be given for kinds remote and openai and no other, got native"),
+    (
+        ["engine.kind=remote"],
+        'url must be set for kind "remote" and "openai" and no other, got \'\' with kind "remote"',
+    ),
+    (
+        ["engine.url=http://127.0.0.1:1"],
+        'url must be set for kind "remote" and "openai" and no other, got \'http://127.0.0.1:1\' with kind "native"',
+    ),
     (
         ["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1"],
         'engine.kind: expected an engine that takes weights while the run trains, got "openai"',
@@ -38,11 +44,11 @@ REFUSED = [
     ),
     (
         ["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1", 'rollout.constraint={kind="regex",source="a+"}'],
-        'rollout.constraint: expected none with engine.kind = "openai", which asks nobody between two tokens, got one, of kind regex',
+        'rollout.constraint: expected none with engine.kind = "openai", which takes no token masks from its client, got a regex',
     ),
     (
         ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.api_key_env=NO_SUCH_KEY"],
-        "environment variable NO_SUCH_KEY: expected a key, got nothing",
+        "environment variable NO_SUCH_KEY: expected an API key, got nothing",
     ),
 ]
 
@@ -61,7 +67,8 @@ def test_a_server_that_computes_otherwise_is_refused_and_one_that_fits_is_named(
         remote = ["check", str(given), "--set", "engine.kind=remote", "--set", f"engine.url={server.url}"]
         assert main([*remote, "--set", "models.policy.dtype=bfloat16"]) == 2
         assert (
-            "a model in bfloat16, as models.policy.dtype, got float32; serve it with --dtype" in capsys.readouterr().err
+            "a model in bfloat16, as in models.policy.dtype, got float32; serve it with --dtype"
+            in capsys.readouterr().err
         )
         assert main(remote) == 0
         assert f"engine: {server.url} serves float32 on exact-" in capsys.readouterr().out

@@ -10,14 +10,14 @@ import asyncio, json, sys
 from sparring.harness.chat import ChatHarness
 from sparring.harness.episode import LiveEpisode
 from sparring.record.recorder import Recorder
-from sparring.render.prove import prove
+from sparring.render.round_trip import check_round_trip
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ADD, ToyEnv, toy_renderer, toy_script, toy_task
 from sparring.types import Outcome
 
 async def main():
     renderer, task, env = toy_renderer(), toy_task(1), ToyEnv()
-    prove(renderer, (ADD,))
+    check_round_trip(renderer, (ADD,))
     recorder = Recorder(ScriptedEngine(toy_script(renderer)), renderer)
     episode = LiveEpisode(task, env, None, lambda role: recorder.open(task, rollout_id="r", seed=1, role=role))
     await ChatHarness().run(episode)

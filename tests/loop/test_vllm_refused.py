@@ -25,7 +25,7 @@ def test_no_vllm(given: Path, capsys: pytest.CaptureFixture[str], python: str, g
 
 def test_two_bounds_on_importance_weights_are_refused(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(given), "--set", "algo.correction=tis", "--set", "algo.anchor=behaviour"]) == 2
-    assert 'anchor must be "proximal" beside weights of a correction' in capsys.readouterr().err
+    assert 'anchor must be "proximal" with a correction that has weights' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

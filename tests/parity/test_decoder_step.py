@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from sparring.errors import BadInput
-from sparring.model.kernels import ops
-from sparring.model.kernels.compiled_library import COMPILED
+from sparring.kernels import ops
+from sparring.kernels.compiled.library import COMPILED
 from sparring.model.load import load
 from sparring.model.lora import Adapter
 from sparring.model.peft import read
-from sparring.model.step import DecoderStep, OperationStep, Slots, StepRows, step_of
+from sparring.model.steps.choose import step_of
+from sparring.model.steps.compiled import DecoderStep
+from sparring.model.steps.operations import OperationStep
+from sparring.model.steps.rows import Slots, StepRows
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 

@@ -11,9 +11,9 @@ import torch
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
+from sparring.kernels.compiled.library import COMPILED
 from sparring.model.attention import Packed
 from sparring.model.head import token_quantities
-from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.load import load
 from sparring.model.peft import read
 from sparring.testing.tiny_adapters import tiny_adapter

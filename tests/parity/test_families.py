@@ -17,10 +17,10 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling
+from sparring.kernels import ops
 from sparring.model.attention import Packed, Paged
 from sparring.model.experts import RowRouter
 from sparring.model.head import token_quantities
-from sparring.model.kernels import ops
 from sparring.model.library import class_of
 from sparring.model.load import DTYPES, load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from sparring.algo.credit.rules import CreditRule, open_rule
+from sparring.algo.rules import CreditRule
 from sparring.testing.golden import credit
 from sparring.testing.golden.credit import REFERENCES, cases
 from sparring.testing.golden.credit_by_hand import EXAMPLES
@@ -18,7 +18,7 @@ RULES = sorted(REFERENCES)
 
 def credited(case):
     """What the rule of a case gives: its advantages by member, and its samples."""
-    rule = open_rule(msgspec.convert({"name": case["rule"], **case["settings"]}, CreditRule))
+    rule = msgspec.convert({"name": case["rule"], **case["settings"]}, CreditRule).open()
     groups, samples = nouns(case["groups"])
     after = rule.credit(groups, samples)
     for before, rows in zip(samples, after, strict=True):

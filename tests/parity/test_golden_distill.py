@@ -17,7 +17,7 @@ from sparring.algo.loss import distill
 from sparring.batch.tensors import MicroBatch, micro_batch
 from sparring.generation import TopRows
 from sparring.model import divergence
-from sparring.model.head import Asked
+from sparring.model.head import TargetRows
 from sparring.protocols import Divergence
 from sparring.testing.golden import distill as golden
 from sparring.types import Sample
@@ -67,7 +67,7 @@ def found(
         else:
             teacher = torch.tensor(case.teacher_logits, dtype=dtype)
             quantities["divergence"] = heads.from_teacher(
-                Identity(), logits, Identity(), teacher, Asked(micro.targets, heat, None, None), form
+                Identity(), logits, Identity(), teacher, TargetRows(micro.targets, heat, None, None), form
             )
     result = loss(quantities, micro)
     result.loss.backward()

@@ -18,7 +18,7 @@ from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.tensors import MicroBatch, micro_batch
 from sparring.generation import KeptSets
 from sparring.model.divergence import CHUNK_ROWS, from_teacher
-from sparring.model.head import Asked
+from sparring.model.head import TargetRows
 from sparring.protocols import Divergence
 from sparring.testing.golden import kl as golden
 from sparring.testing.golden.mutants import OPERATORS, mutants
@@ -68,7 +68,7 @@ def found(case: dict[str, Any], dtype: torch.dtype, parts: list[list[int]] | Non
     for part in parts or [list(range(len(case["logits"])))]:
         micro = rows_of(case, part)
         bias = (*micro.bias[:2], micro.bias[2].to(dtype))
-        asked = Asked(micro.targets, micro.temperature.to(dtype), micro.kept, bias)
+        asked = TargetRows(micro.targets, micro.temperature.to(dtype), micro.kept, bias)
         theirs = torch.tensor(case["reference"], dtype=dtype)[part]
         zero = torch.zeros(len(part), dtype=dtype)
         quantities = {
@@ -154,7 +154,7 @@ def test_the_logits_of_all_tokens_never_exist_at_once() -> None:
     kept = [sorted({place % 50, (7 * place + 3) % 50, 11}) if place % 3 else [] for place in range(count)]
     offsets = torch.tensor([0, *np.cumsum([len(ids) for ids in kept])])
     rows = offsets, torch.tensor([token for ids in kept for token in ids], dtype=torch.int32)
-    asked = Asked(torch.full((count,), 11), torch.full((count,), 0.7, dtype=torch.float64), rows, None)
+    asked = TargetRows(torch.full((count,), 11), torch.full((count,), 0.7, dtype=torch.float64), rows, None)
     form = Divergence(kind="reverse")
     value = from_teacher(model, hidden, reference, theirs, asked, form)
     value.sum().backward()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sparring.algo.filter.difficulty import Difficulty
+from sparring.algo.rules import ShapingRule
 from sparring.algo.shaping.kl_reward import KlReward
-from sparring.algo.shaping.rules import ShapingRule
 from sparring.testing.golden.groups import by_member, nouns
 from sparring.testing.golden.mutants import mutants
 from sparring.testing.golden.shaping import EXAMPLES, REFERENCES, cases

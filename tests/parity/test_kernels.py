@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sparring.model.kernels import ops
+from sparring.kernels import ops
 
 PLAIN, BENT = ops.AttentionForm(0.2), ops.AttentionForm(0.2, window=40, cap=1.5)
 LENGTHS = (5, 130, 17, 1)

@@ -21,7 +21,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sparring.algo.annotate.forwarded import Forwarded
+from sparring.algo.annotate.trainer_quantity import TrainerQuantity
 from sparring.algo.config import AlgoConfig, named
 from sparring.algo.credit.load import load_credit
 from sparring.algo.loss.policy import PolicyLoss
@@ -304,8 +304,8 @@ def ours(
         nonlocal stopped
         trainer = LocalTrainer(model, train, [PolicyLoss(config)], name="policy", total_steps=UPDATES * PASSES)
         other = LocalTrainer(load(folders[1]), train, [], name="reference", total_steps=1)
-        annotators = [Forwarded(trainer.forward, "proximal")] if config.needs_proximal else []
-        annotators += [Forwarded(other.forward, "reference")] if config.needs_reference else []
+        annotators = [TrainerQuantity(trainer.forward, "proximal")] if config.needs_proximal else []
+        annotators += [TrainerQuantity(other.forward, "reference")] if config.needs_reference else []
         try:
             for number, groups in enumerate(updates, 1):
                 rows = [row for of in groups for row in flatten(of, "policy")]

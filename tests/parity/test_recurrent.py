@@ -16,12 +16,12 @@ from test_families import LENGTHS, error, library, packed, rows, typical_error
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.generation import GenerateRequest, Sampling, ScoreRequest
+from sparring.kernels import ops
 from sparring.model.attention import Packed, Paged
-from sparring.model.head import judge
-from sparring.model.kernels import ops
+from sparring.model.head import score_tokens
 from sparring.model.load import load
 from sparring.model.peft import read
-from sparring.model.recurrent import Carried, States, state_bytes
+from sparring.model.states import MixerCache, RecurrentStates, state_bytes
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish
@@ -56,12 +56,12 @@ def paged(model, *, chunk, forget=()):
     per_sequence = -(-max(LENGTHS) // 16)
     pages = ops.KvPages(model.kv_heads, num_pages=per_sequence * len(LENGTHS), dtype=model.dtype)
     tables = torch.arange(per_sequence * len(LENGTHS), dtype=torch.int32).view(len(LENGTHS), -1)
-    states, slots, out = States(model.recurrent, 5), torch.tensor([3, 0, 4, 1]), [[] for _ in LENGTHS]
+    states, slots, out = RecurrentStates(model.recurrent, 5), torch.tensor([3, 0, 4, 1]), [[] for _ in LENGTHS]
     for begin in range(0, max(LENGTHS), chunk):
         for layer in model.recurrent:
             kept = states.read(layer, slots).states
             zero = {kind: torch.zeros_like(state) for kind, state in kept.items() if kind[0] in forget}
-            states.write(layer, slots, Carried({**kept, **zero}))
+            states.write(layer, slots, MixerCache({**kept, **zero}))
         pieces = [row[begin : begin + chunk] for row in rows()]
         counts = torch.tensor([len(piece) for piece in pieces], dtype=torch.int32)
         offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
@@ -136,7 +136,7 @@ def differences(model, asked, tokens, logprobs):
     row = torch.tensor((*asked.tokens, *tokens))
     hidden = model.hidden(row, torch.arange(len(row)), Packed.of([len(row)]))[len(asked.tokens) - 1 : -1]
     heat = torch.full((len(tokens),), asked.sampling.temperature)
-    return (judge(model, hidden, row[len(asked.tokens) :], heat).logprob - torch.tensor(logprobs)).abs()
+    return (score_tokens(model, hidden, row[len(asked.tokens) :], heat).logprob - torch.tensor(logprobs)).abs()
 
 
 def agrees(model, asked, answer):

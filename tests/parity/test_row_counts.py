@@ -8,11 +8,13 @@ from array import array
 import pytest
 import torch
 
+from sparring.kernels import ops
+from sparring.kernels.compiled.library import COMPILED
 from sparring.model.attention import Packed
-from sparring.model.kernels import ops
-from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.load import load
-from sparring.model.step import DecoderStep, OperationStep, Slots, StepRows
+from sparring.model.steps.compiled import DecoderStep
+from sparring.model.steps.operations import OperationStep
+from sparring.model.steps.rows import Slots, StepRows
 from sparring.recipe.load import load as load_recipe
 from sparring.testing.tiny_models import tiny_model
 

@@ -16,9 +16,9 @@ from torch.autograd import Function
 
 from sparring.algo.loss.imitate import ImitateLoss
 from sparring.batch.denominators import denominators
+from sparring.kernels import gradients, mixtures, ops
 from sparring.model.config import InitConfig
 from sparring.model.create import create
-from sparring.model.kernels import gradients, mixtures, ops
 from sparring.model.load import load
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
@@ -84,7 +84,7 @@ def head_in_chunks(rows: int, dtype: torch.dtype, of: dict[str, int]) -> tuple[O
     """A head's logits in chunks, whose weight adds up its gradients slab by slab; tied to the embedding of the rows."""
     weight, total = leaf(of["vocabulary"], of["width"], dtype=dtype), ops.WeightSum()
     tokens = torch.arange(rows) * 7 % 50
-    x, packed = total.behind(F.embedding(tokens, weight), weight), ops.pack(weight)
+    x, packed = total.attach(F.embedding(tokens, weight), weight), ops.pack(weight)
     parts = [ops.linear(part, packed, None, FLOAT32, total) for part in x.split(max(16, -(-rows // 2)))]
     return tuple(parts), (weight,)
 
@@ -167,7 +167,7 @@ def layer_normed(rows: int, dtype: torch.dtype, of: dict[str, int]) -> tuple[Out
     x = leaf(rows, of["width"], dtype=dtype)
     weight, bias = (leaf(of["width"], dtype=dtype, seed=seed) for seed in range(2))
     y = gradients.LayerNorm.apply(x, weight, bias, 1e-5)
-    return (y, x * gradients.Spread.apply(weight, x.shape)), (x, weight, bias)
+    return (y, x * gradients.Broadcast.apply(weight, x.shape)), (x, weight, bias)
 
 
 CASES: dict[str, Case] = {

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sparring.algo.credit.rules import CreditRule
+from sparring.algo.rules import CreditRule
 from sparring.testing.golden.groups import Plain, by_member, nouns, random_groups, with_tokens
 
 pytestmark = pytest.mark.peers

@@ -14,7 +14,7 @@ from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.errors import EngineError
 from sparring.generation import ScoreRequest
-from sparring.model.kernels.ops import token_logprobs
+from sparring.kernels.ops import token_logprobs
 
 pytestmark = pytest.mark.vllm
 CLOSE = 1e-4

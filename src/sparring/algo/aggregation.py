@@ -1,4 +1,4 @@
-"""Aggregation: what each token counts, and what the sum is divided by."""
+"""Aggregation: the weight of each token, and the divisor of the sum."""
 
 from __future__ import annotations
 
@@ -27,53 +27,57 @@ Sums are over all trajectories of an optimiser step, those of groups in which al
 
 
 def aggregated(rows: Sequence[Sample], how: Aggregation, max_tokens: int) -> list[Sample]:
-    """The rows of one group with what each token counts as its policy weight. All branches of a trajectory count as one
-    sequence."""
+    """Return the rows of one group with each token's share of the sum as its policy weight.
+
+    All branches of a trajectory count as one sequence.
+    """
     if how in ("token_mean", "sequence_sum"):
         return list(rows)
     lengths: Counter[str] = Counter()
     for row in rows:
         lengths[row.trajectory] += len(row.tokens) - row.weights["policy"].count(0.0)
-    found = []
+    counted_rows = []
     for row in rows:
         length = lengths[row.trajectory] if how == "sequence_mean" else max_tokens
         weights = tuple([weight / length for weight in row.weights["policy"]])
-        found.append(replace(row, weights={**row.weights, "policy": weights}))
-    return found
+        counted_rows.append(replace(row, weights={**row.weights, "policy": weights}))
+    return counted_rows
 
 
 def denominator(rows: Iterable[Sample], how: Aggregation) -> float | None:
-    """What the policy term of an update with these rows is divided by; None: by the sum of its weights."""
+    """Return the divisor of the policy term of an update with these rows; None: the sum of its weights."""
     if how in ("token_mean", "sequence_mean"):
         return None
     return float(len({row.trajectory for row in rows if any(row.weights.get("policy", ()))}))
 
 
-def recounted(weights: torch.Tensor, kept: torch.Tensor, trajectories: torch.Tensor, how: Aggregation) -> torch.Tensor:
-    """What the weights of an optimiser step's M tokens are multiplied with so that only kept ones count.
+def recounted(
+    weights: torch.Tensor, kept_mask: torch.Tensor, trajectories: torch.Tensor, how: Aggregation
+) -> torch.Tensor:
+    """Compute factors of the weights of an optimiser step's M tokens so that only kept tokens count.
 
     The loss is then divided by as much as if the others had not been sampled: by the kept tokens, or by the
     trajectories of which any is kept, each as long as what is kept of it. Exactly 1 where all are kept.
 
     Args:
-        weights: [M] what each token counts, 0 where it is not ours.
-        kept: [M] bool.
+        weights: [M] weight of each token, 0 where the term does not weigh it.
+        kept_mask: [M] bool.
         trajectories: [M] int64, the trajectory that the token is in, from 0.
         how: the aggregation that the weights are of.
 
     Returns:
         [M]; 0 for tokens that are not kept.
     """
-    left = weights * kept
+    left = weights * kept_mask
     if how == "token_mean":
-        return kept * (weights.sum() / _or_one(left.sum()))
+        return kept_mask * (weights.sum() / _or_one(left.sum()))
     count = int(trajectories.max()) + 1 if len(trajectories) else 0
-    before, after = (weights.new_zeros(count).index_add(0, trajectories, of) for of in (weights, left))
-    counted, left_over = ((of > 0).to(weights.dtype).sum() for of in (before, after))
+    before, after = (weights.new_zeros(count).index_add(0, trajectories, column) for column in (weights, left))
+    counted, left_over = ((column > 0).to(weights.dtype).sum() for column in (before, after))
     longer = (before / _or_one(after))[trajectories] if how == "sequence_mean" else 1.0
-    return kept * (counted / _or_one(left_over)) * longer
+    return kept_mask * (counted / _or_one(left_over)) * longer
 
 
 def _or_one(values: torch.Tensor) -> torch.Tensor:
-    """The values, and 1 where they are 0."""
+    """Return the values, and 1 where they are 0."""
     return values.masked_fill(values == 0, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Mapping, Set
 from typing import Any, ClassVar, Literal
 
@@ -11,58 +10,35 @@ import msgspec
 from sparring.algo.aggregation import Aggregation
 from sparring.algo.correction.presets import CORRECTIONS
 from sparring.algo.correction.rule import Correction
-from sparring.algo.credit.gdpo import Gdpo
-from sparring.algo.credit.maxrl import MaxRl
-from sparring.algo.credit.rules import (
-    BLIND_TO_TOKENS,
-    OF_ONE_GROUP,
-    READS,
-    CreditRule,
-    Grpo,
-    name_of,
-    refuse_annotations,
-    refuse_group_size,
-)
-from sparring.algo.facts import Facts
+from sparring.algo.facts import Facts, name_of
 from sparring.algo.filter.difficulty import Difficulty
-from sparring.algo.gate.rules import Clip, ClipCov, GateRule, Geometric, KlCov, KlMask, M2po, Topr, TvMask, Vespo
 from sparring.algo.kl import Kl
 from sparring.algo.presets import ALGORITHMS
-from sparring.algo.ratio.rules import ProductRatio, RatioRule, TokenRatio
 from sparring.algo.right_answers import RightAnswers
+from sparring.algo.rules import (
+    DEFAULT_CREDIT,
+    DEFAULT_GATE,
+    DEFAULT_RATIO,
+    RULES,
+    RULES_BY_KEY,
+    CreditRule,
+    GateRule,
+    RatioRule,
+    ShapingRule,
+)
 from sparring.algo.shaping.kl_reward import KlReward
-from sparring.algo.shaping.rules import ShapingRule
-from sparring.algo.shaping.stop_properly import StopProperly
 from sparring.algo.tokens import StepGate, Unit
+from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.validation import InvalidValue
 
-
-def rules(union: Any) -> tuple[type[msgspec.Struct], ...]:
-    """The rules of a part, in the order of their union."""
-    return typing.get_args(union) or (union,)
-
-
-RULES: dict[str, msgspec.Struct] = {"credit": Grpo(), "ratio": TokenRatio(), "gate": Clip()}
-"""The parts that are chosen by name, and which of them is taken where none is named."""
-
-RULES_BY_KEY = {"credit": rules(CreditRule), "ratio": rules(RatioRule), "gate": rules(GateRule)}
-"""All that can be named."""
-
-OF_TOKENS = (TvMask, KlMask, Geometric, ClipCov, KlCov, M2po)
-"""Gates that look at each token's own ratio."""
-
-OF_PRODUCTS = (Vespo, Topr)
-"""Gates that can take the ratio of a whole sequence, which no fixed range around 1 holds and whose gradient grows with
-the length: they take it as a weight."""
-
 INEXACT: dict[str, Any] = {"correction": Correction(weight="token"), "anchor": "proximal"}
-"""What `correction = "auto"` is where the engine does not compute as the trainer does."""
+"""Settings of `correction = "auto"` where the engine does not compute as the trainer does."""
 
 
 class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How scores become advantages and losses: an algorithm is a credit rule, a ratio, a gate, a correction and an
-    aggregation.
+    """Configuration of the algorithm: a credit rule, a ratio, a gate, a correction and an aggregation turn scores into
+    advantages and losses.
 
     Credit, ratio, gate and correction are chosen by name, `gate = "cispo"`, or by a table with settings,
     `gate = { name = "cispo", high = 0.4 }`; a table without a name has settings of the default. docs/algorithms.md
@@ -101,25 +77,25 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     preset: str = ""
     """An algorithm by its name, such as "gspo": it fills in every key that is not given here."""
 
-    credit: CreditRule = Grpo()
-    """How a rollout's reward becomes the advantage of its tokens."""
+    credit: CreditRule = DEFAULT_CREDIT
+    """Rule that makes the advantage of each token from a rollout's reward."""
 
-    ratio: RatioRule = TokenRatio()
-    """What one probability ratio belongs to."""
+    ratio: RatioRule = DEFAULT_RATIO
+    """Unit that shares one probability ratio."""
 
-    gate: GateRule = Clip()
-    """What is made of ratio and advantage."""
+    gate: GateRule = DEFAULT_GATE
+    """Surrogate made of ratio and advantage."""
 
     anchor: Literal["behaviour", "proximal", "loglinear"] = "behaviour"
-    """What the ratio is to. behaviour: what the engine recorded; proximal: the trainer's own log-probabilities before
-    the update; loglinear: an estimate of these between recorded and current ones, which costs no forward."""
+    """Denominator of the ratio. behaviour: the log-probability that the engine recorded; proximal: the trainer's own
+    before the update; loglinear: an estimate between the recorded and the current one, which costs no forward."""
 
     correction: Correction | Literal["auto"] = "auto"
-    """What is done about an engine whose probabilities are not the trainer's. auto: none where engine and numerics are
+    """Correction for an engine whose probabilities are not the trainer's. auto: none where engine and numerics are
     exact, else tis with the anchor proximal."""
 
     aggregation: Aggregation = "token_mean"
-    """What each token counts."""
+    """Weight of each token in the sum."""
 
     max_tokens: int = 0
     """The constant length of aggregation "constant", which alone reads it; 0 takes `rollout.max_turn_tokens`."""
@@ -138,7 +114,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A language-model loss on right answers, beside the policy's."""
 
     shaping: tuple[ShapingRule, ...] = ()
-    """What is added to rewards before credit, in this order: a list of tables, each with the name of a rule and its
+    """Changes of rewards before credit, in this order: a list of tables, each with the name of a rule and its
     settings."""
 
     kl_reward: KlReward | None = None
@@ -162,150 +138,144 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         rule = self.correction_rule
         if self.anchor == "behaviour" and rule.weight != "none" and not rule.metrics_only:
             raise ValueError(
-                f'anchor must be "proximal" beside weights of a correction, got {self.anchor!r} and {rule.weight!r}: '
-                "a ratio to what the engine recorded corrects already"
+                'anchor must be "proximal" with a correction that has weights, '
+                f"got {self.anchor!r} and {rule.weight!r}: "
+                "a ratio to the engine's log-probabilities is already importance-weighted"
             )
         if self.max_tokens < 0 or not self.entropy_bonus >= 0:
             raise ValueError("max_tokens and entropy_bonus must be 0 or more")
         if self.max_tokens and self.aggregation != "constant":
-            why = 'which "constant" alone reads'
             raise ValueError(
-                f'max_tokens must be 0 beside aggregation = "{self.aggregation}", {why}, got {self.max_tokens}'
+                f'max_tokens must be 0 unless aggregation = "constant", got {self.max_tokens} with "{self.aggregation}"'
             )
         if not 0 < self.top_entropy <= 1:
             raise ValueError(f"top_entropy must lie above 0 and at most at 1, got {self.top_entropy}")
         if self.kl.target is not None and self.kl_reward is not None and self.kl_reward.target is not None:
-            raise ValueError("kl_reward.target must be left out beside kl.target: one coefficient adapts")
+            raise ValueError("kl_reward.target must be left out with kl.target: only one coefficient can adapt")
         self._check_ratio()
 
     def _check_ratio(self) -> None:
-        gate, ratio = (str(rule.__struct_config__.tag) for rule in (self.gate, self.ratio))
-        if isinstance(self.gate, OF_TOKENS) and not isinstance(self.ratio, TokenRatio):
-            raise ValueError(f'ratio must be "token" beside the gate "{gate}", which looks at tokens, got "{ratio}"')
-        if isinstance(self.gate, Vespo) and not isinstance(self.ratio, ProductRatio):
-            raise ValueError(
-                f'ratio must be "product" beside the gate "vespo", which is of whole sequences, got "{ratio}"'
-            )
-        if isinstance(self.ratio, ProductRatio) and not isinstance(self.gate, OF_PRODUCTS):
-            names = ", ".join(str(rule.__struct_config__.tag) for rule in OF_PRODUCTS)
-            raise ValueError(
-                f'gate must be one of {names} beside the ratio "product", which leaves fixed ranges, got "{gate}"'
-            )
+        if self.ratio.kind in self.gate.takes:
+            return
+        gate, ratio = name_of(self.gate), name_of(self.ratio)
+        ratios = " or ".join(f'"{name_of(rule)}"' for rule in RULES_BY_KEY["ratio"] if rule.kind in self.gate.takes)
+        gates = ", ".join(name_of(rule) for rule in RULES_BY_KEY["gate"] if self.ratio.kind in rule.takes)
+        raise ValueError(
+            f'ratio must be {ratios} with the gate "{gate}", got "{ratio}"; gates that take "{ratio}": {gates}'
+        )
 
     @property
     def correction_rule(self) -> Correction:
-        """The correction; of an unresolved config none."""
+        """Return the correction; of an unresolved config, one that does nothing."""
         return Correction() if isinstance(self.correction, str) else self.correction
 
     @property
     def sees_one_group(self) -> bool:
-        """Whether an advantage depends on its group alone, as it is recorded."""
-        return isinstance(self.credit, OF_ONE_GROUP) and self.control == "none" and self.kl_reward is None
+        """Return whether an advantage depends on its group alone, as it is recorded."""
+        return self.credit.sees_one_group and self.control == "none" and self.kl_reward is None
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a reference's log-probabilities have a part in the update."""
-        return bool(self.kl.coefficient or self.kl_reward or self.reads("reference"))
+        """Return whether a reference's log-probabilities have a part in the update."""
+        return bool(self.kl.coefficient or self.kl_reward or self.reads(Annotation.REFERENCE))
 
     @property
     def compares_whole(self) -> bool:
-        """Whether the policy term compares whole distributions with the reference's."""
+        """Return whether the policy term compares whole distributions with the reference's."""
         return bool(self.kl.coefficient) and self.kl.estimator == "full"
 
     @property
     def reads_reference(self) -> bool:
-        """Whether what the reference says of the sampled tokens is read."""
+        """Return whether the reference's log-probabilities of the sampled tokens are read."""
         estimated = bool(self.kl.coefficient) and (self.kl.estimator != "full" or self.kl.target is not None)
-        return estimated or self.kl_reward is not None or self.reads("reference")
+        return estimated or self.kl_reward is not None or self.reads(Annotation.REFERENCE)
 
     def reads(self, name: str) -> bool:
-        """Whether the credit rule reads this beside scores and what was recorded: see `rules.READS`."""
-        return name in READS.get(type(self.credit), ())
+        """Return whether the credit rule reads this annotation."""
+        return name in self.credit.reads
 
     @property
     def adaptive(self) -> Kl | KlReward:
-        """Of the two penalties for leaving the reference the one whose coefficient may adapt."""
+        """Return the penalty for leaving the reference whose coefficient may adapt."""
         return self.kl_reward if self.kl_reward is not None and self.kl.target is None else self.kl
 
     @property
     def needs_proximal(self) -> bool:
-        """Whether the trainer's log-probabilities before an update have a part in it."""
+        """Return whether the trainer's log-probabilities before an update have a part in it."""
         rule = self.correction_rule
         return self.anchor != "behaviour" or not rule.does_nothing and rule.compare == "before"
 
     @property
     def unit(self) -> Unit:
-        """What no micro-batch may split: the largest unit of any part."""
+        """Return the unit that no micro-batch may split: the largest of any part."""
         units = {self.ratio.unit, self.gate.unit, *self.correction_rule.units}
         return next(unit for unit in ("sequence", "turn", "token") if unit in units)
 
     @property
     def needs_survey(self) -> bool:
-        """Whether a token's part in the loss depends on all tokens of its optimiser step."""
+        """Return whether a token's part in the loss depends on all tokens of its optimiser step."""
         return isinstance(self.gate, StepGate) or self._looks_at_the_step
 
     @property
     def needs_idle_tokens(self) -> bool:
-        """Whether tokens of no advantage have a part in the gradient, or in that of others of their row."""
+        """Return whether tokens of no advantage have a part in the gradient, or in that of others of their row."""
         return self.needs_idle_rows or self.unit != "token" or self.needs_survey
 
     @property
     def needs_idle_rows(self) -> bool:
-        """Whether rows without any advantage have a part in the gradient, or in that of other rows; else nobody
-        computes them."""
-        whole_step = isinstance(self.gate, StepGate) and not isinstance(
-            self.gate, M2po
-        )  # which looks at moves away alone
-        return bool(self.kl.coefficient or self.entropy_bonus or whole_step or self._looks_at_the_step)
+        """Return whether rows without any advantage have a part in the gradient, or in that of other rows; else they
+        are not computed."""
+        return bool(self.kl.coefficient or self.entropy_bonus or self.gate.moves_idle_tokens or self._looks_at_the_step)
 
     @property
     def _looks_at_the_step(self) -> bool:
-        """Whether something beside the gate depends on all tokens of the optimiser step."""
+        """Return whether something beside the gate depends on all tokens of the optimiser step."""
         rule = self.correction_rule
         return self.top_entropy < 1 or rule.normalise or rule.denominator == "kept"
 
     def check(self, group_size: int, annotations: Set[str]) -> None:
-        """Refuse a credit rule that could not work in a stage with groups of this size which writes these annotations.
+        """Refuse a credit rule that could not work in a stage with groups of this size and these annotations.
 
         Raises:
-            BadInput: it compares more members than there are, or reads what nobody writes; or every group would be
-                filtered.
+            BadInput: it compares more rollouts than there are, or reads an annotation that the stage does not write; or
+                every group would be filtered.
         """
-        refuse_group_size(self.credit, group_size)
-        refuse_annotations(self.credit, annotations)
+        self.credit.check(group_size, annotations)
         self._check_rewards()
         if group_size < 2 and self.zero_variance_filter:
-            got, do = (
-                "a filter that drops every group of one",
-                "write zero_variance_filter = false, or raise rollout.group_size",
-            )
-            raise refusal("algo.zero_variance_filter", "groups that can differ", got, do)
+            expected = "false with rollout.group_size = 1, where it would drop every group"
+            raise refusal("algo.zero_variance_filter", expected, "true", "set it to false, or raise rollout.group_size")
 
     def _check_rewards(self) -> None:
-        """What changes rewards changes something that the credit reads, and nothing that it cannot."""
-        if self.kl_reward is not None and isinstance(self.credit, BLIND_TO_TOKENS):
+        """Refuse changes of the reward that the credit rule does not read, or cannot work with."""
+        credit = name_of(self.credit)
+        if self.kl_reward is not None and not self.credit.counts_token_rewards:
+            do = "set algo.kl.coefficient, a penalty in the loss, or choose another credit"
+            raise refusal("algo.kl_reward", "a credit that reads per-token rewards", repr(credit), do)
+        if self.credit.needs_nonnegative_rewards and (self.shaping or self.kl_reward is not None):
             got, do = (
-                repr(name_of(self.credit)),
-                "set algo.kl.coefficient, which is in the loss, or choose another credit",
+                "shaping or kl_reward, which may make rewards negative",
+                "leave these out, or choose another credit",
             )
-            raise refusal("algo.kl_reward", "a credit that counts rewards of tokens", got, do)
-        if isinstance(self.credit, MaxRl) and (self.shaping or self.kl_reward is not None):
-            got, do = "shaping or kl_reward, which may make them negative", "leave these out, or choose another credit"
-            raise refusal("algo.credit", "rewards of at least 0 for 'maxrl'", got, do)
-        if any(isinstance(rule, StopProperly) for rule in self.shaping[1:]):
-            got, do = "it behind another, which may make them negative", "write it first"
-            raise refusal("algo.shaping stop_properly", "rewards of at least 0", got, do)
-        if isinstance(self.credit, Gdpo):
-            named_parts = [str(rule.__struct_config__.tag) for rule in self.shaping]
-            unread = [name for name in named_parts if name not in self.credit.weights]
-            if unread:
-                do = f"give {unread[0]} a weight in algo.credit.weights, or leave it out"
-                raise refusal("algo.shaping", "parts that 'gdpo' weighs, for it reads no sum", unread[0], do)
+            raise refusal("algo.credit", f"rewards of at least 0 with {credit!r}", got, do)
+        for rule in self.shaping[1:]:
+            if rule.needs_nonnegative_rewards:
+                got, do = "another rule before it, which may make rewards negative", "write it first"
+                raise refusal(f"algo.shaping {name_of(rule)}", "rewards of at least 0", got, do)
+        unread = self.credit.unread([name_of(rule) for rule in self.shaping])
+        if unread:
+            do = f"give {unread[0]} a weight in algo.credit.weights, or leave it out"
+            raise refusal(
+                "algo.shaping",
+                f"rules that algo.credit.weights names, because {credit!r} reads parts of the score, not the sum",
+                unread[0],
+                do,
+            )
 
 
 def named(algo: Any) -> Any:
-    """`[algo]` as it is written, with presets filled in and every part as a table with its name. What is not understood
-    is left for the config to refuse."""
+    """Return `[algo]` with presets filled in and every part as a table with its name. Values that it does not
+    understand are left for the config to refuse."""
     if not isinstance(algo, Mapping):
         return algo
     given = {key: _table(key, value) for key, value in algo.items()}
@@ -341,8 +311,8 @@ def _table(key: str, value: Any) -> Any:
 def _with_name(key: str, value: Any) -> Any:
     if key not in RULES or not isinstance(value, Mapping):
         return value
-    name = value.get("name", RULES[key].__struct_config__.tag)
-    return {**value, "name": _known(key, name, [rule.__struct_config__.tag for rule in RULES_BY_KEY[key]])}
+    name = value.get("name", name_of(RULES[key]))
+    return {**value, "name": _known(key, name, [name_of(rule) for rule in RULES_BY_KEY[key]])}
 
 
 def _refuse_foreign_keys(key: str, value: Any, base: Any, preset: str) -> None:
@@ -350,34 +320,34 @@ def _refuse_foreign_keys(key: str, value: Any, base: Any, preset: str) -> None:
     settings."""
     if key not in RULES or not isinstance(value, Mapping) or "name" in value:
         return
-    chosen = base["name"] if isinstance(base, Mapping) else RULES[key].__struct_config__.tag
-    rule = next(rule for rule in RULES_BY_KEY[key] if rule.__struct_config__.tag == chosen)
-    known = [field.name for field in msgspec.structs.fields(rule)]
-    foreign = [name for name in value if name not in known]
+    chosen = base["name"] if isinstance(base, Mapping) else name_of(RULES[key])
+    rule = next(rule for rule in RULES_BY_KEY[key] if name_of(rule) == chosen)
+    keys = [field.name for field in msgspec.structs.fields(rule)]
+    foreign = [name for name in value if name not in keys]
     if foreign:
         rule_of = (
             f"the {key} {chosen!r} of preset {preset!r}"
             if isinstance(base, Mapping)
             else f"the default {key} {chosen!r}"
         )
-        what = f"a key of {rule_of}: {', '.join(sorted(known))}" if known else f"no key: {rule_of} has none"
+        what = f"a key of {rule_of}: {', '.join(sorted(keys))}" if keys else f"no key: {rule_of} has none"
         raise InvalidValue(("algo", key, foreign[0]), what, repr(foreign[0]))
 
 
 def _refuse_whole_reward(price: Any) -> None:
     if isinstance(price, Mapping) and price.get("estimator") == "full":
-        why = "which is the same whatever is sampled in a place, so that no token would pay for itself"
+        why = "which does not depend on the sampled token, so that no token would pay for itself"
         do = 'set algo.kl.estimator = "full", which is in the loss'
         raise InvalidValue(("algo", "kl_reward", "estimator"), "one of k1, k2, k3, abs", f"'full', {why}", do)
 
 
 def _known(key: str, name: Any, *names: Any) -> Any:
-    """The name, if it is one of these.
+    """Return the name if it is one of `names`.
 
     Raises:
         InvalidValue: it is not.
     """
-    known = [one for of in names for one in ([of] if isinstance(of, str) else of)]
-    if name not in known:
-        raise InvalidValue(("algo", key), f"one of {', '.join(sorted(known))}", repr(name))
+    allowed = [choice for group in names for choice in ([group] if isinstance(group, str) else group)]
+    if name not in allowed:
+        raise InvalidValue(("algo", key), f"one of {', '.join(sorted(allowed))}", repr(name))
     return name

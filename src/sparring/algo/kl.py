@@ -48,22 +48,21 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     )
 
     coefficient: float = 0.0
-    """0: no penalty, and no reference is asked."""
+    """0: no penalty, and no reference model is computed."""
 
     estimator: Estimator = "k3"
-    """How it is estimated."""
+    """Estimator of the divergence."""
 
     target: float | None = None
     """The divergence in nats per trajectory that an adaptive coefficient holds; None: the coefficient is fixed."""
 
     gain: float = 0.1
-    """How far an adaptive coefficient moves: by gain times the relative error, which is cut to a fifth, at each
-    update."""
+    """Step of an adaptive coefficient: gain times the relative error, which is cut to a fifth, at each update."""
 
     reference: str = "start"
-    """What the reference is, also for `kl_reward`. "start": the weights that the stage starts from; "last": the
-    policy's own before each update; "average": the moving average of these; else the model that `[models.<name>]`
-    describes, with the policy's tokenizer."""
+    """Reference model, also for `kl_reward`. "start": the weights that the stage starts from; "last": the policy's own
+    before each update; "average": the moving average of these; else the model that `[models.<name>]` describes, with
+    the policy's tokenizer."""
 
     decay: float = 0.99
     """Of the reference "average", which begins as the start: after every update average = decay * average + (1 - decay)
@@ -79,8 +78,8 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         check_target(self.coefficient, self.target, self.gain)
 
     def __call__(self, logprob: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-        """The estimate of each token [M], with the gradient of `logprob`. "full" is no estimate: it is computed from
-        logits."""
+        """Estimate the divergence at each token [M], with the gradient of `logprob`. "full" is no estimate: it is
+        computed from logits."""
         difference = bounded(logprob - reference)
         if self.estimator == "k2":
             return difference.square() / 2
@@ -97,6 +96,6 @@ def check_target(coefficient: float, target: float | None, gain: float) -> None:
     """
     if target is not None and not (target > 0 and coefficient > 0):
         got = f"{target} and {coefficient}"
-        raise ValueError(f"target must be above 0 beside a coefficient to begin with, got {got}")
+        raise ValueError(f"target must be above 0 with a coefficient above 0 to start from, got {got}")
     if not 0 < gain <= 1:
         raise ValueError(f"gain must lie above 0 and at most at 1, got {gain}")

@@ -1,4 +1,4 @@
-"""Algorithms by name: what each sets in `[algo]`, where it is from, and what its source does in another way."""
+"""Algorithms by name: the settings of each in `[algo]`, its source and its differences from it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,45 @@ from typing import Any
 
 from sparring.algo.facts import Preset
 
+_PPO_CLIP = {"name": "clip", "low": 0.2, "high": 0.2}
+_DAPO_CLIP = {"name": "clip", "low": 0.2, "high": 0.28}
+_GSPO_CLIP = {"name": "clip", "low": 0.0003, "high": 0.0004}
+_AREAL_MASK = {"weight": "token", "bound": "mask", "high": 5.0}
+_CENTRED = {"name": "grpo", "normalise": False}
+_PLAIN = {"gate": "none", "aggregation": "sequence_sum"}
+"""REINFORCE's loss: log-probabilities times advantages, summed over a sequence."""
+
+_KL_OF_EQUATION_3 = "No KL penalty: equation 3 subtracts 0.04 times the k3 estimate. Add kl = { coefficient = 0.04 }."
+_KL_IN_LOSS = "No KL penalty, which GRPO's objective has: add kl."
+_KL_IN_REWARD = "The paper's reward holds a KL penalty for RLHF, which is not set: add kl_reward."
+_FLAT_GROUPS = "Flat groups are dropped; its authors sample others in their place, so that an update keeps its size."
+_ENTROPY_RUNS = (
+    "Its authors' runs (verl, recipe/entropy) sample groups anew whose answers are all right or all "
+    "wrong: zero_variance_filter = true drops these."
+)
+_DPPO_DIFFERENCES = (
+    (
+        "L is `rollout.max_turn_tokens` unless max_tokens says another; the authors' recipe takes the "
+        "largest length of an answer."
+    ),
+    "The ratio has no bound; the authors' larger runs bound it by 5.",
+)
+_AREAL_DIFFERENCES = (
+    "Advantages are GRPO's; the paper's are returns without a critic, normalised over the batch.",
+    (
+        "5 is the cap of the first releases' default (`behave_imp_weight_cap`, `token_mask`); later ones have none "
+        "unless it is asked for."
+    ),
+)
+
 PRESETS: dict[str, Preset] = {
     "grpo": Preset(
-        sets={"gate": {"name": "clip", "low": 0.2, "high": 0.2}, "aggregation": "sequence_mean"},
+        sets={"gate": _PPO_CLIP, "aggregation": "sequence_mean"},
         source="DeepSeekMath, arXiv 2402.03300, equation 3 and section 4.1.2",
-        differences=(
-            "No KL penalty: equation 3 subtracts 0.04 times the k3 estimate. Add kl = { coefficient = 0.04 }.",
-            "The clip range is PPO's 0.2, for which the paper gives no number.",
-        ),
+        differences=(_KL_OF_EQUATION_3, "The clip range is PPO's 0.2, for which the paper gives no number."),
     ),
     "dr_grpo": Preset(
-        sets={
-            "credit": {"name": "grpo", "normalise": False},
-            "gate": {"name": "clip", "low": 0.2, "high": 0.2},
-            "aggregation": "constant",
-        },
+        sets={"credit": _CENTRED, "gate": _PPO_CLIP, "aggregation": "constant"},
         source="arXiv 2503.20783, section 3.2",
         differences=(
             (
@@ -31,14 +55,10 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "dapo": Preset(
-        sets={
-            "gate": {"name": "clip", "low": 0.2, "high": 0.28},
-            "aggregation": "token_mean",
-            "zero_variance_filter": True,
-        },
+        sets={"gate": _DAPO_CLIP, "aggregation": "token_mean", "zero_variance_filter": True},
         source="arXiv 2503.14476, equations 8, 10 and 11, with the bounds of section 4.1",
         differences=(
-            "Flat groups are dropped; its authors sample others in their place, so that an update keeps its size.",
+            _FLAT_GROUPS,
             "A group is flat where all rewards are equal; the authors' code asks for equal accuracy.",
             (
                 "The mean is over all tokens of the optimiser step, as in the authors' code, not per prompt as "
@@ -48,20 +68,12 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "gspo": Preset(
-        sets={
-            "ratio": "sequence",
-            "gate": {"name": "clip", "low": 0.0003, "high": 0.0004},
-            "aggregation": "sequence_mean",
-        },
+        sets={"ratio": "sequence", "gate": _GSPO_CLIP, "aggregation": "sequence_mean"},
         source="arXiv 2507.18071, equations 5 to 7, with the bounds of section 5.1",
         differences=(),
     ),
     "gspo_token": Preset(
-        sets={
-            "ratio": {"name": "sequence", "per_token": True},
-            "gate": {"name": "clip", "low": 0.0003, "high": 0.0004},
-            "aggregation": "sequence_mean",
-        },
+        sets={"ratio": {"name": "sequence", "per_token": True}, "gate": _GSPO_CLIP, "aggregation": "sequence_mean"},
         source=(
             "arXiv 2507.18071, equations 13 and 14, for advantages that differ within a sequence; bounds of section 5.1"
         ),
@@ -98,63 +110,31 @@ PRESETS: dict[str, Preset] = {
         differences=(),
     ),
     "dppo": Preset(
-        sets={
-            "credit": {"name": "grpo", "normalise": False},
-            "gate": "tv_mask",
-            "correction": "none",
-            "aggregation": "constant",
-        },
+        sets={"credit": _CENTRED, "gate": "tv_mask", "correction": "none", "aggregation": "constant"},
         source=(
             "arXiv 2602.04879, equations 12 and 13, binary total variation from what sampled; advantages, "
             "aggregation and bound of its recipe in verl (examples/dppo_trainer)"
         ),
-        differences=(
-            (
-                "L is `rollout.max_turn_tokens` unless max_tokens says another; the authors' recipe takes the "
-                "largest length of an answer."
-            ),
-            "The ratio has no bound; the authors' larger runs bound it by 5.",
-        ),
+        differences=_DPPO_DIFFERENCES,
     ),
     "dppo_kl": Preset(
-        sets={
-            "credit": {"name": "grpo", "normalise": False},
-            "gate": "kl_mask",
-            "correction": "none",
-            "aggregation": "constant",
-        },
+        sets={"credit": _CENTRED, "gate": "kl_mask", "correction": "none", "aggregation": "constant"},
         source="arXiv 2602.04879, equations 12 and 14, binary KL divergence; the rest as `dppo`",
-        differences=(
-            (
-                "L is `rollout.max_turn_tokens` unless max_tokens says another; the authors' recipe takes the "
-                "largest length of an answer."
-            ),
-            "The ratio has no bound; the authors' larger runs bound it by 5.",
-        ),
+        differences=_DPPO_DIFFERENCES,
     ),
     "clip_cov": Preset(
         sets={"gate": "clip_cov", "aggregation": "token_mean"},
         source="arXiv 2505.22617, equations 10 to 12, and its authors' code (verl, core_algos.py, `clip_cov`)",
-        differences=(
-            (
-                "Its authors' runs (verl, recipe/entropy) sample groups anew whose answers are all right or all "
-                "wrong: zero_variance_filter = true drops these."
-            ),
-        ),
+        differences=(_ENTROPY_RUNS,),
     ),
     "kl_cov": Preset(
         sets={"gate": "kl_cov", "aggregation": "token_mean"},
         source="arXiv 2505.22617, equations 10, 13 and 14, and its authors' code (verl, core_algos.py, `kl_cov`)",
-        differences=(
-            (
-                "Its authors' runs (verl, recipe/entropy) sample groups anew whose answers are all right or all "
-                "wrong: zero_variance_filter = true drops these."
-            ),
-        ),
+        differences=(_ENTROPY_RUNS,),
     ),
     "vespo": Preset(
         sets={
-            "credit": {"name": "grpo", "normalise": False},
+            "credit": _CENTRED,
             "ratio": "product",
             "gate": "vespo",
             "correction": "none",
@@ -185,60 +165,33 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "top_entropy": Preset(
-        sets={
-            "gate": {"name": "clip", "low": 0.2, "high": 0.28},
-            "aggregation": "token_mean",
-            "top_entropy": 0.2,
-            "zero_variance_filter": True,
-        },
+        sets={"gate": _DAPO_CLIP, "aggregation": "token_mean", "top_entropy": 0.2, "zero_variance_filter": True},
         source="arXiv 2506.01939: DAPO on the fifth of the tokens with the highest entropy",
         differences=(
-            "Flat groups are dropped; its authors sample others in their place, so that an update keeps its size.",
+            _FLAT_GROUPS,
             "The fifth is of a whole optimiser step; the authors' code takes that of each micro-batch.",
         ),
     ),
     "decoupled_ppo": Preset(
-        sets={
-            "anchor": "proximal",
-            "correction": {"weight": "token", "bound": "mask", "high": 5.0},
-            "gate": {"name": "clip", "low": 0.2, "high": 0.2},
-            "aggregation": "token_mean",
-        },
+        sets={"anchor": "proximal", "correction": _AREAL_MASK, "gate": _PPO_CLIP, "aggregation": "token_mean"},
         source=(
             "AReaL, arXiv 2505.24298, equation 5, and its code (areal/utils/functional.py, `ppo_actor_loss_fn`): a "
             "token whose weight is above 5 is masked, and counts in the denominator"
         ),
-        differences=(
-            "Advantages are GRPO's; the paper's are returns without a critic, normalised over the batch.",
-            (
-                "5 is the cap of the first releases' default (`behave_imp_weight_cap`, `token_mask`); later ones "
-                "have none unless it is asked for."
-            ),
-        ),
+        differences=_AREAL_DIFFERENCES,
     ),
     "decoupled_ppo_loglinear": Preset(
-        sets={
-            "anchor": "loglinear",
-            "correction": {"weight": "token", "bound": "mask", "high": 5.0},
-            "gate": {"name": "clip", "low": 0.2, "high": 0.2},
-            "aggregation": "token_mean",
-        },
+        sets={"anchor": "loglinear", "correction": _AREAL_MASK, "gate": _PPO_CLIP, "aggregation": "token_mean"},
         source=(
             'as `decoupled_ppo`, with AReaL\'s `prox_logp_method = "loglinear"`: the proximal policy guessed from '
             "versions"
         ),
-        differences=(
-            "Advantages are GRPO's; the paper's are returns without a critic, normalised over the batch.",
-            (
-                "5 is the cap of the first releases' default (`behave_imp_weight_cap`, `token_mask`); later ones "
-                "have none unless it is asked for."
-            ),
-        ),
+        differences=_AREAL_DIFFERENCES,
     ),
     "ppo": Preset(
         sets={
             "credit": {"name": "gae", "lambda_policy": 0.95, "lambda_value": 0.95},
-            "gate": {"name": "clip", "low": 0.2, "high": 0.2},
+            "gate": _PPO_CLIP,
             "aggregation": "token_mean",
         },
         source="arXiv 1707.06347, equation 7, with GAE, arXiv 1506.02438, and one lambda",
@@ -253,7 +206,7 @@ PRESETS: dict[str, Preset] = {
     "vapo": Preset(
         sets={
             "credit": {"name": "gae", "lambda_value": 1.0, "length_alpha": 0.05},
-            "gate": {"name": "clip", "low": 0.2, "high": 0.28},
+            "gate": _DAPO_CLIP,
             "aggregation": "token_mean",
             "right_answers": {"coefficient": 0.1},
         },
@@ -268,7 +221,7 @@ PRESETS: dict[str, Preset] = {
     "prime": Preset(
         sets={
             "credit": {"name": "prime", "beta": 0.05},
-            "gate": {"name": "clip", "low": 0.2, "high": 0.2},
+            "gate": _PPO_CLIP,
             "aggregation": "token_mean",
             "difficulty": {"lowest": 0.2, "highest": 0.8, "inclusive": True},
         },
@@ -282,88 +235,64 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "reinforce": Preset(
-        sets={"credit": "reinforce", "gate": "none", "aggregation": "sequence_sum"},
+        sets={"credit": "reinforce", **_PLAIN},
         source="Williams 1992",
         differences=("No baseline; the constant of the credit is 0.",),
     ),
     "rloo": Preset(
-        sets={"credit": "rloo", "gate": "none", "aggregation": "sequence_sum"},
-        source="arXiv 2402.14740, section 2.2",
-        differences=("The paper's reward holds a KL penalty for RLHF, which is not set: add kl_reward.",),
+        sets={"credit": "rloo", **_PLAIN}, source="arXiv 2402.14740, section 2.2", differences=(_KL_IN_REWARD,)
     ),
     "reinforce_plus_plus": Preset(
-        sets={
-            "credit": "reinforce_plus_plus",
-            "gate": {"name": "clip", "low": 0.2, "high": 0.2},
-            "aggregation": "sequence_mean",
-        },
+        sets={"credit": "reinforce_plus_plus", "gate": _PPO_CLIP, "aggregation": "sequence_mean"},
         source="arXiv 2501.03262, equations 1, 4 and 5",
-        differences=("The paper's reward holds a KL penalty for RLHF, which is not set: add kl_reward.",),
+        differences=(_KL_IN_REWARD,),
     ),
     "reinforce_plus_plus_baseline": Preset(
-        sets={
-            "credit": "reinforce_plus_plus_baseline",
-            "gate": {"name": "clip", "low": 0.2, "high": 0.2},
-            "aggregation": "sequence_mean",
-        },
+        sets={"credit": "reinforce_plus_plus_baseline", "gate": _PPO_CLIP, "aggregation": "sequence_mean"},
         source="arXiv 2501.03262, equations 1 and 6 to 8",
         differences=(
             'The paper\'s loss holds a k2 penalty (equation 8), which is not set: add kl with estimator = "k2".',
         ),
     ),
     "remax": Preset(
-        sets={"credit": "remax", "gate": "none", "aggregation": "sequence_sum"},
-        source="arXiv 2310.10505, algorithm 1",
-        differences=("The paper's reward holds a KL penalty for RLHF, which is not set: add kl_reward.",),
+        sets={"credit": "remax", **_PLAIN}, source="arXiv 2310.10505, algorithm 1", differences=(_KL_IN_REWARD,)
     ),
     "maxrl": Preset(
-        sets={"credit": "maxrl", "gate": "none", "aggregation": "sequence_sum"},
-        source="arXiv 2602.02710, its estimator on policy",
-        differences=(),
+        sets={"credit": "maxrl", **_PLAIN}, source="arXiv 2602.02710, its estimator on policy", differences=()
     ),
     "optimal_token_baseline": Preset(
-        sets={"credit": "optimal_token_baseline", "gate": "none", "aggregation": "sequence_sum"},
+        sets={"credit": "optimal_token_baseline", **_PLAIN},
         source="arXiv 2602.07078, its estimator on policy",
         differences=(),
     ),
     "spiral": Preset(
-        sets={"credit": "rae", "gate": "none", "aggregation": "sequence_sum"},
+        sets={"credit": "rae", **_PLAIN},
         source="arXiv 2506.24119, algorithm 1: self-play, a baseline per role",
         differences=(),
     ),
     "opo": Preset(
-        sets={"credit": "opo", "gate": "none", "aggregation": "token_mean"},
-        source="arXiv 2505.23585",
-        differences=(),
+        sets={"credit": "opo", "gate": "none", "aggregation": "token_mean"}, source="arXiv 2505.23585", differences=()
     ),
     "gpg": Preset(
-        sets={"credit": "gpg", "gate": "none", "aggregation": "token_mean"},
-        source="arXiv 2504.02546",
-        differences=(),
+        sets={"credit": "gpg", "gate": "none", "aggregation": "token_mean"}, source="arXiv 2504.02546", differences=()
     ),
     "gigpo": Preset(
-        sets={"credit": "gigpo", "gate": {"name": "clip", "low": 0.2, "high": 0.2}, "aggregation": "sequence_mean"},
+        sets={"credit": "gigpo", "gate": _PPO_CLIP, "aggregation": "sequence_mean"},
         source="arXiv 2505.10978",
-        differences=("No KL penalty, which GRPO's objective has: add kl.",),
+        differences=(_KL_IN_LOSS,),
     ),
     "mt_grpo": Preset(
-        sets={
-            "credit": "turn_level",
-            "gate": {"name": "clip", "low": 0.2, "high": 0.2},
-            "aggregation": "sequence_mean",
-        },
+        sets={"credit": "turn_level", "gate": _PPO_CLIP, "aggregation": "sequence_mean"},
         source="arXiv 2505.11821, version 1, section 4.2: GRPO with turn-level advantages",
-        differences=("No KL penalty, which GRPO's objective has: add kl.",),
+        differences=(_KL_IN_LOSS,),
     ),
     "grpo_process": Preset(
-        sets={"credit": "process", "gate": {"name": "clip", "low": 0.2, "high": 0.2}, "aggregation": "sequence_mean"},
+        sets={"credit": "process", "gate": _PPO_CLIP, "aggregation": "sequence_mean"},
         source="DeepSeekMath, arXiv 2402.03300, section 4.1.3: process supervision",
-        differences=(
-            "No KL penalty: equation 3 subtracts 0.04 times the k3 estimate. Add kl = { coefficient = 0.04 }.",
-        ),
+        differences=(_KL_OF_EQUATION_3,),
     ),
     "raft": Preset(
-        sets={"credit": "raft", "gate": "none", "aggregation": "sequence_sum"},
+        sets={"credit": "raft", **_PLAIN},
         source="arXiv 2304.06767, algorithm 1: the likelihood of the best",
         differences=(
             (
@@ -373,11 +302,7 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "raft_plus_plus": Preset(
-        sets={
-            "credit": "raft_plus_plus",
-            "gate": {"name": "clip", "low": 0.2, "high": 0.2},
-            "aggregation": "sequence_mean",
-        },
+        sets={"credit": "raft_plus_plus", "gate": _PPO_CLIP, "aggregation": "sequence_mean"},
         source="arXiv 2504.11343, section 2",
         differences=(),
     ),
@@ -393,8 +318,8 @@ PRESETS: dict[str, Preset] = {
         differences=('Its authors\' experiments divide by lengths: aggregation = "sequence_mean".',),
     ),
 }
-"""What is not set here is the default, which the recipe may set. A paper that only says how to credit (pass_at_k; gdpo,
-whose parts the recipe must weigh) is no preset: its credit goes with any of these."""
+"""Presets by name. Keys that a preset leaves out keep their defaults, which the recipe may set. A paper that only says
+how to credit (pass_at_k; gdpo, whose parts the recipe must weigh) is no preset: its credit goes with any of these."""
 
 ALGORITHMS: Mapping[str, Mapping[str, Any]] = {name: preset.sets for name, preset in PRESETS.items()}
-"""What each sets."""
+"""Settings of each preset."""

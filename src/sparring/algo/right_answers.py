@@ -43,7 +43,7 @@ class RightAnswers(
             raise ValueError(f"coefficient must be above 0, got {self.coefficient}; leave the table out for none")
 
     def imitated(self, group: Group, rows: Sequence[Sample]) -> list[Sample]:
-        """The group's rows, with weight 1 in the imitate term on every sampled token of right trajectories."""
+        """Return the group's rows with weight 1 in the imitate term on every sampled token of right trajectories."""
         right = {
             trajectory.id
             for rollout, score in zip(group.rollouts, group.scores, strict=True)
@@ -54,7 +54,7 @@ class RightAnswers(
 
 
 def is_right(score: Score, role: str, solved_above: float) -> bool:
-    """What the scorer's `success` says; where it says nothing, or roles earn rewards of their own, a reward above
+    """Return the scorer's `success`; where it is None, or roles earn rewards of their own, whether the reward is above
     `solved_above`."""
     if score.success is not None and role not in (score.per_role or {}):
         return score.success

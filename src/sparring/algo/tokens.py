@@ -1,5 +1,4 @@
-"""What the parts of the policy term are handed: the policy's tokens of a micro-batch. Torch-free: methods of tensors
-only.
+"""Policy tokens of a micro-batch, the input of ratios, gates and corrections. Torch-free: methods of tensors only.
 
 Shapes: M weighted tokens of a micro-batch.
 """
@@ -14,6 +13,9 @@ if TYPE_CHECKING:
     import torch
 
 Unit = Literal["token", "turn", "sequence"]
+RatioKind = Literal["token", "mean", "product"]
+"""A ratio is each token's own, a mean over several tokens, or the product over a sequence, which no fixed range around
+1 holds."""
 LARGEST_LOG_RATIO = 20.0
 """exp(20) is far outside every clip range and far inside float32: a broken log-probability then shows in the metrics
 instead of turning the weights into NaN."""
@@ -21,7 +23,7 @@ instead of turning the weights into NaN."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyTokens:
-    """Everything a ratio, a gate or a correction may look at, each [M].
+    """Inputs of a ratio, a gate or a correction, each [M].
 
     Only `logprob` and `entropy` have gradients. A sequence is a row, which is one branch of a trajectory; a turn is
     what the policy sampled of it between two pieces of context.
@@ -30,12 +32,12 @@ class PolicyTokens:
     logprob: torch.Tensor
     """The trainer's, now."""
     anchor: torch.Tensor
-    """What the ratio is to."""
+    """Log-probability that the ratio is to."""
     behaviour: torch.Tensor
     """The engine's, recorded when the token was sampled."""
     advantages: torch.Tensor
     entropy: torch.Tensor
-    ours: torch.Tensor
+    weighted: torch.Tensor
     """bool: whether the term weighs the token; all means and sums are over these."""
     rows: torch.Tensor
     """int64: the row that the token is in, from 0."""
@@ -45,11 +47,12 @@ class PolicyTokens:
 
     @property
     def log_ratio(self) -> torch.Tensor:
-        """log(pi / anchor) of each token, bounded."""
+        """Return log(pi / anchor) of each token, bounded."""
         return bounded(self.logprob - self.anchor)
 
     def mean(self, values: torch.Tensor, unit: Unit) -> torch.Tensor:
-        """The mean of values [M] over the tokens of each one's unit, [M]; the values themselves for unit "token"."""
+        """Compute the mean of values [M] over the tokens of each token's unit, [M]; the values themselves for unit
+        "token"."""
         if unit == "token":
             return values
         totals, index = self._totals(values, unit)
@@ -57,35 +60,35 @@ class PolicyTokens:
         return (totals / counts.clamp(min=1.0))[index]
 
     def sum(self, values: torch.Tensor, unit: Unit) -> torch.Tensor:
-        """Likewise the sum."""
+        """Compute the sum, likewise."""
         if unit == "token":
             return values
         totals, index = self._totals(values, unit)
         return totals[index]
 
     def max(self, values: torch.Tensor, unit: Unit) -> torch.Tensor:
-        """Likewise the largest."""
+        """Compute the largest, likewise."""
         if unit == "token":
             return values
         index = self._index(unit)
-        lowest = values.masked_fill(~self.ours, -float("inf"))
+        lowest = values.masked_fill(~self.weighted, -float("inf"))
         return values.new_full((self._count(index),), -float("inf")).scatter_reduce(0, index, lowest, "amax")[index]
 
     def average(self, values: torch.Tensor) -> torch.Tensor:
-        """The mean of values [M] over all tokens, one number."""
-        return (values * self.ours).sum() / self.ours.sum().clamp(min=1)
+        """Compute the mean of values [M] over all tokens, one number."""
+        return (values * self.weighted).sum() / self.weighted.sum().clamp(min=1)
 
     def largest(self, values: torch.Tensor, count: int) -> torch.Tensor:
-        """Which `count` tokens have the largest values [M]: bool [M]. Of equals the first; never one that is not
-        ours."""
-        order = values.masked_fill(~self.ours, -float("inf")).sort(descending=True, stable=True).indices
-        found = self.ours & False
-        found[order[:count]] = True
-        return found & self.ours
+        """Mark the `count` tokens with the largest values [M]: bool [M]. Of equals the first; never a token that the
+        term does not weigh."""
+        order = values.masked_fill(~self.weighted, -float("inf")).sort(descending=True, stable=True).indices
+        mask = self.weighted & False
+        mask[order[:count]] = True
+        return mask & self.weighted
 
     def _totals(self, values: torch.Tensor, unit: Unit) -> tuple[torch.Tensor, torch.Tensor]:
         index = self._index(unit)
-        return values.new_zeros(self._count(index)).index_add(0, index, values * self.ours), index
+        return values.new_zeros(self._count(index)).index_add(0, index, values * self.weighted), index
 
     def _index(self, unit: Unit) -> torch.Tensor:
         return self.turns if unit == "turn" else self.rows
@@ -96,45 +99,49 @@ class PolicyTokens:
 
 
 def bounded(log_ratio: torch.Tensor) -> torch.Tensor:
-    """Within `LARGEST_LOG_RATIO` either way."""
+    """Clamp to `LARGEST_LOG_RATIO` either way."""
     return log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
 
 
 @dataclass(kw_only=True, slots=True)
 class Gated:
-    """What a gate says of M tokens: `surrogate` [M], with gradient, whose weighted mean the update raises, and
-    `stopped` [M] bool, the tokens that it keeps from moving further."""
+    """Result of a gate for M tokens: `surrogate` [M], with gradient, whose weighted mean the update raises, and
+    `stopped` [M] bool, the tokens that the gate keeps from moving further."""
 
     surrogate: torch.Tensor
     stopped: torch.Tensor
 
 
 class Ratio(Protocol):
-    """Implemented by `algo/ratio/*`. `unit` is what one ratio belongs to: no micro-batch splits it."""
+    """Probability ratio of each token; the implementations are in `algo/ratio.py`. Tokens of one `unit` share a ratio,
+    so no micro-batch splits one."""
 
     unit: Unit
+    kind: RatioKind
 
     def __call__(self, tokens: PolicyTokens) -> torch.Tensor:
-        """The logarithm of each token's ratio [M], with gradient. Exactly 0 where logprob and anchor are equal."""
+        """Return the logarithm of each token's ratio [M], with gradient. Exactly 0 where logprob and anchor are
+        equal."""
         ...
 
 
-class Gate(Protocol):
-    """Implemented by `algo/gate/*`. `unit` is whose ratios it looks at together. At a ratio of 1 the gradient of every
+class RatioGate(Protocol):
+    """Surrogate of ratios and advantages; the implementations are in `algo/gate/`. `unit` has the tokens whose ratios
+    it looks at together. At a ratio of 1 the gradient of every
     token is that of advantage * logprob (unless the gate says otherwise in its docstring) and nothing is stopped."""
 
     unit: ClassVar[Unit]
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate of tokens whose ratios are exp(log_ratio)."""
+        """Compute the surrogate of tokens whose ratios are exp(log_ratio)."""
         ...
 
 
 @runtime_checkable
-class StepGate(Gate, Protocol):
+class StepGate(RatioGate, Protocol):
     """A gate that singles tokens out among all of an optimiser step. It finds them as 1.0 in the annotation
     `chosen`."""
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
-        """Which of the step's tokens [M] they are: bool [M]. Without gradient."""
+        """Mark the tokens that it singles out among the step's [M]: bool [M]. Without gradient."""
         ...

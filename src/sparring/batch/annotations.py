@@ -1,4 +1,4 @@
-"""What the rows of one batch carry beside their tokens: all of them the same, or none."""
+"""Agreement of the rows of one batch on their annotations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sparring.types import Sample
 
 
 def agreed(rows: Sequence[Sample]) -> list[str]:
-    """The names of the annotations of `rows`, in order.
+    """Return the names of the annotations of `rows`, sorted.
 
     A loss reads a column of values per annotation. A column that one row lacks would be missing for all: without
     `proximal`, say, every ratio of the batch would be 1 and nothing be clipped.
@@ -24,7 +24,7 @@ def agreed(rows: Sequence[Sample]) -> list[str]:
         if row.annotations.keys() != first.annotations.keys():
             raise SparringError(
                 f"row {row.id}: expected the annotations of row {first.id} of the same batch, {_named(first)}, "
-                f"got {_named(row)}; annotate every row of a batch alike, with zeros where there is nothing to say"
+                f"got {_named(row)}; annotate every row of a batch alike, with zeros where there is no value"
             )
     return sorted(first.annotations)
 

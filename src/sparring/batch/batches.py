@@ -22,12 +22,11 @@ Rows = Callable[[Sequence[Sample]], list[Sample]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """How an update is made of its groups: `passes` over their rows, each in `minibatches` optimiser steps. A
-    trajectory is in one of a pass, with all its branches. `seed` decides which; `stage` is what groups are recorded
-    under; with `idle_rows` the policy's rows without any advantage are trained too, because something beside the
-    advantage moves their tokens. `learners` are the models that learn of rollouts beside the policy, such as a critic:
-    each batch of the policy follows one of theirs, of the same rollouts. Through the first `warmup_steps` updates they
-    alone learn."""
+    """Plan of an update: `passes` over the rows of its groups, each in `minibatches` optimiser steps. A trajectory is
+    in one step of a pass, with all its branches; `seed` decides which. Groups are recorded under `stage`. With
+    `idle_rows` the policy's rows without any advantage are trained too, because something beside the advantage moves
+    their tokens. `learners` are models that learn from rollouts beside the policy, such as a critic: each batch of the
+    policy follows one of theirs, of the same rollouts. Through the first `warmup_steps` updates they alone learn."""
 
     stage: str = "rl"
     passes: int = 1
@@ -49,8 +48,8 @@ async def batches(
     store: Store | None = None,
     plan: Plan = Plan(),
 ) -> AsyncIterator[Batch]:
-    """One update for each of `steps`, which is one batch or as many as `plan` says, of the next `groups_per_step`
-    groups in the order they come (law 5).
+    """Yield the batches of each of `steps`, one or as many as `plan` says, made of the next `groups_per_step` groups in
+    the order they come (law 5).
 
     No group is taken before the batch that needs it is asked for. When the groups end early, what is left makes a last,
     smaller batch. A step's groups are appended to `store` in one commit when the last of them is there; their turns
@@ -92,7 +91,8 @@ async def batches(
 def assemble(
     groups: Sequence[Group], samples: Sequence[Sample], *, credit: Credit, model: str, step: int, plan: Plan = Plan()
 ) -> list[Batch]:
-    """The batches of one update: one, or `plan.passes` times `plan.minibatches`, each an optimiser step of its own.
+    """Return the batches of one update: one, or `plan.passes` times `plan.minibatches`, each an optimiser step of its
+    own.
 
     The denominator of a term is the sum of its weights over all rows of the batch (or what the credit says), tokens of
     zero advantage included, also those of groups in which every advantage is zero. A row in which only the policy term
@@ -110,13 +110,13 @@ def assemble(
     """
     of_group = [[row for row in samples if row.group == group.id] for group in groups]
     warming = step <= plan.warmup_steps
-    kept = credit.credit(groups, of_group)
+    credited = credit.credit(groups, of_group)
     if warming:
-        kept = [without_advantage(after) for after in kept]
+        credited = [without_advantage(after) for after in credited]
     account = TokenAccount()
-    for group, before, after in zip(groups, of_group, kept, strict=True):
+    for group, before, after in zip(groups, of_group, credited, strict=True):
         account += _account(group, before, after, model)
-    rows = [row for after in kept for row in after]
+    rows = [row for after in credited for row in after]
     batches = []
     for part in _parts(rows, plan, step):
         for learner, rows_of in plan.learners.items():
@@ -131,14 +131,14 @@ def assemble(
 
 
 def _batch(step: int, model: str, rows: Sequence[Sample], totals: Mapping[str, float]) -> Batch:
-    """One optimiser step within an update."""
+    """Make the batch of one optimiser step within an update."""
     agreed(rows)
     return Batch(step=step, model=model, rows=tuple(rows), denominators=totals, publish=False, ends_update=False)
 
 
 def _parts(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]:
-    """The rows of each optimiser step: for every pass the trajectories in an order drawn anew, dealt into parts of
-    nearly equal size."""
+    """Deal the rows of an update out to optimiser steps: for every pass the trajectories in an order drawn anew, in
+    parts of nearly equal size."""
     if plan.minibatches == plan.passes == 1:
         return [list(rows)]
     whole: dict[str, list[Sample]] = {}
@@ -153,12 +153,12 @@ def _parts(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]:
         # as many as ever, some of them empty: the learning rate's schedule counts them
         bounds = [len(order) * part // plan.minibatches for part in range(plan.minibatches + 1)]
         dealt = [set(order[begin:end]) for begin, end in pairwise(bounds)]
-        parts += [[row for id, of in whole.items() if id in chosen for row in of] for chosen in dealt]
+        parts += [[row for id, own_rows in whole.items() if id in chosen for row in own_rows] for chosen in dealt]
     return parts
 
 
 def _account(group: Group, before: Sequence[Sample], after: Sequence[Sample], model: str) -> TokenAccount:
-    """Where the tokens of one group went. Each side is counted from its own source, so a loss on the way shows."""
+    """Count the tokens of one group by their use. Each side is counted from its own source, so a lost token shows."""
     failed = sampled_tokens(group.failed, model)
     trained = sum(_trained_tokens(row) for row in after)
     account = TokenAccount(
@@ -177,14 +177,14 @@ def _account(group: Group, before: Sequence[Sample], after: Sequence[Sample], mo
 
 
 def _policy_tokens(row: Sample) -> int:
-    """Tokens with weight in the term that trains what the policy sampled: its own, or in its place the preference term
-    or the distill term."""
+    """Count the tokens with weight in the term that trains sampled tokens: the policy term, or in its place the
+    preference term or the distill term."""
     weights = row.weights.get("policy" if row.label is None else "preference") or row.weights.get("distill", ())
     return len(weights) - weights.count(0.0)
 
 
 def _trained_tokens(row: Sample) -> int:
-    """Of these, the ones whose advantage is not exactly zero; of compared rows, those with a label that is not; all
+    """Count those of them whose advantage is not exactly zero; of compared rows, those with a label that is not; all
     that the distill term weighs."""
     if row.label is not None:
         return _policy_tokens(row) if row.label else 0

@@ -10,7 +10,7 @@ from sparring.types import Batch, Sample
 
 
 def demonstration(tokens: Sequence[int], sampled: Sequence[bool], id: str) -> Sample:
-    """One rendered demonstration as a row: weight 1 on every token the model would have sampled.
+    """Make a row of one rendered demonstration: weight 1 on every token that the model would have sampled.
 
     Args:
         tokens: the rendered conversation, ids [T].
@@ -34,5 +34,5 @@ def demonstration(tokens: Sequence[int], sampled: Sequence[bool], id: str) -> Sa
 
 
 def demonstration_batch(rows: Sequence[Sample], *, step: int, model: str, publish: bool = False) -> Batch:
-    """One optimiser step on demonstrations. Nothing was sampled, so the account is empty."""
+    """Make the batch of one optimiser step on demonstrations. Nothing was sampled, so the account is empty."""
     return Batch(step=step, model=model, rows=tuple(rows), denominators=denominators(rows), publish=publish)

@@ -9,8 +9,8 @@ from sparring.types import Sample
 
 
 def denominators(rows: Iterable[Sample], *, policy: float | None = None) -> dict[str, float]:
-    """Sum of all weights per term over all rows of an update, correctly rounded whatever the order; of the policy term
-    `policy`, if that is given.
+    """Sum all weights per term over all rows of an update, correctly rounded whatever the order; for the policy term
+    return `policy`, if that is given.
 
     Weights say how much a token counts, so this one rule is the token mean (weights of 1: number of tokens) and the
     sequence mean (weights that sum to 1 per trajectory: number of trajectories). A term that weighs no token is absent.
@@ -25,5 +25,5 @@ def denominators(rows: Iterable[Sample], *, policy: float | None = None) -> dict
             weights.setdefault(term, []).extend(values)
     totals = {term: math.fsum(values) for term, values in weights.items() if any(values)}
     if wrong := [term for term, total in totals.items() if total <= 0]:
-        raise ValueError(f"weights of {wrong} sum to zero or less over the update")
+        raise ValueError(f"expected weights of {wrong} that sum to more than 0 over the update, got a sum of 0 or less")
     return totals if policy is None or "policy" not in totals else {**totals, "policy": policy}

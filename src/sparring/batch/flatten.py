@@ -13,7 +13,7 @@ Bias = tuple[tuple[int, float], ...]
 
 
 def flatten(group: Group, model: str) -> list[Sample]:
-    """The rows of a group: one per branch, in rollout, role and leaf order, with id `<trajectory id>#<branch>`.
+    """Return the rows of a group: one per branch, in rollout, role and leaf order, with id `<trajectory id>#<branch>`.
 
     A segment that `model` sampled carries weight 1 in the first branch that contains it and 0 in all others (law 1);
     every other token is context. A branch without a weighted token would be computed for nothing and is left out.
@@ -33,7 +33,7 @@ def flatten(group: Group, model: str) -> list[Sample]:
 
 
 def sampled_tokens(rollouts: Iterable[Rollout], model: str) -> int:
-    """How many tokens `model` sampled in these rollouts, each segment counted once."""
+    """Count the tokens that `model` sampled in these rollouts, each segment once."""
     return sum(
         len(segment.tokens)
         for rollout in rollouts
@@ -60,11 +60,11 @@ def _branch(id: str, group: str, branch: Sequence[Segment], own: set[int]) -> Sa
     logprobs: list[float] = []
     versions: list[int] = []
     kv_versions: list[int] = []
-    kept: list[bytes] = []
+    kept_sets: list[bytes] = []
     bias: list[Bias] = []
     for segment in branch:
         count = len(segment.tokens)
-        kept += segment.kept.rows if segment.kept and segment.index in own else (b"",) * count
+        kept_sets += segment.kept.rows if segment.kept and segment.index in own else (b"",) * count
         bias += _bias(segment) if segment.index in own else ((),) * count
         tokens += segment.tokens
         if segment.index in own:
@@ -87,13 +87,13 @@ def _branch(id: str, group: str, branch: Sequence[Segment], own: set[int]) -> Sa
         versions=tuple(versions),
         kv_versions=tuple(kv_versions),
         temperature=_temperature(id, [s for s in branch if s.index in own]),
-        kept=KeptSets(rows=tuple(kept)) if any(kept) else None,
+        kept=KeptSets(rows=tuple(kept_sets)) if any(kept_sets) else None,
         bias=tuple(bias) if any(bias) else None,
     )
 
 
 def _bias(segment: Segment) -> Sequence[Bias]:
-    """What was added to logits before each token of a segment was drawn; see `Sampling`."""
+    """Return the pairs added to logits before each token of a segment was drawn; see `Sampling`."""
     count, sampling = len(segment.tokens), segment.sampling
     if sampling is None:
         return ((),) * count
@@ -103,7 +103,7 @@ def _bias(segment: Segment) -> Sequence[Bias]:
 
 
 def _temperature(id: str, segments: Iterable[Segment]) -> float:
-    """The one temperature a branch was sampled at: a sample has one number for all its tokens."""
+    """Return the one temperature that a branch was sampled at: a sample has one number for all its tokens."""
     temperatures = {segment.sampling.temperature if segment.sampling else 1.0 for segment in segments}
     if len(temperatures) != 1:
         raise ValueError(f"sample {id}: sampled at {sorted(temperatures)}, but one branch trains at one temperature")

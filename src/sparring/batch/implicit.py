@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from sparring.annotations import Annotation
 from sparring.errors import SparringError
 from sparring.types import Sample
 
-NEEDS = ("reference", "right")
-"""What is left on a row for it: the reference's log-probabilities, and whether the rollout was right (1 or 0)."""
+NEEDS = (Annotation.REFERENCE, Annotation.RIGHT)
+"""Annotations that credit leaves on a row for the model: the reference's log-probabilities, and whether the rollout was
+right (1 or 0)."""
 
 
 def implicit_rows(rows: Sequence[Sample]) -> list[Sample]:
-    """The rows for the preference term: wanted where the rollout was right, unwanted where it was wrong. All branches
-    of a trajectory are one reply, whose tokens weigh 1 together; its name is their group.
+    """Return the rows for the preference term: wanted where the rollout was right, unwanted where it was wrong. All
+    branches of a trajectory are one reply, whose tokens weigh 1 together; its name is their group.
 
     Log-probabilities are of the distribution that was sampled from, as those of the reference are: temperature, kept
     sets and biases stay.
@@ -22,17 +24,17 @@ def implicit_rows(rows: Sequence[Sample]) -> list[Sample]:
     Raises:
         SparringError: a row lacks an annotation out of `NEEDS`.
     """
-    ours = [row for row in rows if any(row.weights.get("policy", ()))]
+    weighted = [row for row in rows if any(row.weights.get("policy", ()))]
     lengths: Counter[str] = Counter()
-    for row in ours:
+    for row in weighted:
         lengths[row.trajectory] += len(row.tokens) - row.weights["policy"].count(0.0)
-    return [_row(row, 1.0 / lengths[row.trajectory]) for row in ours]
+    return [_row(row, 1.0 / lengths[row.trajectory]) for row in weighted]
 
 
 def _row(row: Sample, share: float) -> Sample:
     missing = [name for name in NEEDS if name not in row.annotations]
     if missing:
-        problem = f"expected the annotation {missing[0]!r} for the implicit reward model, got none; use credit prime"
+        problem = f"expected the annotation '{missing[0]}' for the implicit reward model, got none; use credit prime"
         raise SparringError(f"sample {row.id}: {problem}")
     weights = row.weights["policy"]
     return Sample(
@@ -44,8 +46,8 @@ def _row(row: Sample, share: float) -> Sample:
         temperature=row.temperature,
         kept=row.kept,
         bias=row.bias,
-        annotations={"reference": row.annotations["reference"]},
+        annotations={Annotation.REFERENCE: row.annotations[Annotation.REFERENCE]},
         label=1.0
-        if any(right for right, weight in zip(row.annotations["right"], weights, strict=True) if weight)
+        if any(right for right, weight in zip(row.annotations[Annotation.RIGHT], weights, strict=True) if weight)
         else -1.0,
     )

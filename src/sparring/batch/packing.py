@@ -12,16 +12,17 @@ from sparring.types import Sample
 SMALLEST_PIECE = 256
 """Tokens below which a piece costs more than it gains."""
 MOST_EXTRA = 0.03
-"""What is gained by computing side by side on the same processor, at most, as a share of the whole."""
+"""Largest share of tokens computed twice at which parts side by side still pay."""
 UNITS_PER_PART = 4
 """A subtree larger than this share of a part is dealt out by its branches."""
 
-Unit = tuple[int, int]
+Subtree = tuple[int, int]
 """Rows of the walk from the first to before the last: one row, or all that begin with some prefix."""
 
 
 def pack(rows: Sequence[Sample], token_budget: int) -> list[list[Sample]]:
-    """At most `token_budget` distinct prefixes' tokens per micro-batch: what several rows begin with counts once.
+    """Pack rows into micro-batches of at most `token_budget` distinct prefixes' tokens: a beginning that rows share
+    counts once.
 
     Two orders are tried, and the one that makes fewer micro-batches, or else computes fewer tokens, is taken: row by
     row in lexicographic order, which parts a group only where a micro-batch is full; and subtrees that fit the budget,
@@ -43,35 +44,23 @@ def pack(rows: Sequence[Sample], token_budget: int) -> list[list[Sample]]:
     return tree.samples(parts)
 
 
-def share(rows: Sequence[Sample], parts: int, context: float = 0.0) -> list[list[Sample]]:
-    """Rows as `parts` of nearly equal cost, some empty where there are too few rows: for ranks, or lanes of one rank.
+def lanes(rows: Sequence[Sample], count: int, context: float = 0.0) -> list[list[Sample]]:
+    """Cut one micro-batch into `count` parts of nearly equal cost, to be computed side by side on one processor.
 
-    A micro-batch packed at R budgets, shared over R ranks, gives every rank as many micro-batches, and one as dear as
-    the others at every turn, and their gradients add up to those of one rank. `LocalTrainer` is that one and does not
-    call this; who trains on several ranks does. Two ways are tried, and the one whose dearest part costs least, or else
-    all of them together, is taken: the walk of the rows cut into stretches, which parts few groups; and subtrees dealt
-    out, the dearest first, to the part that is cheapest with it (Graham 1969: at most 4/3 of the best where rows share
-    nothing).
+    Two ways are tried, and the one whose dearest part costs least, or else all of them together, is taken: the walk of
+    the rows cut into stretches, which parts few groups; and subtrees dealt out, the dearest first, to the part that is
+    cheapest with it (Graham 1969: at most 4/3 of the best where rows share nothing). The micro-batch stays whole where
+    a part would have fewer than `SMALLEST_PIECE` tokens, or where the parts together cost more than `MOST_EXTRA` above
+    the whole, because each computes the prefixes that they have in common.
 
-    Order and dependence as in `pack`; each part by its first row, empty ones last.
+    Order and dependence as in `pack`.
 
     Args:
-        rows: what is computed at once.
-        parts: how many.
+        rows: one micro-batch.
+        count: number of parts.
         context: over how many earlier positions a token must attend for that to cost as much as all else that is done
-            with it; 0 where attention is not counted. A prefix that parts have in common is computed, and counted, in
-            each.
+            with it; 0 where attention is not counted.
     """
-    if parts < 1:
-        raise ValueError(f"parts must be at least 1, got {parts}")
-    tree = _Tree(rows, context)
-    found = tree.samples(_shared_out(tree, parts))
-    return found + [[] for _ in range(parts - len(found))]
-
-
-def lanes(rows: Sequence[Sample], count: int, context: float = 0.0) -> list[list[Sample]]:
-    """One micro-batch as `count` parts to be computed side by side on one processor; or as it is, where they would be
-    small, or would compute so much twice that nothing is gained. `context` as in `share`."""
     tree = _Tree(rows, context)
     parts = _shared_out(tree, count)
     if min(part.cost for part in parts) < SMALLEST_PIECE or _total(parts) > (1 + MOST_EXTRA) * tree.cost:
@@ -80,7 +69,7 @@ def lanes(rows: Sequence[Sample], count: int, context: float = 0.0) -> list[list
 
 
 class _Part:
-    """Rows of the walk in ascending order, and what they cost together."""
+    """Rows of the walk in ascending order, and their cost together."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -88,7 +77,7 @@ class _Part:
 
 
 class _Tree:
-    """Rows as a walk through their tree of prefixes, and what parts of it cost.
+    """Rows as a walk through their tree of prefixes, and the cost of its parts.
 
     Each distinct prefix costs one, and for what its last token attends to: a row's first n positions n + n^2 / (2
     context).
@@ -99,53 +88,53 @@ class _Tree:
         self._order, self._shared = walk([row.tokens for row in rows])
         self._lengths = [len(rows[index].tokens) for index in self._order]
         self._of: Callable[[int], float] = (lambda n: n + n * n / (2 * context)) if context else float
-        added = [self._of(n) - self._of(known) for n, known in zip(self._lengths, self._shared, strict=True)]
+        added = [self._of(n) - self._of(shared) for n, shared in zip(self._lengths, self._shared, strict=True)]
         self._before = list(accumulate(added, initial=0.0))
         self.cost = self._before[-1]
 
-    def singles(self) -> list[Unit]:
-        """Row by row."""
+    def singles(self) -> list[Subtree]:
+        """List the rows one by one."""
         return [(row, row + 1) for row in range(len(self._order))]
 
-    def units(self, most: float) -> list[Unit]:
-        """The largest subtrees that cost no more than `most`; a single row whatever it costs."""
-        found, left = [], [(0, len(self._order))] if self._order else []
+    def units(self, most: float) -> list[Subtree]:
+        """List the largest subtrees that cost no more than `most`; a single row whatever it costs."""
+        subtrees, left = [], [(0, len(self._order))] if self._order else []
         while left:
             first, last = left.pop()
             if last - first == 1 or self._cost((first, last)) <= most:
-                found.append((first, last))
+                subtrees.append((first, last))
                 continue
             least = min(self._shared[first + 1 : last])
             cuts = [row for row in range(first + 1, last) if self._shared[row] == least]
             left += pairwise([first, *cuts, last])
-        return found
+        return subtrees
 
-    def largest_first(self, units: list[Unit]) -> list[Unit]:
-        """Equals in the order of the walk."""
+    def largest_first(self, units: list[Subtree]) -> list[Subtree]:
+        """Return the units by falling cost; equals in the order of the walk."""
         return sorted(units, key=lambda unit: (-self._cost(unit), unit))
 
-    def added(self, part: _Part, unit: Unit) -> float:
-        """What `part` costs more with `unit`: all but the longest prefix that some row of it has already.
+    def added(self, part: _Part, unit: Subtree) -> float:
+        """Return the cost that `unit` adds to `part`: all but the longest prefix that some row of the part has already.
 
         Rows outside a subtree share no more with any of its rows than they do with all of them, so its ends show it.
         """
         first, last = unit
-        at, known = bisect_left(part.rows, first), 0
+        at, shared = bisect_left(part.rows, first), 0
         if at and self._shared[first]:
-            known = min(self._shared[part.rows[at - 1] + 1 : first + 1])
+            shared = min(self._shared[part.rows[at - 1] + 1 : first + 1])
         if at < len(part.rows) and self._shared[last]:
-            known = max(known, min(self._shared[last : part.rows[at] + 1]))
-        return self._cost(unit) - self._of(known)
+            shared = max(shared, min(self._shared[last : part.rows[at] + 1]))
+        return self._cost(unit) - self._of(shared)
 
-    def put(self, part: _Part, unit: Unit) -> None:
+    def put(self, part: _Part, unit: Subtree) -> None:
         """Add `unit` to `part`."""
         part.cost += self.added(part, unit)
         for row in range(*unit):
             insort(part.rows, row)
 
     def stretches(self, parts: int) -> list[_Part]:
-        """The walk in `parts` stretches of nearly equal cost, cut where little is shared: a row that adds much to those
-        before it shares little with them."""
+        """Cut the walk into `parts` stretches of nearly equal cost, where little is shared: a row that adds much to
+        those before it shares little with them."""
         count = min(parts, len(self._order))
         cuts = [0]
         for piece in range(1, count):
@@ -154,28 +143,28 @@ class _Tree:
             cuts.append(
                 min(places, key=lambda row: abs(self._before[row] - goal) - (self._before[row + 1] - self._before[row]))
             )
-        found = [_Part() for _ in range(parts)]
-        for part, stretch in zip(found, pairwise([*cuts, len(self._order)]), strict=False):
+        stretches = [_Part() for _ in range(parts)]
+        for part, stretch in zip(stretches, pairwise([*cuts, len(self._order)]), strict=False):
             if stretch[0] < stretch[1]:
                 part.rows, part.cost = list(range(*stretch)), self._cost(stretch)
-        return found
+        return stretches
 
     def samples(self, parts: Iterable[_Part]) -> list[list[Sample]]:
-        """What is not empty, in the order that `pack` promises."""
+        """Return the rows of each part that is not empty, in the order that `pack` promises."""
         members = sorted(sorted(self._order[row] for row in part.rows) for part in parts if part.rows)
         return [[self._rows[index] for index in indices] for indices in members]
 
-    def _cost(self, unit: Unit) -> float:
-        """Of these rows alone."""
+    def _cost(self, unit: Subtree) -> float:
+        """Return the cost of these rows alone."""
         return self._before[unit[1]] - self._before[unit[0]] + self._of(self._shared[unit[0]])
 
 
-def _placed(tree: _Tree, units: Iterable[Unit], budget: int) -> list[_Part]:
-    """Each unit where it adds least, and then where it leaves least room; in a new part where it fits nowhere."""
+def _placed(tree: _Tree, units: Iterable[Subtree], budget: int) -> list[_Part]:
+    """Place each unit where it adds least, and then where it leaves least room; in a new part where it fits nowhere."""
     parts: list[_Part] = []
     for unit in units:
-        costs = [(tree.added(part, unit), -part.cost, place) for place, part in enumerate(parts)]
-        fitting = [(added, minus, place) for added, minus, place in costs if added - minus <= budget]
+        costs = [(tree.added(part, unit), -part.cost, number) for number, part in enumerate(parts)]
+        fitting = [(added, minus, number) for added, minus, number in costs if added - minus <= budget]
         if not fitting:
             parts.append(_Part())
         tree.put(parts[min(fitting)[2] if fitting else -1], unit)
@@ -183,7 +172,7 @@ def _placed(tree: _Tree, units: Iterable[Unit], budget: int) -> list[_Part]:
 
 
 def _shared_out(tree: _Tree, count: int) -> list[_Part]:
-    """`count` parts, some of them empty, as `share` says."""
+    """Deal the rows out to `count` parts, some of them empty, in the two ways that `lanes` describes."""
     dealt = [_Part() for _ in range(count)]
     for unit in tree.largest_first(tree.units(tree.cost / (count * UNITS_PER_PART))):
         tree.put(min(dealt, key=lambda part: part.cost + tree.added(part, unit)), unit)

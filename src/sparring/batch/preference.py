@@ -1,10 +1,11 @@
-"""Replies that somebody compared or labelled -> rows and batches of the preference and value terms."""
+"""Compared or labelled replies -> rows and batches of the preference and value terms."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from sparring.annotations import Annotation
 from sparring.batch.denominators import denominators
 from sparring.errors import refusal
 from sparring.types import PAIR_SHARE, Batch, Sample
@@ -19,7 +20,7 @@ itself."""
 
 def reply(
     tokens: Sequence[int],
-    ours: Sequence[bool],
+    is_reply: Sequence[bool],
     *,
     id: str,
     group: str,
@@ -27,11 +28,11 @@ def reply(
     share: float,
     imitate: bool = False,
 ) -> Sample:
-    """A rendered reply as a row of the preference term: `share` is spread evenly over its tokens.
+    """Make a row of the preference term from a rendered reply: `share` is spread evenly over its tokens.
 
     Args:
         tokens: prompt and reply, ids [T].
-        ours: which of them are the reply's [T].
+        is_reply: for each whether it belongs to the reply [T].
         id: names the reply in messages.
         group: the pair that it is a side of.
         label: CHOSEN, REJECTED or MISMATCHED.
@@ -41,18 +42,18 @@ def reply(
     Raises:
         BadInput: there is no token to judge, or the first one, which nothing predicts, is among them.
     """
-    count = sum(ours)
-    if not count or ours[0]:
+    count = sum(is_reply)
+    if not count or is_reply[0]:
         got = "none" if not count else "a reply without a prompt"
         raise refusal(f"preference {id}", "a prompt and a reply", got, "correct the row or leave it out")
-    weights = {"preference": tuple(share / count if mark else 0.0 for mark in ours)}
+    weights = {"preference": tuple(share / count if mark else 0.0 for mark in is_reply)}
     if imitate:
-        weights["imitate"] = tuple(1.0 if mark else 0.0 for mark in ours)
+        weights["imitate"] = tuple(1.0 if mark else 0.0 for mark in is_reply)
     return Sample(id=id, group=group, source="expert", tokens=tuple(tokens), weights=weights, label=label)
 
 
 def whole_text(tokens: Sequence[int], *, id: str, group: str, label: float, margin: float = 0.0) -> Sample:
-    """One side of a pair for a reward model: the value behind the last token counts.
+    """Make one side of a pair for a reward model: the value behind the last token counts.
 
     Args:
         tokens: prompt and reply, ids [T].
@@ -68,13 +69,13 @@ def whole_text(tokens: Sequence[int], *, id: str, group: str, label: float, marg
         source="expert",
         tokens=(*tokens, BEHIND),
         weights={"preference": (*behind, PAIR_SHARE)},
-        annotations={"margin": (*behind, margin)},
+        annotations={Annotation.MARGIN: (*behind, margin)},
         label=label,
     )
 
 
 def labelled_steps(tokens: Sequence[int], ends: Mapping[int, float], *, id: str) -> Sample:
-    """A solution for a process reward model.
+    """Make a row of a labelled solution for a process reward model.
 
     Args:
         tokens: prompt and solution, ids [T].
@@ -87,24 +88,27 @@ def labelled_steps(tokens: Sequence[int], ends: Mapping[int, float], *, id: str)
         group=id,
         source="expert",
         tokens=(*tokens, BEHIND),
-        weights={"value": tuple(1.0 if place in ends else 0.0 for place in places)},
-        annotations={"step_label": tuple(ends.get(place, 0.0) for place in places)},
+        weights={"value": tuple(1.0 if count in ends else 0.0 for count in places)},
+        annotations={Annotation.STEP_LABEL: tuple(ends.get(count, 0.0) for count in places)},
     )
 
 
 def mismatched(row: Sample, other: Sample, longest: int) -> Sample:
-    """The prompt of `row` with the reply of `other`, of at most `longest` tokens, for KTO's estimate of the
+    """Join the prompt of `row` and the reply of `other`, of at most `longest` tokens, for KTO's estimate of the
     divergence."""
-    first, start = (next(place for place, weight in enumerate(r.weights["preference"]) if weight) for r in (row, other))
-    ours = (*(False,) * first, *(weight != 0 for weight in other.weights["preference"][start:]))[:longest]
+    first, start = (
+        next(position for position, weight in enumerate(r.weights["preference"]) if weight) for r in (row, other)
+    )
+    is_reply = (*(False,) * first, *(weight != 0 for weight in other.weights["preference"][start:]))[:longest]
     tokens = (row.tokens[:first] + other.tokens[start:])[:longest]
-    return reply(tokens, ours, id=f"{row.id} with {other.id}", group=row.group, label=MISMATCHED, share=1.0)
+    return reply(tokens, is_reply, id=f"{row.id} with {other.id}", group=row.group, label=MISMATCHED, share=1.0)
 
 
 def preference_batch(units: Sequence[Sequence[Sample]], *, step: int, model: str) -> Batch:
-    """One optimiser step on units of this module's rows, such as pairs. Nothing was sampled, so the account is empty.
+    """Make the batch of one optimiser step on units of this module's rows, such as pairs. Nothing was sampled, so the
+    account is empty.
 
     A unit that is there twice, where one epoch ends and the next begins, is two: groups are named anew.
     """
-    rows = [replace(row, group=f"{place}/{row.group}") for place, unit in enumerate(units) for row in unit]
+    rows = [replace(row, group=f"{number}/{row.group}") for number, unit in enumerate(units) for row in unit]
     return Batch(step=step, model=model, rows=tuple(rows), denominators=denominators(rows), publish=False)

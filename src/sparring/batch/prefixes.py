@@ -1,4 +1,4 @@
-"""Sequences as a walk through their tree of prefixes: what several begin with is laid out, and computed, once."""
+"""Sequences as a walk through their tree of prefixes: a shared beginning is laid out, and computed, once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PrefixLayout:
     """B sequences over N tokens, one for each distinct prefix. Sequence b of the walk is the first shared[b] tokens of
     the one before it, followed by tokens[cu_seqlens[b]:cu_seqlens[b + 1]]."""
 
@@ -28,7 +28,8 @@ class Layout:
 
 
 def walk(sequences: Sequence[Sequence[int] | np.ndarray]) -> tuple[list[int], list[int]]:
-    """The sequences' lexicographic order and, in this order, how many leading tokens each shares with the one before.
+    """Return the sequences' lexicographic order and, in this order, the number of leading tokens that each shares with
+    the one before.
 
     No earlier sequence shares more with one than its neighbour does, so what a sequence adds to the ones before it is
     what follows those tokens: together, one token for each distinct prefix. Equal sequences keep their order.
@@ -41,18 +42,18 @@ def walk(sequences: Sequence[Sequence[int] | np.ndarray]) -> tuple[list[int], li
     return order, [0, *(_common(keys[a], keys[b]) for a, b in zip(order, order[1:], strict=False))][: len(order)]
 
 
-def lay_out(sequences: Sequence[np.ndarray]) -> Layout:
-    """One token for each distinct prefix of `sequences`, in the order of the walk."""
+def lay_out(sequences: Sequence[np.ndarray]) -> PrefixLayout:
+    """Lay out one token for each distinct prefix of `sequences`, in the order of the walk."""
     order, shared = walk(sequences)
     paths: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(order)
     offsets = [0]
     path = np.zeros(0, dtype=np.int64)
-    for index, kept in zip(order, shared, strict=True):
-        offsets.append(offsets[-1] + len(sequences[index]) - kept)
-        path = paths[index] = np.concatenate((path[:kept], np.arange(offsets[-2], offsets[-1])))
-    added = [sequences[index][kept:] for index, kept in zip(order, shared, strict=True)]
-    positions = [np.arange(kept, len(sequences[index])) for index, kept in zip(order, shared, strict=True)]
-    return Layout(
+    for index, common in zip(order, shared, strict=True):
+        offsets.append(offsets[-1] + len(sequences[index]) - common)
+        path = paths[index] = np.concatenate((path[:common], np.arange(offsets[-2], offsets[-1])))
+    added = [sequences[index][common:] for index, common in zip(order, shared, strict=True)]
+    positions = [np.arange(common, len(sequences[index])) for index, common in zip(order, shared, strict=True)]
+    return PrefixLayout(
         tokens=np.concatenate([np.zeros(0, dtype=np.int64), *added]),
         positions=np.concatenate([np.zeros(0, dtype=np.int64), *positions]),
         cu_seqlens=np.array(offsets, dtype=np.int32),
@@ -62,15 +63,15 @@ def lay_out(sequences: Sequence[np.ndarray]) -> Layout:
 
 
 def _words(sequence: Sequence[int] | np.ndarray) -> bytes:
-    """Big-endian words of 32 bits: they compare as the numbers do."""
+    """Return big-endian words of 32 bits: they compare as the numbers do."""
     if isinstance(sequence, np.ndarray):
         return sequence.astype(">u4").tobytes()
     return struct.pack(f">{len(sequence)}I", *sequence)
 
 
 def _common(a: bytes, b: bytes) -> int:
-    """How many words two sequences begin with in common: above the highest bit in which they differ, as two large
-    numbers."""
+    """Count the words that two sequences begin with in common: those above the highest bit in which they differ, as two
+    large numbers."""
     length = min(len(a), len(b))
     differs = int.from_bytes(a[:length], "big") ^ int.from_bytes(b[:length], "big")
     return (8 * length - differs.bit_length()) // 32

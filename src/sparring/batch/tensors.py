@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from sparring.batch.annotations import agreed
-from sparring.batch.prefixes import Layout, lay_out
+from sparring.batch.prefixes import PrefixLayout, lay_out
 from sparring.types import Sample
 
 
@@ -60,8 +60,8 @@ class MicroBatch:
     kv_versions: torch.Tensor
     """[M] int64: the oldest version it attended to; -1 where nothing was sampled."""
     temperature: torch.Tensor
-    """[M] float32: what the row was sampled at; 1 where the imitate term alone weighs the token: nobody sampled it, and
-    what is to be likelier is the model's own distribution."""
+    """[M] float32: what the row was sampled at; 1 where the imitate term alone weighs the token: it was not sampled,
+    and the term raises its probability in the model's own distribution."""
     kept: tuple[torch.Tensor, torch.Tensor] | None
     """Offsets [M + 1] int64 and ids [K] int32: token m was drawn from ids[offsets[m]:offsets[m + 1]], ascending; from
     the whole vocabulary where these are none. None where that is so for all."""
@@ -129,7 +129,7 @@ def micro_batch(
         targets=integers(flat.tokens[chosen]),
         rows=integers(flat.of_each(range(len(rows)), np.int64)[chosen]),
         turns=integers(turns[chosen]),
-        weights={t: torch.from_numpy(each[chosen]).to(device) for t, each in zip(terms, weights, strict=True)},
+        weights={t: torch.from_numpy(w[chosen]).to(device) for t, w in zip(terms, weights, strict=True)},
         behaviour_logprobs=column(row.logprobs for row in rows),
         advantages=column(row.advantages for row in rows),
         versions=column((row.versions for row in rows), -1, np.int64),
@@ -148,7 +148,7 @@ def micro_batch(
 
 
 def _numbered(names: Sequence[str]) -> np.ndarray:
-    """Equal names as equal numbers, in the order of their first."""
+    """Return equal names as equal numbers, in the order of their first."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names], np.int64)
 
@@ -163,7 +163,7 @@ class _Flat:
         self.tokens = self.column((row.tokens for row in rows), 0, np.int64)
 
     def column(self, values: Iterable[Sequence[float] | None], absent: float, dtype: type) -> np.ndarray:
-        """[T]: the values of each row, `absent` where it has none."""
+        """Return [T]: the values of each row, `absent` where it has none."""
         code = "q" if np.issubdtype(dtype, np.integer) else "d"
         packed = bytearray()  # `struct` reads a tuple twice as fast as numpy does
         for of_row, length in zip(values, self.lengths.tolist(), strict=True):
@@ -171,21 +171,21 @@ class _Flat:
         return np.frombuffer(packed, code).astype(dtype)
 
     def of_each(self, values: Sequence[float] | range, dtype: type) -> np.ndarray:
-        """[T]: one value per row, for each of its tokens."""
+        """Return [T]: one value per row, for each of its tokens."""
         return np.repeat(np.array(values, dtype), self.lengths)
 
 
 def _weights(flat: _Flat, terms: Sequence[str]) -> np.ndarray:
-    """[terms, T] float32."""
+    """Return the weights of each term [terms, T] float32."""
     weights = np.zeros((len(terms), len(flat.tokens)), np.float32)
-    for place, term in enumerate(terms):
-        weights[place] = flat.column((row.weights.get(term) for row in flat.rows), 0.0, np.float32)
+    for term_index, term in enumerate(terms):
+        weights[term_index] = flat.column((row.weights.get(term) for row in flat.rows), 0.0, np.float32)
     return weights
 
 
 def _temperature(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.ndarray:
-    """[T]: see `MicroBatch.temperature`. `weights` are those of the rows, so that a sampled token keeps its temperature
-    whatever its advantage."""
+    """Return [T]: see `MicroBatch.temperature`. `weights` are those of the rows, so that a sampled token keeps its
+    temperature whatever its advantage."""
     sampled = [values for term, values in zip(terms, weights, strict=True) if term != "imitate"]
     imitated = [values for term, values in zip(terms, weights, strict=True) if term == "imitate"]
     heat = flat.of_each([row.temperature for row in flat.rows], np.float32)
@@ -193,36 +193,37 @@ def _temperature(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.n
 
 
 def _without_idle(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.ndarray:
-    """A policy token whose advantage is exactly zero has none."""
+    """Return the weights without those of policy tokens whose advantage is exactly zero."""
     if "policy" in terms:
         weights[terms.index("policy")] *= flat.column((row.advantages for row in flat.rows), 1.0, np.float64) != 0
     return weights
 
 
 def _turns(flat: _Flat, marked: np.ndarray) -> np.ndarray:
-    """[T]: the number of the stretch of `marked` tokens [T] that a token is in; no stretch goes beyond its row."""
+    """Return [T]: the number of the stretch of `marked` tokens [T] that a token is in; no stretch goes beyond its
+    row."""
     begins = marked & ~np.concatenate(([False], marked[:-1]))
     begins[flat.offsets[:-1][flat.lengths > 0]] |= marked[flat.offsets[:-1][flat.lengths > 0]]
     return np.maximum(begins.cumsum() - 1, 0)
 
 
 def _kept(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The kept sets of the `chosen` [M] of the T tokens, end to end."""
+    """Return the kept sets of the `chosen` [M] of the T tokens, end to end."""
     if all(row.kept is None for row in flat.rows):
         return None
-    every = [ids for row in flat.rows for ids in (row.kept.rows if row.kept else (b"",) * len(row.tokens))]
-    sets = [every[token] for token in chosen.tolist()]
+    per_token = [ids for row in flat.rows for ids in (row.kept.rows if row.kept else (b"",) * len(row.tokens))]
+    sets = [per_token[token] for token in chosen.tolist()]
     offsets = np.cumsum([0, *(len(ids) // 4 for ids in sets)], dtype=np.int64)
     ids = np.frombuffer(b"".join(sets), "<i4").astype(np.int32)
     return torch.from_numpy(offsets).to(device), torch.from_numpy(ids).to(device)
 
 
 def _bias(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, ...] | None:
-    """What was added to the logits of the `chosen` [M] of the T tokens, end to end."""
+    """Return the values added to the logits of the `chosen` [M] of the T tokens, end to end."""
     if all(row.bias is None for row in flat.rows):
         return None
-    every = [added for row in flat.rows for added in row.bias or ((),) * len(row.tokens)]
-    rows = [every[token] for token in chosen.tolist()]
+    per_token = [added for row in flat.rows for added in row.bias or ((),) * len(row.tokens)]
+    rows = [per_token[token] for token in chosen.tolist()]
     pairs = [pair for row in rows for pair in row]
     offsets = torch.from_numpy(np.cumsum([0, *map(len, rows)], dtype=np.int64))
     ids = torch.tensor([token for token, _ in pairs], dtype=torch.int64)
@@ -231,20 +232,20 @@ def _bias(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[
 
 
 def _tops(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """What a teacher finds likeliest in the place of the `chosen` [M] of the T tokens."""
+    """Return a teacher's likeliest tokens in the place of the `chosen` [M] of the T tokens."""
     if all(row.tops is None for row in flat.rows):
         return None
-    every = [pairs for row in flat.rows for pairs in (row.tops.rows if row.tops else (b"",) * len(row.tokens))]
-    rows = [np.frombuffer(every[token], [("id", "<u4"), ("logprob", "<f4")]) for token in chosen.tolist()]
+    per_token = [pairs for row in flat.rows for pairs in (row.tops.rows if row.tops else (b"",) * len(row.tokens))]
+    rows = [np.frombuffer(per_token[token], [("id", "<u4"), ("logprob", "<f4")]) for token in chosen.tolist()]
     shape = (len(rows), max(map(len, rows), default=0))
     ids, logprobs = np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)
-    for place, row in enumerate(rows):
-        ids[place, : len(row)], logprobs[place, : len(row)] = row["id"], row["logprob"]
+    for index, row in enumerate(rows):
+        ids[index, : len(row)], logprobs[index, : len(row)] = row["id"], row["logprob"]
     return torch.from_numpy(ids).to(device), torch.from_numpy(logprobs).to(device)
 
 
 def _teachers(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> dict[str, torch.Tensor]:
-    """Which of the `chosen` [M] of the T tokens are of rows that name a teacher, by its name."""
+    """Mark, per teacher that a row names, those of the `chosen` [M] of the T tokens that are of its rows."""
     named = sorted({row.teacher for row in flat.rows if row.teacher is not None})
     return {
         name: torch.from_numpy(flat.of_each([row.teacher == name for row in flat.rows], np.bool_)[chosen]).to(device)
@@ -252,14 +253,14 @@ def _teachers(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> di
     }
 
 
-def _predicting(flat: _Flat, chosen: np.ndarray) -> tuple[Layout, np.ndarray]:
-    """The layout of all rows, each up to its last weighted token, and where in it the `chosen` [M] of the T are
+def _predicting(flat: _Flat, chosen: np.ndarray) -> tuple[PrefixLayout, np.ndarray]:
+    """Return the layout of all rows, each up to its last weighted token, and where in it the `chosen` [M] of the T are
     predicted."""
     counts = np.diff(np.searchsorted(chosen, flat.offsets))
     starts = flat.offsets[:-1][counts > 0]
     ends = chosen[counts.cumsum()[counts > 0] - 1]
     layout = lay_out([flat.tokens[start:end] for start, end in zip(starts, ends, strict=True)])
-    place = np.zeros(len(flat.tokens), np.int64)
+    layout_index = np.zeros(len(flat.tokens), np.int64)
     for start, end, path in zip(starts, ends, layout.paths, strict=True):
-        place[start:end] = path
-    return layout, place[chosen - 1]
+        layout_index[start:end] = path
+    return layout, layout_index[chosen - 1]

@@ -9,25 +9,24 @@ from sparring.batch.packing import SMALLEST_PIECE, lanes, pack
 from sparring.batch.prefixes import walk
 from sparring.types import Sample
 
-Unit = list[Sample]
+RowUnit = list[Sample]
 """Rows that stay together."""
 
 
-def units(rows: Sequence[Sample], paired: Set[str]) -> list[Unit]:
-    """The rows that one of the terms `paired` weighs, group by group, and every other row alone; in the order of their
-    first."""
-    found: dict[tuple[str, str | int], Unit] = {}
-    for place, row in enumerate(rows):
-        key = ("pair", row.group) if paired & row.weights.keys() else ("row", place)
-        found.setdefault(key, []).append(row)
-    return list(found.values())
+def units(rows: Sequence[Sample], paired: Set[str]) -> list[RowUnit]:
+    """Group the rows that one of the terms `paired` weighs by their group, and leave every other row alone; in the
+    order of their first."""
+    by_key: dict[tuple[str, str | int], RowUnit] = {}
+    for number, row in enumerate(rows):
+        key = ("pair", row.group) if paired & row.weights.keys() else ("row", number)
+        by_key.setdefault(key, []).append(row)
+    return list(by_key.values())
 
 
 def pack_units(rows: Sequence[Sample], token_budget: int, paired: Set[str]) -> list[list[Sample]]:
-    """As `pack`, but no unit is split. Where there are units of several rows, they are placed first-fit, and what one
-    unit shares with another is counted for both: a micro-batch may be smaller than it could, never larger than
-    `token_budget`, but for a unit that alone is.
-    """
+    """Pack rows like `pack`, but split no unit. Where there are units of several rows, they are placed first-fit, and a
+    prefix that two units share is counted for both: a micro-batch may be smaller than it could, never larger than
+    `token_budget`, but for a unit that alone is."""
     whole = units(rows, paired)
     if len(whole) == len(rows):
         return pack(rows, token_budget)
@@ -35,17 +34,17 @@ def pack_units(rows: Sequence[Sample], token_budget: int, paired: Set[str]) -> l
     room: list[int] = []
     for unit in whole:
         size = _size(unit)
-        place = next((b for b, left in enumerate(room) if size <= left), len(bins))
-        if place == len(bins):
+        index = next((b for b, left in enumerate(room) if size <= left), len(bins))
+        if index == len(bins):
             bins.append([])
             room.append(token_budget)
-        bins[place] += unit
-        room[place] -= size
+        bins[index] += unit
+        room[index] -= size
     return bins
 
 
 def cut_units(rows: Sequence[Sample], count: int, paired: Set[str], context: float = 0.0) -> list[list[Sample]]:
-    """As `lanes`, but no unit is split."""
+    """Cut rows into lanes like `lanes`, but split no unit."""
     whole = units(rows, paired)
     if len(whole) == len(rows):
         return lanes(rows, count, context)
@@ -54,11 +53,11 @@ def cut_units(rows: Sequence[Sample], count: int, paired: Set[str], context: flo
     cuts = [0]
     for piece in range(1, count):
         places = range(cuts[-1] + 1, len(whole) - count + piece + 1)
-        cuts.append(min(places, key=lambda place: abs(before[place] - before[-1] * piece / count)))
+        cuts.append(min(places, key=lambda cut: abs(before[cut] - before[-1] * piece / count)))
     return [[row for unit in whole[a:b] for row in unit] for a, b in pairwise([*cuts, len(whole)])]
 
 
-def _size(unit: Unit) -> int:
-    """Distinct prefixes' tokens."""
+def _size(unit: RowUnit) -> int:
+    """Count the tokens of a unit's distinct prefixes."""
     order, shared = walk([row.tokens for row in unit])
-    return sum(len(unit[index].tokens) - known for index, known in zip(order, shared, strict=True))
+    return sum(len(unit[index].tokens) - common for index, common in zip(order, shared, strict=True))

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         KeyboardInterrupt: the user stopped it.
     """
     from sparring.cli.checkpoint import find_checkpoint
-    from sparring.engine.adapters.key import key_of
+    from sparring.engine.adapters.client import read_api_key
     from sparring.errors import refusal
     from sparring.launch.serve import ServeConfig, engine_config, serve
     from sparring.model.hub import local_folder
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         host=args.host,
         port=args.port,
         unix=args.unix,
-        api_key=key_of(args.api_key_env),
+        api_key=read_api_key(args.api_key_env),
         dtype=args.dtype,
         numerics=args.numerics,
         engine=engine_config(args.settings),

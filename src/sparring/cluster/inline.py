@@ -9,7 +9,7 @@ import msgspec
 
 from sparring.engine.config import EngineConfig
 from sparring.model.config import ModelConfig, ServedConfig
-from sparring.protocols import Engine, Trainer, TrainPlan, Worth
+from sparring.protocols import Engine, Trainer, TrainPlan, ValueModel
 from sparring.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ class InlineCluster:
     ) -> None:
         self._models = models
         self._train = train
-        others = msgspec.structs.replace(engine, weight_noise=0.0) if engine.kind == "native" else EngineConfig()
+        others = engine if engine.kind == "native" else EngineConfig()
         self._engine_of = defaultdict(lambda: others, policy=engine)
         self._device = device
         self._threads = threads
         self._engines: list[Engine] = []
         self._trainers: list[Trainer] = []
-        self._rewards: dict[tuple[str, str], Worth] = {}
+        self._rewards: dict[tuple[str, str], ValueModel] = {}
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
         """A trainer of model `name` that starts from the checkpoint folder `path` at version 0."""
@@ -93,7 +93,7 @@ class InlineCluster:
         self._engines.append(engine)
         return engine
 
-    def worth(self, name: str, *, path: str) -> Worth:
+    def value_model(self, name: str, *, path: str) -> ValueModel:
         """What serves the reward model in the checkpoint folder `path`, in the numerics of model `name`: one, however
         often it is asked for."""
         from sparring.engine.reward import RewardModel
@@ -106,24 +106,19 @@ class InlineCluster:
         return self._rewards[name, path]
 
     def _served(self, name: str, served: ServedConfig) -> Engine:
-        from sparring.engine.adapters.key import key_of
+        from sparring.engine.adapters.client import read_api_key
         from sparring.engine.adapters.openai_compatible import OpenAiEngine
         from sparring.engine.adapters.remote import RemoteEngine
 
-        key = key_of(served.api_key_env)
+        key = read_api_key(served.api_key_env)
         if served.kind == "remote":
             return RemoteEngine(served.url, name=name, api_key=key)
         return OpenAiEngine(served.url, model=served.served_model, api_key=key)
 
     def _native(self, name: str, path: str) -> Engine:
         from sparring.engine.native import NativeEngine
-        from sparring.engine.noise import disturbed
-        from sparring.model.staging import Staged
 
-        model, config = self._model(name, path), self._engine_of[name]
-        if config.weight_noise:
-            Staged(model, disturbed(model.state(), config.weight_noise)).commit()
-        return NativeEngine(model, config, name=name, threads=self._threads)
+        return NativeEngine(self._model(name, path), self._engine_of[name], name=name, threads=self._threads)
 
     def _vllm(self, name: str, path: str) -> Engine:
         from sparring.engine.adapters.vllm import VllmEngine
@@ -134,11 +129,11 @@ class InlineCluster:
         return VllmEngine(server, self._engine_of[name], name=name, dtype=spec.dtype)
 
     def _remote(self, name: str, path: str) -> Engine:
-        from sparring.engine.adapters.key import key_of
+        from sparring.engine.adapters.client import read_api_key
         from sparring.engine.adapters.remote import RemoteEngine
 
         spec, config = self._models[name], self._engine_of[name]
-        engine = RemoteEngine(config.url, name=name, api_key=key_of(config.api_key_env))
+        engine = RemoteEngine(config.url, name=name, api_key=read_api_key(config.api_key_env))
         model = self._model(name, path)
         engine.check(spec.dtype, model.path_name, config)
         own = model.adapters.everywhere
@@ -146,11 +141,11 @@ class InlineCluster:
         return engine
 
     def _openai(self, name: str, path: str) -> Engine:
-        from sparring.engine.adapters.key import key_of
+        from sparring.engine.adapters.client import read_api_key
         from sparring.engine.adapters.openai_compatible import OpenAiEngine
 
         config = self._engine_of[name]
-        return OpenAiEngine(config.url, model=config.served_model, api_key=key_of(config.api_key_env))
+        return OpenAiEngine(config.url, model=config.served_model, api_key=read_api_key(config.api_key_env))
 
     def _model(self, name: str, path: str) -> CausalModel:
         from sparring.model.load import load

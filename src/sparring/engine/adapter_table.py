@@ -1,54 +1,36 @@
-"""The adapters that an engine serves beside its model: loaded, swapped and dropped between two steps."""
+"""Adapters that an engine serves beside its base model: loaded, exchanged and dropped between two steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from sparring.engine.kv import Weights
 from sparring.engine.runner import Runner
-from sparring.engine.update import verify, where
+from sparring.engine.served_adapter import ServedAdapter
+from sparring.engine.update import OLD_STAYS, verify, where
 from sparring.errors import EngineError, WeightsError, boundary
 from sparring.model.causal import CausalModel
 from sparring.model.lora import Adapter
 from sparring.types import WeightRef
 
 
-@dataclass(eq=False, slots=True)
-class Served:
-    """An adapter under its name; a swap changes `version`, `checksum` and `serial` in place. `serial` is of this load
-    alone: an adapter that comes again under an old name and version has another, and so finds no keys and values of the
-    old one."""
-
-    name: str
-    number: int
-    version: int
-    checksum: str | None
-    serial: int
-
-    @property
-    def weights(self) -> str:
-        """What its keys and values are called in the cache."""
-        return f"adapter {self.serial}"
-
-
 class AdapterTable:
-    """Adapters by name. One that bears the engine's own name serves the requests that name none.
+    """Adapters by name. The one with the engine's own name serves the requests that name no adapter.
 
     Args:
         model: served; an adapter that it has everywhere becomes the engine's own.
         runner: computes probes.
-        name: the engine's.
+        name: of the engine.
         version: of the weights that `model` holds.
-        forget: is told which weights, as `Served.weights` calls them, serve nobody any more.
+        forget: called with weights, as `ServedAdapter.weights` names them, that are no longer served.
     """
 
     def __init__(
         self, model: CausalModel, runner: Runner, name: str, version: int, forget: Callable[[Weights], None]
     ) -> None:
         self._model, self._runner, self._name, self._forget = model, runner, name, forget
-        self._served: dict[str, Served] = {}
-        self._leaving: list[Served] = []
+        self._served: dict[str, ServedAdapter] = {}
+        self._leaving: list[ServedAdapter] = []
         self._loads = 0
         own, model.adapters.everywhere = model.adapters.everywhere, None
         if own is not None:
@@ -58,12 +40,12 @@ class AdapterTable:
         return len(self._served) + len(self._leaving)
 
     def version(self, base: int) -> int:
-        """Of the engine's own adapter; `base` where it has none."""
+        """Return the version of the engine's own adapter; `base` without one."""
         own = self._served.get(self._name)
         return base if own is None else own.version
 
-    def find(self, name: str | None) -> Served | None:
-        """What a request with `adapter = name` is served by.
+    def find(self, name: str | None) -> ServedAdapter | None:
+        """Return the adapter that serves a request with `adapter = name`; None for the base model.
 
         Raises:
             EngineError: no adapter of this name is loaded.
@@ -71,49 +53,49 @@ class AdapterTable:
         if name is None:
             return self._served.get(self._name)
         if name not in self._served:
-            known = ", ".join(sorted(self._served)) or "none"
-            raise EngineError(f"adapter {name}: expected one that is loaded, got one that is not; loaded: {known}")
+            loaded = ", ".join(sorted(self._served)) or "none"
+            raise EngineError(f"adapter {name}: expected a loaded adapter, got another name; loaded: {loaded}")
         return self._served[name]
 
-    def commit(self, ref: WeightRef, adapter: Adapter) -> Served | None:
-        """Load or swap an adapter that is staged and verify it by the reference's probe; on any failure the old one,
-        which nobody touched, serves on.
+    def commit(self, ref: WeightRef, adapter: Adapter) -> ServedAdapter | None:
+        """Load a staged adapter, or exchange it for its older version, and verify it by the reference's probe. On
+        failure the old one, which stays untouched, is served on.
 
         Returns:
-            The adapter as it is served, None where this very version was served already.
+            The adapter as it is served; None where this very version was served already.
 
         Raises:
-            WeightsError: it gives other log-probabilities than the publisher's, or is no newer version.
+            WeightsError: it gives other log-probabilities than the publisher's, or its version is not newer.
         """
         name = str(ref.adapter)
-        known = self._served.get(name)
-        if known is not None and (ref.version, ref.checksum) == (known.version, known.checksum):
+        served = self._served.get(name)
+        if served is not None and (ref.version, ref.checksum) == (served.version, served.checksum):
             return None
-        if known is not None and ref.version <= known.version:
-            got = f"{ref.version}; publish every change of an adapter under a number of its own"
-            raise WeightsError(f"{where(ref)}: expected a version after {known.version}, which is served, got {got}")
+        if served is not None and ref.version <= served.version:
+            got = f"{ref.version}; publish every change of an adapter under a new version number"
+            raise WeightsError(f"{where(ref)}: expected a version above the served {served.version}, got {got}")
         spare = self._free()
         self._model.adapters.put(spare, adapter)
         try:
             with boundary(WeightsError, where(ref)):
                 verify(self._runner, where(ref), ref.probe, spare)
         except WeightsError as cause:
-            raise WeightsError(f"{cause}; what was served serves on") from cause
+            raise WeightsError(f"{cause}; {OLD_STAYS}") from cause
         finally:
             self._model.adapters.take(spare)
         return self._put(name, adapter, ref.version, ref.checksum)
 
     def drop(self, name: str) -> None:
-        """No new request is served by it from here on; those under way are finished with it.
+        """Serve no new request by an adapter; running ones finish with it.
 
         Raises:
-            EngineError: there is none of this name.
+            EngineError: no adapter of this name is loaded.
         """
         self.find(name)
         self._leaving.append(self._served.pop(name))
 
-    def sweep(self, used: Iterable[Served | None]) -> None:
-        """Forget those that were dropped and that none of `used` is."""
+    def sweep(self, used: Iterable[ServedAdapter | None]) -> None:
+        """Forget dropped adapters that none of the requests in `used` needs any more."""
         if self._leaving:
             still = set(used)
             for served in self._leaving:
@@ -122,11 +104,11 @@ class AdapterTable:
                     self._forget(served.weights)
             self._leaving = [served for served in self._leaving if served in still]
 
-    def _put(self, name: str, adapter: Adapter, version: int, checksum: str | None) -> Served:
+    def _put(self, name: str, adapter: Adapter, version: int, checksum: str | None) -> ServedAdapter:
         self._loads += 1
         served = self._served.get(name)
         if served is None:
-            served = self._served[name] = Served(name, self._free(), version, checksum, self._loads)
+            served = self._served[name] = ServedAdapter(name, self._free(), version, checksum, self._loads)
         else:
             self._forget(served.weights)
         served.version, served.checksum, served.serial = version, checksum, self._loads

@@ -1,4 +1,4 @@
-"""What is wrong with a request: with its tokens, or with how it wants others drawn."""
+"""Checks of requests before they are scheduled."""
 
 from __future__ import annotations
 
@@ -6,76 +6,82 @@ from typing import NamedTuple
 
 from sparring.errors import RequestRefused
 from sparring.generation import TEMPERATURE, GenerateRequest, ScoreRequest, is_temperature
-from sparring.model.kernels.decoder_step import BIASES, TOPS
+from sparring.kernels.compiled.decoder_step import BIASES, TOPS
 
 LARGEST_ID, LARGEST_BIAS = 1 << 31, 1e30
 
 
-class Room(NamedTuple):
-    """What an engine can serve: token ids below `vocab_size`, texts of up to `max_positions` tokens, `capacity` tokens
-    in its cache."""
+class EngineLimits(NamedTuple):
+    """Limits of an engine: token ids below `vocab_size`, texts of up to `max_positions` tokens, `capacity` tokens in
+    its cache."""
 
     vocab_size: int
     max_positions: int
     capacity: int
 
 
-def check_request(request: GenerateRequest, room: Room) -> int:
-    """Tokens that the request may sample.
+def check_request(request: GenerateRequest, limits: EngineLimits) -> int:
+    """Check a request to generate; returns the number of tokens that it may sample.
 
     Raises:
         RequestRefused: it can never be served.
     """
     tokens, sampling = request.tokens, request.sampling
-    max_new = min(sampling.max_tokens, room.max_positions - len(tokens))
+    max_new = min(sampling.max_tokens, limits.max_positions - len(tokens))
     problem = None
     if not tokens:
-        problem = "at least one token, got none; send a prompt"
-    elif min(tokens) < 0 or max(tokens) >= room.vocab_size:
-        problem = f"token ids below {room.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
+        problem = "a prompt of at least one token, got none; send one"
+    elif min(tokens) < 0 or max(tokens) >= limits.vocab_size:
+        problem = f"token ids below {limits.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
     elif sampling.max_tokens < 1:
-        problem = f"max_tokens of at least 1, got {sampling.max_tokens}; ask for a token"
+        problem = f"max_tokens of at least 1, got {sampling.max_tokens}; raise it"
     elif max_new < 1:
-        problem = f"fewer than {room.max_positions} tokens, got {len(tokens)}; shorten the prompt"
-    elif len(tokens) + max_new - 1 > room.capacity:
+        problem = f"a prompt of fewer than {limits.max_positions} tokens, got {len(tokens)}; shorten it"
+    elif len(tokens) + max_new - 1 > limits.capacity:
         got = f"{len(tokens)} + {max_new}"
-        problem = f"prompt + max_tokens within the cache of {room.capacity}, got {got}; raise engine.kv_tokens"
+        problem = f"prompt + max_tokens within the cache of {limits.capacity} tokens, got {got}; raise engine.kv_tokens"
     else:
-        problem = problem_of(request, room.vocab_size)
+        problem = problem_of(request, limits.vocab_size)
     if problem:
         raise RequestRefused(f"request {request.id}: expected {problem}")
     return max_new
 
 
-def check_score(request: ScoreRequest, room: Room) -> None:
-    """Raises RequestRefused where the request can never be served."""
-    tokens, most = request.tokens, min(room.max_positions, room.capacity) + 1
+def check_score(request: ScoreRequest, limits: EngineLimits) -> None:
+    """Check a request to score.
+
+    Raises:
+        RequestRefused: it can never be served.
+    """
+    tokens, most = request.tokens, min(limits.max_positions, limits.capacity) + 1
     problem = None
     if not 1 <= request.first < len(tokens):
-        problem = f"1 <= first < number of tokens, got {request.first} of {len(tokens)}; score tokens that follow one"
-    elif min(tokens) < 0 or max(tokens) >= room.vocab_size:
-        problem = f"token ids below {room.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
+        got = f"{request.first} of {len(tokens)}; the first token has no log-probability"
+        problem = f"1 <= first < number of tokens, got {got}"
+    elif min(tokens) < 0 or max(tokens) >= limits.vocab_size:
+        problem = f"token ids below {limits.vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
     elif len(tokens) > most:
-        problem = f"at most {most} tokens, got {len(tokens)}; cut them or raise engine.kv_tokens"
+        problem = f"at most {most} tokens, got {len(tokens)}; shorten the text or raise engine.kv_tokens"
     elif not is_temperature(request.temperature):
         problem = f"{TEMPERATURE}, got {request.temperature}; correct it"
-    elif not 0 <= request.top_k <= room.vocab_size:
-        problem = f"0 <= top_k <= {room.vocab_size}, got {request.top_k}; correct it"
+    elif not 0 <= request.top_k <= limits.vocab_size:
+        problem = f"0 <= top_k <= {limits.vocab_size}, got {request.top_k}; correct it"
     if problem:
         raise RequestRefused(f"score {request.id}: expected {problem}")
 
 
 def problem_of(request: GenerateRequest, vocab_size: int) -> str | None:
-    """What is expected of how tokens are drawn and what was got, if that is something else. NaN and infinity are."""
+    """Describe what is wrong with a request's sampling settings, as "expected ..., got ...; do ..." without its first
+    word. None where they are fine; NaN and infinity are not."""
     sampling = request.sampling
     if not is_temperature(sampling.temperature):
         return f"{TEMPERATURE}, got {sampling.temperature}; correct it"
     if not 0 < sampling.top_p <= 1:
-        return f"a top_p above 0 and at most 1, got {sampling.top_p}; 1 truncates nothing"
+        return f"a top_p above 0 and at most 1, got {sampling.top_p}; use 1 for no truncation"
     if not 0 <= sampling.min_p <= 1:
-        return f"a min_p from 0 to 1, got {sampling.min_p}; 0 truncates nothing"
+        return f"a min_p from 0 to 1, got {sampling.min_p}; use 0 for no truncation"
     if not 0 <= sampling.top_k < LARGEST_ID:
-        return f"a top_k of 0 or more, got {sampling.top_k}; 0 truncates nothing"
+        return f"a top_k of 0 or more, got {sampling.top_k}; use 0 for no truncation"
     if not 0 <= sampling.top_logprobs <= TOPS:
         return f"0 to {TOPS} top_logprobs, got {sampling.top_logprobs}; ask for fewer"
     if not 0 <= sampling.min_tokens <= sampling.max_tokens:
@@ -87,13 +93,13 @@ def problem_of(request: GenerateRequest, vocab_size: int) -> str | None:
         return f"a bias from -{LARGEST_BIAS:g} to {LARGEST_BIAS:g}, got {sampling.logit_bias}; correct logit_bias"
     banned = {token for token in sampling.stop if 0 <= token < vocab_size} if sampling.min_tokens else ()
     if len(banned) + len(biased) > BIASES or len(banned) == vocab_size:
-        most = f"at most {BIASES} tokens in logit_bias and, with min_tokens, in stop, and one outside of stop"
-        return f"{most}, got {len(biased)} and {len(banned)}; leave some out"
+        most = f"at most {BIASES} tokens in logit_bias and, with min_tokens, in stop, and one token that is not in stop"
+        return f"{most}, got {len(biased)} and {len(banned)}; remove some"
     if any(not -LARGEST_ID <= token < LARGEST_ID for token in sampling.stop):
         return f"stop tokens of 32 bits, got {sampling.stop}; use the model's tokenizer"
     if (sampling.stop_strings and not request.ends) or (sampling.constraint and not request.allowed):
-        expected = "`ends` and `allowed` beside stop_strings and constraint"
+        expected = "the functions `ends` and `allowed` for stop_strings and constraint"
         return f"{expected}, got the text alone; bind the request (Renderer.bind)"
     if request.allowed and sampling.min_tokens:
-        return "min_tokens 0 where a grammar says what may come, got both; let the grammar say it"
+        return f"min_tokens 0 with a constraint, got {sampling.min_tokens}; require the length in the constraint"
     return None

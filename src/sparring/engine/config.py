@@ -29,8 +29,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """None of these but `weight_noise` changes a sampled token: in exact numerics a request does not see its
-    neighbours."""
+    """`[engine]`. None of these changes a sampled token: in exact numerics a request does not see its neighbours."""
 
     kind: Literal["native", "vllm", "remote", "openai"] = "native"
     """native: the trainer's own model, so that the two agree to the bit; vllm: a vLLM server, which does not; remote: a
@@ -92,17 +91,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How long an update may take to arrive and to wait for its turn; a late one is refused and the old weights serve
     on."""
 
-    weight_noise: float = 0.0
-    """For studies of mismatch: the native engine serves every tensor with a fixed normal noise of this share of its
-    root mean square, so that it disagrees with the trainer by a known amount. Then it is not exact."""
-
     vllm: VllmConfig = VllmConfig()
     """The server that `kind = "vllm"` starts."""
 
     @property
     def exact(self) -> bool:
         """Whether the engine is the trainer's own module, which in exact numerics gives the trainer's bits."""
-        return self.kind in ("native", "remote") and not self.weight_noise
+        return self.kind in ("native", "remote")
 
     def cache_tokens(self, token_bytes: int) -> int:
         """Tokens that the cache holds, in whole pages and at least one: no conversation can be longer.
@@ -131,15 +126,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if (self.kind in ("remote", "openai")) != bool(self.url):
             raise ValueError(
-                f"url must be given for kinds remote and openai and no other, got {self.kind} and {self.url!r}"
+                f'url must be set for kind "remote" and "openai" and no other, got {self.url!r} with kind "{self.kind}"'
             )
         for name in ("max_running", "max_batch_tokens", "kv_bytes", "speculation_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.weight_noise < 1 or self.weight_noise and self.kind != "native":
-            raise ValueError(
-                f"weight_noise must be a share from 0 to below 1, and 0 but for native, got {self.weight_noise}"
-            )
         if not self.update_timeout_s > 0:
             raise ValueError(f"update_timeout_s must be above 0, got {self.update_timeout_s}")
         for name in ("kv_tokens", "idle_kv_bytes", "offload_bytes"):

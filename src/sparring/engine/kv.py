@@ -1,12 +1,12 @@
-"""Who owns which page of the KV cache. Torch-free: pages are numbers.
+"""Ownership of the pages of the KV cache. Torch-free: pages are numbers.
 
-A page is free, or held by one or more sequences and idle conversations (reference count). A full page carries a digest
-of the weight version and of every token from the start of its sequence, by which a request that begins with the same
-tokens finds it; a freed page keeps its digest until it is given out again.
+A page is free, or referenced by one or more running sequences and parked conversations. A full page has a digest of the
+weight version and of all tokens from the start of its sequence: a request that begins with the same tokens finds it. A
+freed page keeps its digest until it is given out again.
 
-An idle conversation whose pages are needed is copied to pages in host memory, where there are any, and copied back for
-its next turn. Those are a pool like the first: what several conversations share lies there once, and what was copied
-before and has not been given out again is found there.
+A parked conversation whose pages are needed is copied to pages in host memory, where there are any, and copied back for
+its next turn. Host pages are a pool like the first: a prefix that several conversations share is stored once, and an
+earlier copy that was not overwritten is found again.
 """
 
 from __future__ import annotations
@@ -22,82 +22,90 @@ import xxhash
 from sparring.engine.pages import PagePool
 
 Weights = int | str
-"""What keys and values are of: the number of a weight version, or the name and version of an adapter."""
+"""Weights that computed keys and values: a version number of the model, or the name of an adapter's load."""
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
-    """What stays of a conversation between its turns: its tokens, all with KV of one weight version in `pages`."""
+class ParkedConversation:
+    """Conversation between two turns: its tokens, and the pages with their keys and values, all of one version."""
 
     tokens: list[int]
     pages: list[int]
     version: Weights
 
 
-class Shelf:
-    """Idle conversations and the pool that their pages are of, least recently used first."""
+class ParkedConversations:
+    """Parked conversations and the pool of their pages, least recently used first."""
 
     def __init__(self, num_pages: int) -> None:
         self.pool = PagePool(num_pages)
-        self._idle: OrderedDict[str, Idle] = OrderedDict()
+        self._idle: OrderedDict[str, ParkedConversation] = OrderedDict()
 
-    def put(self, conversation: str, idle: Idle) -> None:
-        """Hold the pages of a conversation, in place of what was kept of it before."""
-        for page in idle.pages:
+    def put(self, conversation: str, parked: ParkedConversation) -> None:
+        """Park a conversation and hold its pages, in place of its earlier entry."""
+        for page in parked.pages:
             self.pool.hold(page, idle=True)
         self.release(conversation)
-        self._idle[conversation] = idle
+        self._idle[conversation] = parked
 
-    def get(self, conversation: str | None) -> Idle | None:
-        """What is kept of a conversation, if anything."""
+    def get(self, conversation: str | None) -> ParkedConversation | None:
+        """Return the entry of a conversation; None without one."""
         return self._idle.get(conversation) if conversation is not None else None
 
-    def eldest(self) -> tuple[str, Idle]:
-        """The conversation that was put here longest ago, of those that hold pages which nobody else uses now."""
+    def oldest(self) -> tuple[str, ParkedConversation]:
+        """Return name and entry of the conversation parked longest ago among those that hold a page which no running
+        sequence uses."""
         return next(item for item in self._idle.items() if any(map(self.pool.is_idle, reversed(item[1].pages))))
 
     def release(self, conversation: str) -> None:
-        """Forget a conversation; none is fine. The last pages are freed first: a beginning is more likely to be asked
-        for again than an end."""
-        idle = self._idle.pop(conversation, None)
-        for page in reversed(idle.pages if idle is not None else ()):
+        """Remove a conversation; unknown ones are fine. Its last pages are freed first, because the beginning of a text
+        is more likely to be needed again than its end."""
+        parked = self._idle.pop(conversation, None)
+        for page in reversed(parked.pages if parked is not None else ()):
             self.pool.drop(page, idle=True)
 
     def release_weights(self, version: Weights) -> list[str]:
-        """Forget every conversation whose KV is of `version`; their names."""
-        names = [name for name, idle in self._idle.items() if idle.version == version]
+        """Remove every conversation computed by `version`; returns their names."""
+        names = [name for name, parked in self._idle.items() if parked.version == version]
         for name in names:
             self.release(name)
         return names
 
     def clear(self) -> None:
-        """Forget every conversation."""
+        """Remove every conversation."""
         for name in list(self._idle):
             self.release(name)
 
 
-class Copy(NamedTuple):
-    """What page `source` holds is to be copied to page `target`; `way` says which of them is in host memory."""
+class PageCopy(NamedTuple):
+    """Pending copy of page `source` to page `target`: within the cache, out to host memory, or back from there."""
 
     way: Literal["within", "out", "back"]
     source: int
     target: int
 
 
-class Seat(NamedTuple):
-    """What an admitted request gets: its pages, how many of its tokens they hold, and how many of those its
-    conversation had kept in the cache (`kept`) and in host memory (`restored`)."""
+class Allocation(NamedTuple):
+    """Pages of an admitted request.
+
+    Attributes:
+        pages: for all of its tokens.
+        num_cached: tokens whose keys and values the pages already hold.
+        num_parked: those of them that its own conversation had parked in the cache.
+        num_restored: those of them that are copied back from host memory.
+    """
 
     pages: list[int]
-    known: int
-    kept: int
-    restored: int
+    num_cached: int
+    num_parked: int
+    num_restored: int
 
 
 @dataclass(slots=True)
 class KvCounts:
-    """Since the start: requests that began with something found and with nothing, tokens found by where they were,
-    conversations given up for good, pages copied to host memory and back, and the most pages that were held at once."""
+    """Counts since the start: requests that began with cached tokens (`hits`) and without (`misses`), cached tokens by
+    where they came from, evicted conversations, pages copied to host memory and back, and the most pages held at once.
+    """
 
     hits: int = 0
     misses: int = 0
@@ -109,25 +117,25 @@ class KvCounts:
     pages_back: int = 0
     most_pages: int = 0
 
-    def note(self, seat: Seat) -> None:
-        """A request that begins."""
-        self.hits += seat.known > 0
-        self.misses += seat.known == 0
-        self.kept_tokens += seat.kept
-        self.shared_tokens += seat.known - seat.kept - seat.restored
-        self.restored_tokens += seat.restored
+    def note(self, allocation: Allocation) -> None:
+        """Count an admitted request."""
+        self.hits += allocation.num_cached > 0
+        self.misses += allocation.num_cached == 0
+        self.kept_tokens += allocation.num_parked
+        self.shared_tokens += allocation.num_cached - allocation.num_parked - allocation.num_restored
+        self.restored_tokens += allocation.num_restored
 
 
 class KvCache:
-    """The pool together with the idle conversations.
+    """Page pool together with the parked conversations.
 
     Args:
-        num_pages: of the cache.
+        num_pages: size of the cache.
         page_size: tokens of a page.
-        share_prefixes: whether full pages are found by what they hold.
-        host_pages: for conversations whose pages of the cache are needed.
-        idle_pages: how many pages idle conversations alone may hold; None for all.
-        window: how many positions, its own included, a position reads at most; None for all.
+        share_prefixes: whether full pages are found by their contents.
+        host_pages: pages in host memory for conversations whose pages of the cache are needed.
+        idle_pages: most pages that parked conversations alone may hold; None for all.
+        window: most positions that a position attends to, its own included; None for all.
     """
 
     def __init__(
@@ -144,40 +152,41 @@ class KvCache:
         self.counts = KvCounts()
         self.share_prefixes, self._window = share_prefixes, window
         self._idle_pages = num_pages if idle_pages is None else idle_pages
-        self._here, self._host = Shelf(num_pages), Shelf(host_pages)
+        self._here, self._host = ParkedConversations(num_pages), ParkedConversations(host_pages)
         self.pool = self._here.pool
         self._tails: OrderedDict[bytes, int] = OrderedDict()
-        self._copies: list[Copy] = []
+        self._copies: list[PageCopy] = []
 
     @property
     def host(self) -> PagePool:
-        """The pages in host memory."""
+        """Pool of the pages in host memory."""
         return self._host.pool
 
     @property
     def num_available(self) -> int:
-        """Pages that `take` could give."""
+        """Number of pages that `take` could return: free ones and those that can be evicted."""
         return self.pool.num_free + self.pool.num_idle
 
     @property
     def num_idle(self) -> int:
-        """Pages that idle conversations alone hold."""
+        """Number of pages that parked conversations alone hold."""
         return self.pool.num_idle - sum(map(self.pool.is_idle, self._tails.values()))
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that hold so many tokens."""
+        """Return the number of pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def take(self, count: int, spare: int = 0) -> list[int] | None:
-        """`count` pages, at the cost of idle conversations where the free ones do not suffice.
+        """Take `count` pages, evicting parked conversations where too few are free.
 
-        None, and nothing is given up, if even with those fewer than `spare` pages would be left.
+        Returns:
+            The pages; None, with nothing evicted, where fewer than `spare` would be available afterwards.
         """
         if count + spare > self.num_available:
             return None
         while self.pool.num_free < count:
             if (key := next((one for one, page in self._tails.items() if self.pool.is_idle(page)), None)) is not None:
-                self.withdraw(key)
+                self.unshare_tail(key)
             else:
                 self._give_up()
         pages = [self.pool.take() for _ in range(count)]
@@ -185,73 +194,77 @@ class KvCache:
         return pages
 
     def drop(self, pages: list[int]) -> None:
-        """Give pages back, the last ones first: a beginning is more likely to be asked for again than an end."""
+        """Return pages, the last ones first, because the beginning of a text is more likely to be needed again than its
+        end."""
         for page in reversed(pages):
             self.pool.drop(page)
 
-    def unread(self, computed: int) -> int:
-        """How many of a sequence's first pages nobody reads any more who comes behind `computed` tokens."""
+    def num_unread(self, computed: int) -> int:
+        """Return how many of a sequence's first pages lie outside the window of every token after `computed`."""
         return 0 if self._window is None else max(0, computed - self._window + 1) // self.page_size
 
-    def leave(self, pages: list[int], begin: int, end: int) -> None:
-        """Give back pages[begin:end] early. They stay found by what they hold until they are given out again."""
+    def drop_unread(self, pages: list[int], begin: int, end: int) -> None:
+        """Return pages[begin:end] of a running sequence early. They are still found by their contents until they are
+        given out again."""
         for index in range(begin, end):
             self.pool.drop(pages[index])
             pages[index] = self.pool.hole
 
     def trim(self) -> None:
-        """Where idle conversations hold more than they may, let go of those that were idle longest."""
+        """Evict the conversations parked longest ago while parked ones hold more pages than they may."""
         while self.num_idle > self._idle_pages:
             self._give_up()
 
-    def keep(self, conversation: str, tokens: list[int], pages: list[int], version: Weights) -> None:
-        """Keep what a live sequence holds for the next turn of a conversation, in place of what was kept before. The
-        sequence may write on in the last page: only what `tokens` fill of it is the conversation's."""
-        gone = self.unread(len(tokens))
+    def park(self, conversation: str, tokens: list[int], pages: list[int], version: Weights) -> None:
+        """Park the pages of a running sequence for the next turn of a conversation, in place of its earlier entry. The
+        sequence may write on in the last page: only the part that `tokens` fill belongs to the conversation."""
+        gone = self.num_unread(len(tokens))
         self._host.release(conversation)
-        self._here.put(conversation, Idle(tokens, [self.pool.hole] * gone + pages[gone:], version))
+        self._here.put(conversation, ParkedConversation(tokens, [self.pool.hole] * gone + pages[gone:], version))
 
-    def lend(self, key: bytes, page: int) -> None:
-        """Hold the page in which tokens end that others begin with too. Who holds it may write on behind them."""
+    def share_tail(self, key: bytes, page: int) -> None:
+        """Hold the partly filled page in which a cached prefix ends. Its owner may write on behind the prefix."""
         if key not in self._tails:
             self.pool.hold(page, idle=True)
             self._tails[key] = page
 
-    def withdraw(self, key: bytes) -> None:
-        """Lend it no longer; none is fine."""
+    def unshare_tail(self, key: bytes) -> None:
+        """Release the page held under `key`; unknown keys are fine."""
         if (page := self._tails.pop(key, None)) is not None:
             self.pool.drop(page, idle=True)
 
-    def take_copies(self) -> list[Copy]:
-        """What is to be copied, in this order, before the next step is computed; it is asked for once."""
+    def take_copies(self) -> list[PageCopy]:
+        """Return the pending copies, to be made in this order before the next step, and clear them."""
         copies, self._copies = self._copies, []
         return copies
 
     def release(self, conversation: str) -> None:
-        """Forget an idle conversation; none is fine."""
+        """Forget a parked conversation; unknown ones are fine."""
         self._here.release(conversation)
         self._host.release(conversation)
 
     def evict(self, conversation: str | bytes) -> None:
-        """Give up what is kept of an idle conversation, if anything is, or the page lent under a key: it has become of
-        no use."""
+        """Forget a parked conversation and count it as evicted, or release the page shared under a key, because its
+        recurrent state is gone."""
         if isinstance(conversation, bytes):
-            return self.withdraw(conversation)
-        self.counts.evictions += any(shelf.get(conversation) is not None for shelf in (self._here, self._host))
+            return self.unshare_tail(conversation)
+        self.counts.evictions += any(
+            conversations.get(conversation) is not None for conversations in (self._here, self._host)
+        )
         self.release(conversation)
 
     def release_weights(self, version: Weights) -> list[str]:
-        """Forget every idle conversation whose KV is of `version`, which serves nobody any more; their names."""
+        """Forget every parked conversation computed by `version`, which is no longer served; returns their names."""
         return self._here.release_weights(version) + self._host.release_weights(version)
 
-    def distrust(self) -> None:
-        """Forget all that is idle: whether it was copied where it should be is unknown."""
+    def invalidate(self) -> None:
+        """Forget all parked conversations and shared pages, because a failed step may not have made their copies."""
         self._here.clear()
-        self._host = Shelf(self.host.num_pages)
+        self._host = ParkedConversations(self.host.num_pages)
         for key in list(self._tails):
-            self.withdraw(key)
+            self.unshare_tail(key)
 
-    def admit(
+    def allocate(
         self,
         conversation: str | None,
         tokens: list[int],
@@ -260,59 +273,63 @@ class KvCache:
         digests: list[bytes],
         spare: int,
         tail: bytes | None = None,
-    ) -> Seat | None:
-        """`count` pages for a request, where fewer than `spare` are not left afterwards; else None, and what was found
-        is kept.
+    ) -> Allocation | None:
+        """Allocate pages for a request and find as many of its tokens in the cache as possible.
 
-        The last token is always left to compute; where its page was found full, what is written there stands there
-        already. Where the kept tokens are a beginning of `tokens`, all of them are reused; where they diverge, the
-        pages that are full and equal.
+        The last token is always left to compute; where its page was found full, it already holds the same values. Where
+        the parked tokens are a prefix of `tokens`, all of them are reused; where they diverge, only their full equal
+        pages.
 
         Args:
-            conversation: whose idle pages may be taken over.
-            tokens: the request's tokens whose KV may be found, and one more.
+            conversation: whose parked pages may be taken over.
+            tokens: the request's tokens whose keys and values may be reused, and one more.
             count: pages for all of its tokens.
             version: of the weights that will compute the rest.
             digests: of the full pages found, appended to.
             spare: pages that running requests are about to need.
-            tail: under which the page is lent, if it is, in which all of `tokens` but one end; it is copied.
+            tail: key of the shared page, if any, in which all of `tokens` but one end; it is copied.
+
+        Returns:
+            The allocation; None where fewer than `spare` pages would be left. Parked pages stay parked then.
         """
-        pages, kept = self._resume(conversation, tokens, version)
-        resumed = len(pages)
-        known = self._find(pages, kept, tokens, version, digests)
-        away, restored = self._away(conversation, tokens, version, known)
-        holes = away.count(self.host.hole)
-        for page in away:
+        pages, num_parked = self._resume(conversation, tokens, version)
+        num_cached = self._find(pages, num_parked, tokens, version, digests)
+        on_host, num_restored = self._away(conversation, tokens, version, num_cached)
+        holes = on_host.count(self.host.hole)
+        for page in on_host:
             self.host.hold(page)
-        lent = self.pool.hole if restored else self._lent(tail, tokens, known)
-        self.pool.hold(lent)
+        shared = self.pool.hole if num_restored else self._lent(tail, tokens, num_cached)
+        self.pool.hold(shared)
         fresh = self.take(count - len(pages) - holes, spare)
-        if fresh is None and lent != self.pool.hole:  # the room that it takes itself may be what is missing
-            self.pool.drop(lent)
-            lent, fresh = self.pool.hole, self.take(count - len(pages) - holes, spare)
+        if fresh is None and shared != self.pool.hole:  # the room that it takes itself may be what is missing
+            self.pool.drop(shared)
+            shared, fresh = self.pool.hole, self.take(count - len(pages) - holes, spare)
         if fresh is None:
             # of what was found only its own: the step that is being planned may still have to fill the others
-            if resumed:
-                self.keep(conversation, tokens[:kept], pages[:resumed], version)
+            if num_parked:
+                self.park(conversation, tokens[:num_parked], pages[: self.pages_for(num_parked)], version)
             self.drop(pages)
             digests.clear()
         else:
-            self._copies += [Copy("back", source, target) for source, target in zip(away[holes:], fresh, strict=False)]
-            self.counts.pages_back += len(away) - holes
+            self._copies += [PageCopy("back", *pair) for pair in zip(on_host[holes:], fresh, strict=False)]
+            self.counts.pages_back += len(on_host) - holes
             pages += [self.pool.hole] * holes + fresh
-            if lent != self.pool.hole:
-                self._copies.append(Copy("within", lent, pages[known // self.page_size]))
-                known = len(tokens) - 1
-            self.publish(pages, tokens, known + restored, version, digests)
-        self.pool.drop(lent)
-        for page in reversed(away):
+            if shared != self.pool.hole:
+                self._copies.append(PageCopy("within", shared, pages[num_cached // self.page_size]))
+                num_cached = len(tokens) - 1
+            self.publish(pages, tokens, num_cached + num_restored, version, digests)
+        self.pool.drop(shared)
+        for page in reversed(on_host):
             self.host.drop(page)
-        return None if fresh is None else Seat(pages, known + restored, min(kept, known), restored)
+        if fresh is None:
+            return None
+        return Allocation(pages, num_cached + num_restored, min(num_parked, num_cached), num_restored)
 
     def publish(
         self, pages: list[int], tokens: list[int], computed: int, version: Weights, digests: list[bytes]
     ) -> None:
-        """Let others find the pages that are full once `computed` tokens have KV, all of `version`."""
+        """Let other requests find the pages that are full once `computed` tokens have keys and values, all of
+        `version`."""
         if not self.share_prefixes:
             return
         first = len(digests)
@@ -322,60 +339,69 @@ class KvCache:
                 self.pool.publish(pages[index], digests[index])
 
     def _resume(self, conversation: str | None, tokens: list[int], version: Weights) -> tuple[list[int], int]:
-        """The idle pages of a conversation that hold a beginning of `tokens`, now the caller's, and how many tokens
-        they hold."""
-        idle = self._here.get(conversation)
-        if idle is None:
+        """Take over the parked pages of a conversation that hold a prefix of `tokens`; returns them and the number of
+        tokens that they hold."""
+        parked = self._here.get(conversation)
+        if parked is None:
             return [], 0
-        known = self._common(idle, tokens, version, self.pool)
-        pages = idle.pages[: self.pages_for(known)]
+        num_cached = self._common(parked, tokens, version, self.pool)
+        pages = parked.pages[: self.pages_for(num_cached)]
         for page in pages:
             self.pool.hold(page)
         self._here.release(conversation)
-        if known % self.page_size and not self._make_own(pages):
+        if num_cached % self.page_size and not self._make_own(pages):
             self.drop([pages.pop()])
-            known -= known % self.page_size
-        return pages, known
+            num_cached -= num_cached % self.page_size
+        return pages, num_cached
 
-    def _find(self, pages: list[int], known: int, tokens: list[int], version: Weights, digests: list[bytes]) -> int:
-        """Add to the pages of `known` tokens those that are found by what they hold; how many tokens are known then."""
+    def _find(
+        self, pages: list[int], num_cached: int, tokens: list[int], version: Weights, digests: list[bytes]
+    ) -> int:
+        """Append pages that are found by their contents to those of `num_cached` tokens; returns the new number of
+        cached tokens."""
         if not self.share_prefixes:
-            return known
-        chain_digests(digests, tokens, known, self.page_size, version)
-        while known % self.page_size == 0 and known + self.page_size <= len(tokens):
-            chain_digests(digests, tokens, known + self.page_size, self.page_size, version)
+            return num_cached
+        chain_digests(digests, tokens, num_cached, self.page_size, version)
+        while num_cached % self.page_size == 0 and num_cached + self.page_size <= len(tokens):
+            chain_digests(digests, tokens, num_cached + self.page_size, self.page_size, version)
             page = self.pool.find(digests[-1])
             if page is None:
                 digests.pop()
                 break
             self.pool.hold(page)
             pages.append(page)
-            known += self.page_size
-        return min(known, len(tokens) - 1)
+            num_cached += self.page_size
+        return min(num_cached, len(tokens) - 1)
 
-    def _lent(self, tail: bytes | None, tokens: list[int], known: int) -> int:
-        """The page that holds what is missing between the `known` tokens and the last one; else the hole."""
+    def _lent(self, tail: bytes | None, tokens: list[int], num_cached: int) -> int:
+        """Return the shared page with the tokens between `num_cached` and the last one; the hole without one."""
         whole_pages = (len(tokens) - 1) // self.page_size * self.page_size
-        return self._tails.get(tail, self.pool.hole) if tail is not None and known == whole_pages else self.pool.hole
-
-    def _away(self, conversation: str | None, tokens: list[int], version: Weights, known: int) -> tuple[list[int], int]:
-        """Pages in host memory that hold more of `tokens` than the `known` ones, and how many more."""
-        idle = self._host.get(conversation)
-        more = 0 if idle is None else self._common(idle, tokens, version, self.host) - known
         return (
-            (idle.pages[known // self.page_size : self.pages_for(known + more)], more) if idle and more > 0 else ([], 0)
+            self._tails.get(tail, self.pool.hole) if tail is not None and num_cached == whole_pages else self.pool.hole
         )
 
-    def _common(self, idle: Idle, tokens: list[int], version: Weights, pool: PagePool) -> int:
-        """How many tokens of a conversation can be reused: where it diverges, as many as fill pages; none where a page
-        is gone that the next token reads."""
-        known = _common(idle.tokens, tokens[:-1]) if idle.version == version else 0
-        known -= 0 if known == len(idle.tokens) else known % self.page_size
-        return 0 if pool.hole in idle.pages[self.unread(known) : self.pages_for(known)] else known
+    def _away(
+        self, conversation: str | None, tokens: list[int], version: Weights, num_cached: int
+    ) -> tuple[list[int], int]:
+        """Return the pages in host memory with more of `tokens` than `num_cached`, and how many tokens more."""
+        parked = self._host.get(conversation)
+        more = 0 if parked is None else self._common(parked, tokens, version, self.host) - num_cached
+        return (
+            (parked.pages[num_cached // self.page_size : self.pages_for(num_cached + more)], more)
+            if parked and more > 0
+            else ([], 0)
+        )
+
+    def _common(self, parked: ParkedConversation, tokens: list[int], version: Weights, pool: PagePool) -> int:
+        """Count the tokens of a conversation that can be reused: only full pages where it diverges, and none where a
+        page is gone that the next token attends to."""
+        num_common = _common(parked.tokens, tokens[:-1]) if parked.version == version else 0
+        num_common -= 0 if num_common == len(parked.tokens) else num_common % self.page_size
+        return 0 if pool.hole in parked.pages[self.num_unread(num_common) : self.pages_for(num_common)] else num_common
 
     def _make_own(self, pages: list[int]) -> bool:
-        """Let the last page be written in: nobody else may hold it or find it. False where there is no room for a
-        copy."""
+        """Make the last page writable: copy it where others hold it, else stop it from being found. Returns False
+        without room for a copy."""
         last = pages[-1]
         if self.pool.references[last] == 1:
             self.pool.forget(last)
@@ -383,29 +409,29 @@ class KvCache:
         copy = self.take(1)
         if copy is None:
             return False
-        self._copies.append(Copy("within", last, *copy))
+        self._copies.append(PageCopy("within", last, *copy))
         self.pool.drop(last)
         pages[-1:] = copy
         return True
 
     def _give_up(self) -> None:
-        """Let go of the conversation that was idle longest, to host memory where it has room."""
-        name, idle = self._here.eldest()
-        if not self._put_away(name, idle):
+        """Evict the conversation parked longest ago, to host memory where there is room."""
+        name, parked = self._here.oldest()
+        if not self._put_away(name, parked):
             self.counts.evictions += 1
         self._here.release(name)
 
-    def _put_away(self, name: str, idle: Idle) -> bool:
-        """Have a conversation copied to host memory, at the cost of those that lie there longest; False where it has no
-        room."""
-        host, needed = self.host, len(idle.pages) - idle.pages.count(self.pool.hole)
+    def _put_away(self, name: str, parked: ParkedConversation) -> bool:
+        """Copy a conversation to host memory, at the cost of those that were copied there longest ago. Returns False
+        where it does not fit."""
+        host, needed = self.host, len(parked.pages) - parked.pages.count(self.pool.hole)
         while host.num_free + host.num_idle >= needed > host.num_free:
-            self._host.release(self._host.eldest()[0])
+            self._host.release(self._host.oldest()[0])
             self.counts.evictions += 1
         if needed > host.num_free:
             return False
-        pages, full = [], len(idle.tokens) // self.page_size
-        for index, page in enumerate(idle.pages):
+        pages, full = [], len(parked.tokens) // self.page_size
+        for index, page in enumerate(parked.pages):
             # who writes on in the last page makes it found before it is full
             digest = self.pool.digest(page) if index < full else None
             copied = None if digest is None else host.find(digest)
@@ -415,24 +441,25 @@ class KvCache:
                 copied = host.take()
                 if digest is not None:
                     host.publish(copied, digest)
-                self._copies.append(Copy("out", page, copied))
+                self._copies.append(PageCopy("out", page, copied))
                 self.counts.pages_out += 1
             else:
                 host.hold(copied)
             pages.append(copied)
-        self._host.put(name, Idle(idle.tokens, pages, idle.version))
+        self._host.put(name, ParkedConversation(parked.tokens, pages, parked.version))
         for page in pages:
             host.drop(page)
         return True
 
 
 def kv_metrics(cache: KvCache, page_bytes: int) -> dict[str, float]:
-    """What the cache did and holds.
+    """Return what the cache did and holds, by metric name.
 
-    Counts since the start: kv_hits and kv_misses (requests that found KV, and that found none), kv_kept_tokens,
-    kv_restored_tokens, kv_shared_tokens (saved because the conversation had kept them in the cache, or in host memory,
-    or because others had computed them), kv_evictions (conversations given up for good), kv_out_bytes and kv_back_bytes
-    (copied to host memory and back). Levels: kv_bytes_now, kv_idle_bytes_now, kv_host_bytes_now; max_kv_bytes.
+    Counts since the start: kv_hits and kv_misses (requests that found cached tokens, and that found none);
+    kv_kept_tokens, kv_restored_tokens and kv_shared_tokens (prefill saved because the conversation was parked in the
+    cache, was copied back from host memory, or because other requests had computed the same prefix); kv_evictions
+    (conversations dropped for good); kv_out_bytes and kv_back_bytes (copied to host memory and back). Levels:
+    kv_bytes_now, kv_idle_bytes_now, kv_host_bytes_now; max_kv_bytes.
     """
     counts, pool, host = cache.counts, cache.pool, cache.host
     pages = {
@@ -444,13 +471,13 @@ def kv_metrics(cache: KvCache, page_bytes: int) -> dict[str, float]:
         "max_kv_bytes": counts.most_pages,
     }
     names = ("hits", "misses", "kept_tokens", "restored_tokens", "shared_tokens", "evictions")
-    found = {f"kv_{name}": float(getattr(counts, name)) for name in names}
-    return found | {name: float(count * page_bytes) for name, count in pages.items()}
+    values = {f"kv_{name}": float(getattr(counts, name)) for name in names}
+    return values | {name: float(count * page_bytes) for name, count in pages.items()}
 
 
 def chain_digests(digests: list[bytes], tokens: Tokens[int], upto: int, page_size: int, version: Weights) -> None:
-    """Append the digests of the full pages of tokens[:upto] that are not in `digests` yet; each covers all before
-    it."""
+    """Append the digests of the full pages of tokens[:upto] that `digests` does not have yet. Each digest covers all
+    tokens before it."""
     while (len(digests) + 1) * page_size <= upto:
         begin = len(digests) * page_size
         before = digests[-1] if digests else str(version).encode()

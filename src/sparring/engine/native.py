@@ -1,4 +1,4 @@
-"""`NativeEngine`: the engine's thread and the asyncio door in front of it."""
+"""`NativeEngine`: the engine's thread, and its asynchronous interface."""
 
 from __future__ import annotations
 
@@ -8,49 +8,47 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 
 from sparring.engine.adapter_table import AdapterTable
-from sparring.engine.check import Room, check_request, check_score
+from sparring.engine.check import EngineLimits, check_request, check_score
 from sparring.engine.config import PAGE_SIZE, EngineConfig
 from sparring.engine.kv import KvCache, kv_metrics
-from sparring.engine.latency import Latencies
+from sparring.engine.metrics import Latencies, count_step
 from sparring.engine.reply import Delivery, Reply, deliver
 from sparring.engine.runner import Runner
-from sparring.engine.scheduler import Chunk, Scheduler
+from sparring.engine.scheduler import Chunk, StepScheduler
 from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import Sizes
 from sparring.engine.speculation import Speculation, accepted
 from sparring.engine.states import StateSlots
-from sparring.engine.update import NotRolledBack, Update, commit, stage, where
+from sparring.engine.update import OLD_STAYS, BaseWeights, Update, stage, where
 from sparring.errors import EngineError, RequestRefused, SparringError, WeightsError, boundary
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest, Scores
 from sparring.model.causal import CausalModel
 from sparring.model.lora import Adapter
-from sparring.model.staging import Staged
+from sparring.model.staging import StagedWeights
 from sparring.types import WeightRef
-from sparring.weights.inline import Probe
 
 PIECE_S = 0.02
-"""How long a call into the kernels may take while somebody reads a stream: tokens come 50 times a second, and what a
-shorter call costs beside its steps stays below a hundredth."""
+"""Longest call into the kernels while a caller reads a stream, in seconds: tokens arrive 50 times a second, and the
+overhead of shorter calls stays below 1 %."""
 
 
 class NativeEngine:
-    """Serves one model; implements `Engine`. All tensor work happens on one daemon thread.
+    """Engine that serves one model; implements `Engine`. All tensor work happens on one daemon thread.
 
-    The thread takes what came in, plans a step, computes it, and wakes the event loop once for all that finished. An
-    error in a step fails the requests of that step; the engine goes on.
+    The thread takes new requests in, plans a step, computes it, and wakes the event loop once for all requests that
+    finished. An error in a step fails the requests of that step; the engine goes on.
 
     Args:
         model: served, and from now on owned: the trainer has another one. Its adapter, where it has one, is the
             engine's own.
         config: `[engine]`.
-        name: which model of the run this is; updates of others are refused.
+        name: model of the run; updates of others are refused.
         version: of the weights that `model` holds.
         threads: CPU threads of the engine's thread; 0 keeps torch's number.
     """
@@ -58,9 +56,9 @@ class NativeEngine:
     def __init__(
         self, model: CausalModel, config: EngineConfig, *, name: str = "policy", version: int = 0, threads: int = 0
     ) -> None:
-        self._model, self._config, self._name, self._version = model, config, name, version
+        self._model, self._config, self._name = model, config, name
         sizes, most = Sizes.of(model, config), config.max_running
-        self._room = Room(model.vocab_size, model.max_positions, sizes.num_pages * PAGE_SIZE)
+        self._limits = EngineLimits(model.vocab_size, model.max_positions, sizes.num_pages * PAGE_SIZE)
         self._page_bytes = sizes.page_bytes
         cache = KvCache(
             sizes.num_pages,
@@ -71,8 +69,11 @@ class NativeEngine:
             window=model.window,
         )
         states = StateSlots(sizes.num_states, cache.evict) if model.recurrent else None
-        self._scheduler = Scheduler(cache, max_running=most, max_batch_tokens=config.max_batch_tokens, states=states)
+        self._scheduler = StepScheduler(
+            cache, max_running=most, max_batch_tokens=config.max_batch_tokens, states=states
+        )
         self._runner = Runner(model, sizes, page_size=PAGE_SIZE, max_running=most)
+        self._base = BaseWeights(self._runner, name, version)
         self._adapters = AdapterTable(model, self._runner, name, version, self._scheduler.forget)
         self._speculation = Speculation(config, recurrent=bool(model.recurrent))
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -80,9 +81,6 @@ class NativeEngine:
         self._metrics: dict[str, float] = defaultdict(float)
         self.latencies = Latencies()
         self._updates: list[Update] = []
-        self._checksum: str | None = None
-        self._probe: Probe | None = None
-        self._broken: EngineError | None = None
         self._arrivals = 0
         self._pace_s = PIECE_S
         self._lock = threading.Lock()
@@ -95,26 +93,26 @@ class NativeEngine:
 
     @property
     def version(self) -> int:
-        """The version of the weights that are served to requests without an adapter's name."""
-        return self._adapters.version(self._version)
+        """Version of the weights that serve requests without an adapter's name."""
+        return self._adapters.version(self._base.version)
 
     @property
     def problem(self) -> EngineError | None:
-        """Why no request is answered, where none is."""
+        """Error that every request would get; None while requests are answered."""
         return (
-            EngineError(f"engine {self._name}: expected an open engine, got a closed one")
+            EngineError(f"engine {self._name}: expected a running engine, got a closed one")
             if self._closed
-            else self._broken
+            else self._base.broken
         )
 
     @property
     def context(self) -> int:
         """Most tokens of one conversation."""
-        return min(self._room.max_positions, self._room.capacity)
+        return min(self._limits.max_positions, self._limits.capacity)
 
     @property
     def model(self) -> CausalModel:
-        """What is served."""
+        """Model that is served."""
         return self._model
 
     @property
@@ -122,13 +120,15 @@ class NativeEngine:
         """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
         failed_steps, updates, drafted_tokens, accepted_tokens (of those); busy_s; update_s and kv_copy_s, for which
         steps waited for updates and for copies of pages; max_update_stall_s, the longest of the former; max_running,
-        the most requests in one step. running_now and waiting_now, requests; and what `kv_metrics` tells."""
+        the most requests in one step. Levels: running_now and waiting_now, requests; and the metrics of `kv_metrics`.
+        """
         running, waiting = map(float, self._scheduler.load)
         now = {"preemptions": float(self._scheduler.num_preempted), "running_now": running, "waiting_now": waiting}
         return {**self._metrics, **now, **kv_metrics(self._scheduler.cache, self._page_bytes)}
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with what it has.
+        """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with the tokens sampled so
+        far.
 
         The context ends at the model's last position: a request that reaches it finishes with "length".
 
@@ -139,14 +139,14 @@ class NativeEngine:
             return await reply.result()
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """`generate` in pieces: what was sampled since the piece before, at last the Completion. Leaving drops the
-        request.
+        """Sample one turn in pieces: the tokens sampled since the previous piece, at last the Completion. Closing the
+        iterator drops the request.
 
-        A piece comes after every call into the kernels: with a reader waiting, one takes about `PIECE_S` where a step
-        is shorter, else one step. A reader holds up nobody: pieces that it leaves lying become one.
+        A piece follows every call into the kernels, which takes about `PIECE_S` while a caller reads, or one step where
+        a step is longer. A slow reader delays no other request: pieces that it has not read are joined.
 
         Raises:
-            EngineError: as for `generate`, at the first piece or behind what was sampled until then.
+            EngineError: as for `generate`, at the first piece or behind the tokens sampled until then.
         """
         async with (
             self._serving(await self._sequence(request, Reply(streams=True))) as reply,
@@ -156,79 +156,80 @@ class NativeEngine:
                 yield piece
 
     async def abort(self, request: str) -> None:
-        """End a request: its caller gets a Completion that finishes with "abort" and holds what was sampled so far,
-        nothing where none was. Unknown ones are fine.
+        """End a request: its caller gets a Completion with finish reason "abort" and the tokens sampled so far. Unknown
+        requests are fine.
 
-        A request for its tokens followed by those, with the same seed, continues it under the weights that are then
-        served: a token's random number hangs on the seed and the token's position alone.
+        A request for its prompt and these tokens, with the same seed, continues it under the weights that are served
+        then: a token's random number depends on the seed and the token's position alone.
 
         Args:
-            request: the id; of several with one id all end.
+            request: the id; all requests of this id end.
         """
         self._tell(lambda: self._abort(request))
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Branch a request that is under way, which itself goes on: requests that continue it from what it has sampled
-        so far, each with a seed of its own and with the tokens that were left to sample.
+        """Return requests that continue a running one from the tokens sampled so far, each with its own seed and the
+        tokens that were left to sample. The running one goes on.
 
-        What is computed is kept for each branch as for the next turn of a conversation: a branch that is then asked for
-        computes nothing of it again, unless an update or the need for room came between, or the request has seen an
-        update itself. `release` a branch's conversation when it is no longer needed, whether or not it was asked for.
+        Computed pages are parked for each branch as for the next turn of a conversation: a branch recomputes nothing,
+        unless they were evicted or weights were updated meanwhile, or the request had seen an update itself. `release`
+        a branch's conversation when it is no longer needed, whether or not it was generated.
 
         Args:
             request: its id.
             seeds: of each branch, by the name that becomes its id and its conversation.
 
         Raises:
-            EngineError: not exactly one request of this id is under way, or the engine is closed.
+            EngineError: not exactly one request of this id is running, or the engine is closed.
         """
         return await self._call(EngineError, f"fork of {request}", lambda: self._fork(request, seeds))
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Judge given tokens, computed among the requests that generate and within the same budgets; in exact numerics
-        the bits of the trainer's forward. An update on the way begins it again: all of it is of one version.
+        """Compute log-probabilities of given tokens, among the requests that generate and within the same budgets; in
+        exact numerics they have the bits of the trainer's forward. An update meanwhile restarts it: all of the result
+        is of one version.
 
         Raises:
             EngineError: the request can never be served, its step failed, it was aborted, or the engine is closed.
         """
-        check_score(request, self._room)
+        check_score(request, self._limits)
         self._arrivals += 1
         async with self._serving(Sequence.to_score(request, Reply(), arrival=self._arrivals)) as reply:
             return await reply.result()
 
     async def release(self, conversation: str) -> None:
-        """Forget the KV of a conversation; unknown ones are fine."""
+        """Forget the keys and values of a conversation; unknown ones are fine."""
         self._tell(lambda: self._scheduler.release(conversation))
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve other weights: stage them, and between two steps copy, verify and commit them; returning acknowledges
-        it. KV of idle conversations goes; `[engine] live_kv` says what requests under way do with theirs.
+        """Serve other weights: stage them, and between two steps exchange and verify them; returning acknowledges the
+        update. Parked conversations are forgotten; `[engine] live_kv` says what running requests do with their keys and
+        values.
 
-        A reference to an adapter loads it beside the others, or swaps it for its older version; the model itself cannot
-        change while it has adapters.
+        A reference to an adapter loads it beside the others, or exchanges it for its older version; the base model
+        cannot change while adapters are loaded.
 
-        Whatever fails, the version that is served is the old one or the new one, whole. Who does not get the
-        acknowledgement (cancelled, for example) asks again: the version that is served is acknowledged again.
+        On any failure the served version is the old one or the new one, whole. A caller that missed the acknowledgement
+        (it was cancelled, for example) may ask again: the served version is acknowledged again.
 
         Raises:
-            WeightsError: the update failed its verification or is late; the old version serves on.
+            WeightsError: the update failed its verification or is late; the engine keeps serving the old version.
             EngineError: the engine is closed.
         """
         if ref.model != self._name:
-            raise WeightsError(f"{where(ref)}: expected model {self._name!r}; publish to the engine that serves it")
+            raise WeightsError(
+                f"{where(ref)}: expected model {self._name!r}, got {ref.model!r}; publish to the engine that serves it"
+            )
         late = WeightsError(
-            f"{where(ref)}: not in turn within {self._config.update_timeout_s} s; the old version serves on"
+            f"{where(ref)}: not applied within engine.update_timeout_s = {self._config.update_timeout_s}; {OLD_STAYS}"
         )
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._config.update_timeout_s
         try:
-            noise = self._config.weight_noise
-            staged = await asyncio.wait_for(
-                asyncio.to_thread(stage, self._model, ref, noise), self._config.update_timeout_s
-            )
+            staged = await asyncio.wait_for(asyncio.to_thread(stage, self._model, ref), self._config.update_timeout_s)
         except asyncio.TimeoutError:
             raise late from None
-        update = Update(replace(ref, probe=None) if noise else ref, staged)
+        update = Update(ref, staged)
         self._ask(lambda: self._updates.append(update))
         try:
             if not await update.reply.within(max(0.0, deadline - clock())) and update.claim():
@@ -238,7 +239,7 @@ class NativeEngine:
             update.claim()
 
     async def drop(self, adapter: str) -> None:
-        """Serve no further request by this adapter. Those under way are finished with it; then it is gone.
+        """Serve no new request by an adapter. It is unloaded when its running requests have finished.
 
         Raises:
             EngineError: it is not loaded, or the engine is closed.
@@ -246,13 +247,13 @@ class NativeEngine:
         await self._call(EngineError, f"adapter {adapter}", lambda: self._adapters.drop(adapter))
 
     async def close(self) -> None:
-        """Fail what still runs and end the thread. Safe to call twice."""
+        """Fail the running requests and end the thread. Safe to call twice."""
         self._tell(self._stop)
         await asyncio.to_thread(self._thread.join)
 
     @asynccontextmanager
     async def _serving(self, sequence: Sequence) -> AsyncIterator[Reply]:
-        """The request is with the engine's thread until it is answered or nobody waits any longer."""
+        """Hand a request to the engine's thread, and drop it when the caller leaves before its answer."""
         self._ask(lambda: self._add(sequence))
         try:
             yield sequence.reply
@@ -261,23 +262,27 @@ class NativeEngine:
                 self._tell(lambda: self._scheduler.remove(sequence))
 
     async def _sequence(self, request: GenerateRequest, reply: Reply) -> Sequence:
-        """A request that can be served; its prompt is judged first where that is asked for."""
-        max_new = check_request(request, self._room)
+        """Check a request and make its sequence; its prompt is scored first where prompt_logprobs are requested."""
+        max_new = check_request(request, self._limits)
         self._arrivals += 1
         keep = self._config.kv_across_turns != "drop"
         sequence = Sequence.of(request, reply, arrival=self._arrivals, max_new=max_new, keep=keep)
         if request.prompt_logprobs:
-            heat, name = request.sampling.temperature, f"{request.id}/prompt"
-            asked = ScoreRequest(
-                id=name, tokens=request.tokens, temperature=heat, priority=request.priority, adapter=request.adapter
+            temperature, name = request.sampling.temperature, f"{request.id}/prompt"
+            score = ScoreRequest(
+                id=name,
+                tokens=request.tokens,
+                temperature=temperature,
+                priority=request.priority,
+                adapter=request.adapter,
             )
-            sequence.prompt_logprobs = (await self.score(asked)).logprobs if len(request.tokens) > 1 else ()
+            sequence.prompt_logprobs = (await self.score(score)).logprobs if len(request.tokens) > 1 else ()
         return sequence
 
     def _ask(self, action: Callable[[], None]) -> None:
         with self._lock:
             if self._closed:
-                raise EngineError(f"engine {self._name}: expected an open engine, got a closed one; start another")
+                raise EngineError(f"engine {self._name}: expected a running engine, got a closed one; start another")
             self._put(action)
 
     def _tell(self, action: Callable[[], None]) -> None:
@@ -305,9 +310,9 @@ class NativeEngine:
                 while not self._stopping:
                     self._take_in()
                     self._update()
-                    if self._broken is not None:
+                    if self._base.broken is not None:
                         self._deliveries += [
-                            sequence.reply.settle(self._broken) for sequence in self._scheduler.clear()
+                            sequence.reply.settle(self._base.broken) for sequence in self._scheduler.clear()
                         ]
                     if self._scheduler.busy and not self._stopping:
                         self._step()
@@ -332,12 +337,12 @@ class NativeEngine:
             self._scheduler.add(sequence)
 
     def _step(self) -> None:
-        started = time.perf_counter()
-        chunks = self._scheduler.plan(self._version)
+        started, base = time.perf_counter(), self._base.version
+        chunks = self._scheduler.plan(base)
         limited = [chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.request.allowed]
         guessing = self._speculation.applies(chunks)
         drafts = self._speculation.drafts(chunks, self._scheduler) if guessing else None
-        steps = self._scheduler.ahead(chunks, 1 if limited or guessing else self._most_steps(chunks))
+        steps = self._scheduler.steps_ahead(chunks, 1 if limited or guessing else self._most_steps(chunks))
         broken = self._limit(limited)
         try:
             with boundary(EngineError, f"engine {self._name}: step"):
@@ -352,54 +357,54 @@ class NativeEngine:
             self._metrics["failed_steps"] += 1
             self._deliveries += [sequence.reply.settle(error) for sequence in self._scheduler.discard(chunks)]
             return
-        self._count(chunks, sampled.tokens, drafts)
+        count_step(self._metrics, chunks, sampled.tokens, drafts)
         sampling = [sequence for sequence, _, _, samples in chunks if samples]
-        for place, sequence in enumerate(sampling):
+        for index, sequence in enumerate(sampling):
             if sequence in broken:
                 self._fail(sequence, broken[sequence])
                 continue
-            known = len(sequence.logprobs)
-            kept, tops = (values and values[place] for values in (sampled.kept, sampled.tops))
+            before = len(sequence.logprobs)
+            kept, tops = (values and values[index] for values in (sampled.kept, sampled.tops))
             try:
-                with boundary(EngineError, f"request {sequence.request.id}: what watches for its end"):
-                    version = sequence.version_under(self._version)
-                    sequence.extend(sampled.tokens[place], sampled.logprobs[place], version, kept, tops)
+                with boundary(EngineError, f"request {sequence.request.id}: its stop function `ends`"):
+                    version = sequence.version_under(base)
+                    sequence.extend(sampled.tokens[index], sampled.logprobs[index], version, kept, tops)
             except SparringError as cause:
                 self._fail(sequence, cause)
                 continue
-            self._scheduler.advance(sequence, len(sequence.logprobs) - known - 1, self._version)
-            if not known:
+            self._scheduler.advance(sequence, len(sequence.logprobs) - before - 1, base)
+            if not before:
                 self.latencies.began(sequence.reply)
             if sequence.reply.streams:
-                at = known + sequence.num_prompt
-                self._deliveries.append(sequence.reply.extend(sequence.tokens[at:], sequence.logprobs[known:]))
+                at = before + sequence.num_prompt
+                self._deliveries.append(sequence.reply.extend(sequence.tokens[at:], sequence.logprobs[before:]))
             if sequence.finish_reason:
                 self.latencies.ended(sequence.reply, len(sequence.logprobs))
-                self._scheduler.retire(sequence, self._version)
+                self._scheduler.finish(sequence, base)
                 self._deliveries.append(sequence.reply.settle(sequence.completion()))
         for sequence, begin, count, _ in chunks if len(sampling) < len(chunks) else ():
             if sequence.scored_from is not None and begin + count == len(sequence.tokens):
-                self._scheduler.retire(sequence, self._version)
-                self._deliveries.append(sequence.reply.settle(sequence.scored(sequence.version_under(self._version))))
+                self._scheduler.finish(sequence, base)
+                self._deliveries.append(sequence.reply.settle(sequence.scored(sequence.version_under(base))))
         taken_s = time.perf_counter() - started
         self._metrics["busy_s"] += taken_s
         self._pace_s = taken_s / max(map(len, sampled.tokens), default=1)
 
     def _most_steps(self, chunks: list[Chunk]) -> int:
-        """As many as a call can take; while somebody reads along, no more than `PIECE_S` holds at the last call's
-        pace."""
+        """Return the most steps that one call can take; while a caller reads a stream, as many as fit into `PIECE_S` at
+        the last call's pace."""
         most = self._runner.most_steps
         if not any(chunk.sequence.reply.streams for chunk in chunks):
             return most
         return steps_at(self._pace_s, most)
 
     def _limit(self, sequences: list[Sequence]) -> dict[Sequence, SparringError]:
-        """Ask what may come next in each; which failed, and how. Those are computed all the same: others may read their
-        keys."""
+        """Ask the constraint of each request for the tokens allowed next; returns the errors of those that failed.
+        These are computed all the same, because other requests may read their keys."""
         broken = {}
         for sequence in sequences:
             try:
-                with boundary(EngineError, f"request {sequence.request.id}: what says which tokens are allowed"):
+                with boundary(EngineError, f"request {sequence.request.id}: its constraint `allowed`"):
                     sequence.limit(self._model.vocab_size)
             except SparringError as cause:
                 broken[sequence] = cause
@@ -410,42 +415,26 @@ class NativeEngine:
         self._scheduler.remove(sequence)
         self._deliveries.append(sequence.reply.settle(error))
 
-    def _count(self, chunks: list[Chunk], sampled: list[list[int]], drafts: list[list[int]] | None) -> None:
-        """Before the sampled tokens are taken: whoever has none yet, or has more than one to compute, is being read."""
-        metrics = self._metrics
-        reading = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples or not chunk.sequence.logprobs]
-        metrics["steps"] += 1 if drafts else max(map(len, sampled), default=1)
-        metrics["drafted_tokens"] += sum(map(len, drafts or ()))
-        metrics["accepted_tokens"] += sum(map(len, sampled)) - len(sampled) if drafts else 0
-        metrics["generated_tokens"] += sum(map(len, sampled))
-        scored = sum(chunk.count for chunk in reading if chunk.sequence.scored_from is not None)
-        metrics["scored_tokens"] += scored
-        metrics["prefill_tokens"] += sum(chunk.count for chunk in reading) - scored
-        metrics["cached_tokens"] += sum(
-            c.sequence.cached_tokens for c in reading if c.samples and not c.sequence.logprobs
-        )
-        metrics["max_running"] = max(metrics["max_running"], len(chunks))
-
     def _abort(self, request: str) -> None:
-        for sequence in self._scheduler.abort(request, self._version):
+        for sequence in self._scheduler.abort(request, self._base.version):
             aborted = (
                 sequence.completion() if sequence.scored_from is None else EngineError(f"score {request}: aborted")
             )
             self._deliveries.append(sequence.reply.settle(aborted))
 
     def _fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        found = [sequence for sequence in self._scheduler.find(request) if sequence.scored_from is None]
-        if len(found) != 1:
-            got = f"{len(found)}; ask for new ones"
-            raise RequestRefused(f"fork of {request}: expected one request of this id under way, got {got}")
-        self._scheduler.fork(found[0], seeds, self._version)
-        return tuple(found[0].branch(name, seed) for name, seed in seeds.items())
+        running = [sequence for sequence in self._scheduler.find(request) if sequence.scored_from is None]
+        if len(running) != 1:
+            got = f"{len(running)}; send new requests"
+            raise RequestRefused(f"fork of {request}: expected one running request of this id, got {got}")
+        self._scheduler.fork(running[0], seeds, self._base.version)
+        return tuple(running[0].branch(name, seed) for name, seed in seeds.items())
 
     def _update(self) -> None:
-        """The updates whose turn it is; while one waits for requests to be done, no other begins."""
+        """Commit the updates whose turn it is; while one waits for running requests, no new one begins."""
         draining = self._config.live_kv == "drain"
         self._updates = [update for update in self._updates if not update.claimed]
-        while self._updates and not (draining and self._scheduler.begun):
+        while self._updates and not (draining and self._scheduler.has_begun):
             update = self._updates.pop(0)
             if update.claim():
                 started = time.perf_counter()
@@ -455,41 +444,23 @@ class NativeEngine:
                 stall_s = time.perf_counter() - started
                 self._metrics["update_s"] += stall_s
                 self._metrics["max_update_stall_s"] = max(self._metrics["max_update_stall_s"], stall_s)
-        self._scheduler.held = bool(self._updates)
+        self._scheduler.draining = bool(self._updates)
 
-    def _commit(self, ref: WeightRef, staged: Staged | Adapter) -> None:
+    def _commit(self, ref: WeightRef, staged: StagedWeights | Adapter) -> None:
         again = self._config.live_kv == "recompute"
         if isinstance(staged, Adapter):
-            if self._broken is not None:
-                raise WeightsError(f"{where(ref)}: {self._broken}")
+            if self._base.broken is not None:
+                raise WeightsError(f"{where(ref)}: {self._base.broken}")
             adapter = self._adapters.commit(ref, staged)
             if adapter is not None:
                 self._metrics["updates"] += 1
                 self._scheduler.recompute(adapter, all_of_them=again)
             return
-        served = (ref.version, ref.checksum) == (self._version, self._checksum)
-        if served and self._broken is None:
-            return
-        if (
-            ref.version <= self._version and not served
-        ):  # its KV would pass for that of the weights served under this number
-            got = f"{ref.version}; publish every change of the weights under a number of its own"
-            raise WeightsError(f"{where(ref)}: expected a version after {self._version}, which is served, got {got}")
-        if self._adapters:
-            raise WeightsError(f"{where(ref)}: expected an adapter, got the weights below one; drop the adapters first")
-        if self._broken is not None and ref.probe is None:
-            raise WeightsError(
-                f"{where(ref)}: expected a probe, for what is loaded is unknown, got none; publish it with one"
-            )
-        try:
-            commit(self._runner, ref, staged, self._probe)
-        except NotRolledBack as cause:
-            self._broken = EngineError(f"engine {self._name} serves nothing until an update is verified: {cause}")
-            raise
-        self._scheduler.forget(self._version)
-        self._version, self._checksum, self._probe, self._broken = ref.version, ref.checksum, ref.probe, None
-        self._metrics["updates"] += 1
-        self._scheduler.recompute(None, all_of_them=again)
+        before = self._base.version
+        if self._base.commit(ref, staged, has_adapters=bool(self._adapters)):
+            self._scheduler.forget(before)
+            self._metrics["updates"] += 1
+            self._scheduler.recompute(None, all_of_them=again)
 
     def _answer_with(self, reply: Reply, error: type[SparringError], where: str, function: Callable[[], Any]) -> None:
         try:
@@ -499,7 +470,7 @@ class NativeEngine:
             self._deliveries.append(reply.settle(cause if isinstance(cause, error) else error(str(cause))))
 
     def _wake(self) -> None:
-        """Everything that came of this step, at once."""
+        """Deliver all results of this step at once."""
         self._adapters.sweep(sequence.adapter for sequence in self._scheduler.sequences)
         if self._deliveries:
             deliveries, self._deliveries = self._deliveries, []
@@ -509,7 +480,7 @@ class NativeEngine:
         self._stopping = True
 
     def _end(self) -> None:
-        """Whatever ended the thread: nobody waits for it any longer."""
+        """Fail all pending calls, for whatever reason the thread ended."""
         with self._lock:
             self._closed = True
         while not self._inbox.empty():
@@ -521,6 +492,6 @@ class NativeEngine:
 
 
 def steps_at(pace_s: float, most: int) -> int:
-    """How many steps of `pace_s` a call takes while somebody reads a stream: `PIECE_S` in all, at least 1, at most
-    `most`."""
+    """Return how many steps of `pace_s` one call takes while a caller reads a stream: `PIECE_S` in all, at least 1, at
+    most `most`."""
     return max(1, min(most, int(PIECE_S / pace_s)))

@@ -1,4 +1,4 @@
-"""The pages of a cache: who holds which, and by what it is found. Torch-free: pages are numbers."""
+"""Pool of a cache's pages: who holds which, and by which contents it is found. Torch-free: pages are numbers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections import OrderedDict
 
 
 class PagePool:
-    """Reference counts, the free list (the page freed longest ago is given out first) and the digests.
+    """Reference counts, free list (the page freed longest ago is given out first) and content digests of pages.
 
-    `num_idle` counts pages whose holders all give them up where room is needed: idle conversations, and those kept to
-    be lent. `hole` is no page: it stands where one was given back early, and holding or dropping it does nothing.
+    References are either live (a running request) or idle (a parked conversation, a shared page): idle ones may be
+    evicted when pages run out. `num_idle` counts the pages that have idle references only. `hole` is a placeholder for
+    a page that was returned early: holding or dropping it does nothing.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -23,18 +24,23 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody holds."""
+        """Number of pages without a reference."""
         return len(self._free)
 
     def take(self) -> int:
-        """A free page, now held once. Raises KeyError when there is none: the caller has looked."""
+        """Take a free page with one live reference. The caller checks `num_free` first.
+
+        Raises:
+            KeyError: no page is free.
+        """
         page, _ = self._free.popitem(last=False)
         self.forget(page)
         self.references[page] = 1
         return page
 
     def drop(self, page: int, *, idle: bool = False) -> None:
-        """One holder less; `idle` where that was one that gives it up where room is needed."""
+        """Remove a reference; `idle` says which kind. A page without references is free, and its contents can still be
+        found until it is given out again."""
         if page == self.hole:
             return
         self._count(page, -1, idle)
@@ -42,22 +48,21 @@ class PagePool:
             self._free[page] = None
 
     def publish(self, page: int, digest: bytes) -> None:
-        """Let others find a full page. The first page of a digest stays the one that is found."""
+        """Let a full page be found by its digest. A digest keeps its first page."""
         if digest not in self._page_of and page not in self._digest_of:
             self._page_of[digest] = page
             self._digest_of[page] = digest
 
     def find(self, digest: bytes) -> int | None:
-        """The page of a digest, held or free."""
+        """Return the page with a digest, whether held or free; None without one."""
         return self._page_of.get(digest)
 
     def digest(self, page: int) -> bytes | None:
-        """By which a page is found, if it is."""
+        """Return the digest by which a page is found; None where it is not."""
         return self._digest_of.get(page)
 
     def hold(self, page: int, *, idle: bool = False) -> None:
-        """One holder more, who gives it up where room is needed if `idle`; a free page leaves the free list with what
-        it contains."""
+        """Add a reference; `idle` ones may be evicted when pages run out. Holding a free page keeps its contents."""
         if page == self.hole:
             return
         if self.references[page] == 0:
@@ -65,13 +70,13 @@ class PagePool:
         self._count(page, 1, idle)
 
     def forget(self, page: int) -> None:
-        """Nobody finds this page by its contents any more."""
+        """Let a page no longer be found by its contents."""
         digest = self._digest_of.pop(page, None)
         if digest is not None:
             del self._page_of[digest]
 
     def is_idle(self, page: int) -> bool:
-        """Whether only those hold it who give it up where room is needed."""
+        """Whether a page has idle references only, and so can be evicted."""
         return page != self.hole and 0 < self._idle[page] == self.references[page]
 
     def _count(self, page: int, change: int, idle: bool) -> None:

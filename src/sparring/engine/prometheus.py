@@ -10,7 +10,7 @@ BOUNDS_S = tuple(base * 10.0**exponent for exponent in range(-4, 3) for base in 
 
 
 class Histogram:
-    """How often a value fell below which bound. One thread observes; others may read, and see a value at most one late.
+    """Counts of values per bucket. One thread observes; others may read, and miss at most the newest value.
 
     Args:
         bounds: of the buckets, ascending.
@@ -27,7 +27,7 @@ class Histogram:
         self.total += value
 
     def lines(self, name: str) -> Iterator[str]:
-        """Its series, of which every bucket holds the ones below it too."""
+        """Write its series; each bucket includes the smaller ones."""
         below = 0
         for bound, count in zip((*self.bounds, float("inf")), list(self.counts), strict=True):
             below += count
@@ -42,12 +42,12 @@ def exposition(
     requests: Mapping[tuple[str, str], int],
     version: int,
 ) -> str:
-    """The page that Prometheus reads.
+    """Return the page that Prometheus scrapes.
 
     Args:
-        metrics: the engine's, by name; counts, but for levels, which end in `_now` or begin with `max_`.
+        metrics: the engine's, by name; counts, except levels, which end in `_now` or begin with `max_`.
         latencies: the engine's, by name.
-        requests: how many there were of an endpoint and an outcome.
+        requests: number of requests by endpoint and outcome.
         version: of the weights.
     """
     lines = ["# TYPE sparring_weights_version gauge", f"sparring_weights_version {version}"]
@@ -64,6 +64,6 @@ def exposition(
 
 
 def _unit(name: str) -> str:
-    """Seconds are written out there, and a level is always of now."""
+    """Write the unit out and drop the suffix of levels."""
     name = name.removesuffix("_now")
     return f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name

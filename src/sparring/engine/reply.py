@@ -1,4 +1,4 @@
-"""What a caller waits for: left by the engine's thread, read on the caller's event loop. Torch-free."""
+"""Answers that callers wait for: set by the engine's thread, read on the caller's event loop. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Delivery = tuple[asyncio.AbstractEventLoop, Callable[[], None]]
 
 
 class Reply:
-    """The answer to one call: a result or an error. Made on the loop that waits for it, at `asked_s` by
-    `time.perf_counter`; what is sampled begins to come at `began_s`.
+    """Answer to one call: a result or an error. Made on the loop that waits for it, at `asked_s` by
+    `time.perf_counter`; its first token arrives at `began_s`.
 
-    With `streams` it also tells what is sampled until then. What a slow reader leaves lying is joined into one delta:
-    nobody waits for a reader, and no more than the answer lies there.
+    With `streams` it also delivers what is sampled until then. Deltas that a slow reader has not read yet are joined to
+    one: nobody waits for a reader, and no more than the answer is stored.
     """
 
     def __init__(self, *, streams: bool = False) -> None:
@@ -37,16 +37,17 @@ class Reply:
         return self._future.done() and not self._future.cancelled()
 
     async def within(self, timeout_s: float) -> bool:
-        """Wait no longer than that; whether the result or the error is there."""
+        """Wait up to `timeout_s`; returns whether the result or the error is there."""
         await asyncio.wait([self._future], timeout=timeout_s)
         return self.given
 
     async def result(self) -> Any:
-        """The result, when it is there, or its error raised."""
+        """Wait for the result and return it, or raise its error."""
         return await self._future
 
     async def pieces(self) -> AsyncIterator[Delta | Completion]:
-        """Deltas as they come, at last the Completion; an error is raised behind what was sampled before it."""
+        """Yield deltas as they arrive and at last the Completion. An error is raised behind the tokens sampled before
+        it."""
         while self._tokens or not self._future.done():
             await self._news.wait()
             self._news.clear()
@@ -57,11 +58,11 @@ class Reply:
         yield await self._future
 
     def extend(self, tokens: list[int], logprobs: list[float]) -> Delivery:
-        """To be done on the loop: so much more was sampled."""
+        """Return the action, for the loop, that adds sampled tokens."""
         return self._loop, partial(self._extend, tokens, logprobs)
 
     def settle(self, result: Any) -> Delivery:
-        """To be done on the loop: the result is there; an exception is raised where the caller waits."""
+        """Return the action, for the loop, that sets the result; an exception is raised where the caller waits."""
         return self._loop, partial(self._settle, result)
 
     def _extend(self, tokens: list[int], logprobs: list[float]) -> None:
@@ -80,7 +81,7 @@ class Reply:
 
 
 def deliver(deliveries: list[Delivery]) -> None:
-    """One call into each event loop; nobody waits any longer on a loop that is closed."""
+    """Run actions with one call into each event loop; those of a closed loop are dropped."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = defaultdict(list)
     for loop, action in deliveries:
         by_loop[loop].append(action)

@@ -1,4 +1,4 @@
-"""A reward model as a service of this process: token ids in, what they are worth out."""
+"""Reward model as a service of this process: token ids in, values out."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from sparring.model.head import token_quantities
 
 
 class RewardModel:
-    """Implements `protocols.Worth`: texts are packed and computed by the module and in the way of the trainer, on a
-    thread of its own. In exact numerics what a text is worth has the same bits in any company, and those that training
-    found.
+    """Implementation of `protocols.ValueModel`: texts are packed and computed by the trainer's module in the trainer's way,
+    on a thread of its own. In exact numerics a text's value has the same bits in any batch, and the same as in
+    training.
 
     Args:
         model: with a scalar head; nobody else may compute with it.
@@ -33,32 +33,34 @@ class RewardModel:
         count = threads or torch.get_num_threads()
         self._worker = ThreadPoolExecutor(1, "reward", initializer=torch.set_num_threads, initargs=(count,))
 
-    async def worth(self, texts: Sequence[Sequence[int]]) -> list[float]:
-        """What each text is worth: the value behind its last token. Prompts that texts share are computed once.
+    async def values(self, texts: Sequence[Sequence[int]]) -> list[float]:
+        """Return the value of each text: the head's output behind its last token. Prompts that texts share are computed
+        once.
 
         Raises:
-            EngineError: a text is empty, longer than the model's positions, or the model broke.
+            EngineError: a text is empty or longer than the model's positions, or the model failed.
         """
         for text in texts:
             if not 0 < len(text) <= self._model.max_positions:
+                got = f"{len(text)}; shorten it"
                 raise EngineError(
-                    f"reward model: expected a text of 1 to {self._model.max_positions} tokens, got {len(text)}"
+                    f"reward model: expected a text of 1 to {self._model.max_positions} tokens, got {got}"
                 )
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._worth, texts)
 
     async def close(self) -> None:
-        """Finish what was asked for and end the thread. Safe to call twice."""
+        """Finish pending calls and end the thread. Safe to call twice."""
         await asyncio.to_thread(self._worker.shutdown)
 
     @torch.no_grad()
     def _worth(self, texts: Sequence[Sequence[int]]) -> list[float]:
-        rows = [whole_text(text, id=str(place), group=str(place), label=CHOSEN) for place, text in enumerate(texts)]
-        found: dict[str, float] = {}
+        rows = [whole_text(text, id=str(index), group=str(index), label=CHOSEN) for index, text in enumerate(texts)]
+        value_of: dict[str, float] = {}
         with boundary(EngineError, "reward model"):
             for packed in pack(rows, self._budget):
                 micro = micro_batch(packed, {"preference": 1.0}, self._model.device)
                 where = Packed(micro.cu_seqlens, micro.shared)
                 hidden = self._model.hidden(micro.tokens, micro.positions, where, micro.predicting)
                 values = token_quantities(self._model, hidden, micro.targets, micro.temperature, {"value"})["value"]
-                found |= zip([row.id for row in packed], values.tolist(), strict=True)
-        return [found[row.id] for row in rows]
+                value_of |= zip([row.id for row in packed], values.tolist(), strict=True)
+        return [value_of[row.id] for row in rows]

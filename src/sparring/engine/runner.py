@@ -1,4 +1,4 @@
-"""From the chunks of a step to sampled tokens: the tensors, the forward and the sampler.
+"""Computation of a step: from its chunks to sampled tokens, by tensors, the forward and the sampler.
 
 Shapes: B sequences, N new tokens, P pages per sequence, M sequences that sample, D width.
 """
@@ -14,25 +14,28 @@ from operator import add
 import numpy as np
 import torch
 
-from sparring.engine.host import HostPages
-from sparring.engine.kv import Copy
+from sparring.engine.kv import PageCopy
 from sparring.engine.scheduler import Chunk
 from sparring.engine.sequence import Sequence
 from sparring.engine.sizes import Sizes
+from sparring.kernels import ops
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
-from sparring.model.head import judge
-from sparring.model.kernels import ops
-from sparring.model.recurrent import States
-from sparring.model.step import OperationStep, Sampled, Slots, StepRows, step_of
+from sparring.model.head import score_tokens
+from sparring.model.states import RecurrentStates
+from sparring.model.steps.choose import step_of
+from sparring.model.steps.operations import OperationStep
+from sparring.model.steps.rows import SampledTokens, Slots, StepRows
 
 MASK_64 = (1 << 64) - 1
 FAST_TOLERANCE = 5e-2
-"""Largest difference of a probe's log-probabilities under fast numerics, where trainer and engine round differently."""
+"""Largest accepted difference of a probe's log-probabilities under fast numerics, where trainer and engine round
+differently."""
 
 
 class Runner:
-    """Holds the pages and, per slot, what a running request needs in every step, so that a step copies little."""
+    """Pages of the cache and, per slot, the data of running requests that every step needs, so that a step copies
+    little."""
 
     def __init__(self, model: CausalModel, sizes: Sizes, *, page_size: int, max_running: int) -> None:
         self._model = model
@@ -46,7 +49,7 @@ class Runner:
             transposed=ops.transposes_keys(model.device),
         )
         self._host = HostPages(self._pages, sizes.host_pages)
-        self._states = States(model.recurrent, sizes.num_states + 1) if model.recurrent else None
+        self._states = RecurrentStates(model.recurrent, sizes.num_states + 1) if model.recurrent else None
         longest = min(sizes.num_pages, -(-model.max_positions // page_size))
         self._slots = Slots.of(max_running + 1, longest, model.vocab_size)
         self._slots.tables[max_running, 0], self._slots.temperature[max_running] = sizes.num_pages, 0.0
@@ -58,13 +61,19 @@ class Runner:
 
     @property
     def most_steps(self) -> int:
-        """How many steps one call can take."""
+        """Most steps that one call can take."""
         return self._compute.most_steps
 
-    def step(self, chunks: list[Chunk], steps: int, drafts: list[list[int]] | None = None) -> Sampled:
-        """Compute the chunks; sample for those that say so, in their order, and go on for up to `steps` steps in all.
-        What is scored on the way goes to its sequences. With `drafts`, for chunks of one token each: one step, in which
-        each is followed by the rows of its draft; every row samples."""
+    def step(self, chunks: list[Chunk], steps: int, drafts: list[list[int]] | None = None) -> SampledTokens:
+        """Compute the chunks, sample for those that say so, in their order, and go on for up to `steps` steps in all.
+        Scored rows are added to their sequences.
+
+        Args:
+            chunks: of the step.
+            steps: most steps; more than one for chunks that generate.
+            drafts: guesses for chunks of one token each: one step, in which the rows of its draft follow each chunk and
+                every row samples.
+        """
         rows = self._rows(chunks, steps)
         if drafts:
             return self._compute(_with_drafts(rows, drafts))
@@ -76,8 +85,8 @@ class Runner:
                 self._score(chunk, hidden[begin : begin + chunk.count])
         return self._operations.sample(rows, hidden)
 
-    def copy(self, copies: list[Copy]) -> float:
-        """Copy pages, in this order; the seconds it took."""
+    def copy(self, copies: list[PageCopy]) -> float:
+        """Copy pages in this order; returns the seconds it took."""
         started = time.perf_counter()
         for way, source, target in copies:
             if way == "within":
@@ -89,23 +98,26 @@ class Runner:
         return time.perf_counter() - started if copies else 0.0
 
     def copy_states(self, slots: list[tuple[int, int]]) -> None:
-        """Copy recurrent states, (from, to) in this order."""
+        """Copy recurrent states, given as (from, to) slots, in this order."""
         for source, target in slots:
             self._states.copy(source, target)
 
     def interrupt(self, wanted: bool) -> None:
-        """From any thread: a step that is being computed, and any after it, is the last of its call; or no longer."""
+        """Thread-safe. Ask the running multi-step call to return after its current step; `False` clears the request."""
         self._interrupt[0] = wanted
 
     def probe(self, tokens: Rows[int], adapter: int = -1) -> tuple[list[float], list[float], list[float]]:
-        """Under the weights and the adapter as they are now: log-probabilities of tokens[1:] by the trainer's forward,
-        and that of the likeliest token behind the first few by a step of generation and by the trainer's forward
-        again."""
+        """Compute a probe under the weights and the adapter as they are now.
+
+        Returns:
+            Log-probabilities of tokens[1:] by the trainer's forward; that of the token sampled behind the first few by
+                a generation step; and the same token's by the trainer's forward.
+        """
         device = self._model.device
         row, targets = (torch.tensor(part, device=device) for part in (tokens[:-1], tokens[1:]))
-        with self._model.adapters.of_rows(np.full(len(row), adapter)):
+        with self._model.adapters.assign_rows(np.full(len(row), adapter)):
             hidden = self._model.hidden(row, torch.arange(len(row), device=device), Packed.of([len(row)]).to(device))
-        found = judge(self._model, hidden, targets, torch.ones(len(row), device=device), 0).logprob.tolist()
+        logprobs = score_tokens(self._model, hidden, targets, torch.ones(len(row), device=device), 0).logprob.tolist()
         few = min(len(row), self._pages.page_size)
         self._slots.adapters[-1] = adapter
         step = StepRows(
@@ -120,17 +132,17 @@ class Runner:
         )
         sampled = self._compute(step)
         drawn = torch.tensor(sampled.tokens[0], device=device)
-        likeliest = judge(self._model, hidden[few - 1 : few], drawn, torch.ones(1, device=device), 0)
-        return found, sampled.logprobs[0], likeliest.logprob.tolist()
+        likeliest = score_tokens(self._model, hidden[few - 1 : few], drawn, torch.ones(1, device=device), 0)
+        return logprobs, sampled.logprobs[0], likeliest.logprob.tolist()
 
     def _score(self, chunk: Chunk, hidden: torch.Tensor) -> None:
-        """From hidden[count, D] of a chunk to the scores of those of its rows that its sequence wants."""
+        """Append the scores of a chunk's rows that its sequence wants, from their hidden[count, D]."""
         sequence, begin, count, _ = chunk
         first = max(begin, sequence.scored_from)
         request = sequence.request
         targets = torch.tensor(request.tokens[first + 1 : begin + count + 1], device=hidden.device)
-        heat = torch.full((len(targets),), request.temperature, device=hidden.device)
-        judged = judge(self._model, hidden[first - begin :], targets, heat, request.top_k)
+        temperature = torch.full((len(targets),), request.temperature, device=hidden.device)
+        judged = score_tokens(self._model, hidden[first - begin :], targets, temperature, request.top_k)
         sequence.scores.append(tuple(values.tolist() for values in judged))
 
     def _rows(self, chunks: list[Chunk], steps: int) -> StepRows:
@@ -159,10 +171,11 @@ class Runner:
         )
 
     def _note(self, sequence: Sequence) -> bool:
-        """Bring a sequence's slot up to date; pages are only ever appended while it runs. Whether it is new there."""
-        known, pages = sequence.table_length, sequence.pages
+        """Bring a sequence's slot up to date: pages are only ever appended while it runs. Returns whether the sequence
+        is new there."""
+        num_pages, pages = sequence.table_length, sequence.pages
         slots, slot = self._slots, sequence.slot
-        if known == 0:
+        if num_pages == 0:
             sampling = sequence.sampling
             slots.temperature[slot], slots.min_p[slot] = sampling.temperature, sampling.min_p
             slots.top_k[slot], slots.top_p[slot] = sampling.top_k, sampling.top_p
@@ -176,13 +189,38 @@ class Runner:
             slots.bias(slot, sequence.num_prompt + sampling.min_tokens, banned, sampling.logit_bias)
             stops = sampling.stop[: slots.stops.shape[1]]
             slots.stops[slot] = (*stops, *[-1] * (slots.stops.shape[1] - len(stops)))
-        slots.tables[slot, known : len(pages)] = pages[known:]
+        slots.tables[slot, num_pages : len(pages)] = pages[num_pages:]
         sequence.table_length, sequence.stale = len(pages), False
-        return known == 0
+        return num_pages == 0
+
+
+class HostPages:
+    """Pages in host memory for conversations that were moved out of the cache. Shaped page first, then layer and the
+    rest as in the cache, so that a page is contiguous.
+
+    Where the cache is on a GPU the memory is pinned (unverified). Memory that was never written costs nothing.
+    """
+
+    def __init__(self, pages: ops.KvPages, num_pages: int) -> None:
+        def room(tensor: torch.Tensor) -> torch.Tensor:
+            shape = (num_pages, tensor.shape[0], *tensor.shape[2:])
+            return torch.empty(shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda and num_pages > 0)
+
+        self._tensors = [room(tensor) for tensor in pages.tensors]
+
+    def put(self, pages: ops.KvPages, source: int, target: int) -> None:
+        """Copy page `source` of the cache to page `target` of host memory."""
+        for here, there in zip(self._tensors, pages.tensors, strict=True):
+            here[target].copy_(there[:, source])
+
+    def get(self, pages: ops.KvPages, source: int, target: int) -> None:
+        """Copy page `source` of host memory to page `target` of the cache."""
+        for here, there in zip(self._tensors, pages.tensors, strict=True):
+            there[:, target] = here[source]
 
 
 def _with_drafts(rows: StepRows, drafts: list[list[int]]) -> StepRows:
-    """The rows of a draft as sequences of one row each, on the pages of the one they follow."""
+    """Add the rows of each draft as sequences of one row each, on the pages of the sequence they follow."""
     slots, lengths, tokens = array("i"), array("i"), array("q")
     for slot, length, token, draft in zip(rows.slots, rows.lengths, rows.tokens, drafts, strict=True):
         slots.extend([slot] * (len(draft) + 1))

@@ -1,10 +1,9 @@
-"""Who is computed in the next step: continuous batching with chunked prompts over a limited number of pages.
-Torch-free.
+"""Plan of each step: continuous batching with chunked prefill over a limited number of pages. Torch-free.
 
-Requests are served by rank (priority, then arrival). A step holds one token of every request that generates and, as far
-as the token budget goes, chunks of prompts. It cannot deadlock: a request is accepted only if it fits into the cache
-alone, pages for a prompt are taken whole at admission, and where generation runs out of pages the request of the worst
-rank gives its own back and starts again from its tokens.
+Requests are served by rank (priority, then arrival). A step holds one token of every request that generates and, within
+the token budget, chunks of prompts. It cannot deadlock: a request is accepted only if it fits into the cache alone,
+pages for a prompt are allocated whole at admission, and where generation runs out of pages the request of the lowest
+rank returns its own and starts again from its tokens.
 """
 
 from __future__ import annotations
@@ -12,19 +11,18 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from sparring.engine.kv import KvCache, Seat, Weights
-from sparring.engine.leads import Leads
+from sparring.engine.kv import Allocation, KvCache, Weights
 from sparring.engine.sequence import Sequence
-from sparring.engine.states import Beginning, StateSlots, beginning_of
-
-if TYPE_CHECKING:
-    from sparring.engine.adapter_table import Served
+from sparring.engine.served_adapter import ServedAdapter
+from sparring.engine.shared_prefill import PrefillSharing
+from sparring.engine.states import Prefix, StateSlots, prefix_of
 
 
 class Chunk(NamedTuple):
-    """`count` tokens of a sequence from `begin`; `samples` when the last of them is the sequence's last."""
+    """Slice of a sequence computed in one step: `count` tokens from `begin`; `samples` where it ends with the
+    sequence's last token."""
 
     sequence: Sequence
     begin: int
@@ -32,58 +30,58 @@ class Chunk(NamedTuple):
     samples: bool
 
 
-class Scheduler:
-    """The waiting and the running requests, and the pages they hold; of a recurrent model also the `states`. While it
-    is `held`, only those that have begun are served: that run, or have sampled."""
+class StepScheduler:
+    """Waiting and running requests and the pages they hold; of a recurrent model also the slots of `states`. While
+    `draining`, only requests that have begun are served: those that run or have sampled tokens."""
 
     def __init__(
         self, cache: KvCache, *, max_running: int, max_batch_tokens: int, states: StateSlots | None = None
     ) -> None:
         self.cache, self.states = cache, states
-        self._leads = Leads(states, cache) if states is not None and cache.share_prefixes else None
+        self._sharing = PrefillSharing(states, cache) if states is not None and cache.share_prefixes else None
         self._max_batch_tokens = max_batch_tokens
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._slots = list(range(max_running))[::-1]
         self.num_preempted = 0
-        self.held = False
+        self.draining = False
 
     @property
     def busy(self) -> bool:
-        """Whether anything waits or runs."""
+        """Whether any request waits or runs."""
         return bool(self._waiting or self._running)
 
     @property
     def load(self) -> tuple[int, int]:
-        """Requests that run and requests that wait. From any thread."""
+        """Number of requests that run and number that wait. Thread-safe."""
         return len(self._running), len(self._waiting)
 
     @property
-    def begun(self) -> bool:
-        """Whether any request runs or has sampled."""
+    def has_begun(self) -> bool:
+        """Whether any request runs or has sampled a token."""
         return bool(self._running) or any(sequence.logprobs for sequence in self._waiting)
 
     @property
     def num_running(self) -> int:
-        """Requests that hold pages."""
+        """Number of requests that hold pages."""
         return len(self._running)
 
     @property
     def sequences(self) -> Iterator[Sequence]:
-        """Every request that runs or waits."""
+        """Iterator over all running and waiting requests."""
         return chain(self._running, self._waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """A new request."""
+        """Add a new request to the waiting ones."""
         insort(self._waiting, sequence, key=_rank)
-        if self._leads is not None:
-            self._leads.arrived(sequence)
+        if self._sharing is not None:
+            self._sharing.add(sequence)
 
     def plan(self, version: int) -> list[Chunk]:
-        """The chunks of one step under weights `version`; they count as computed from here on."""
+        """Choose the chunks of the next step under weights `version`; their tokens count as computed from here on."""
         self.cache.trim()
-        if self._leads is not None:
-            self._leads.look(self._waiting, version)
+        if self._sharing is not None:
+            self._sharing.begin_step(self._waiting, version)
         self._make_way()
         preempted, page_size = self.num_preempted, self.cache.page_size
         running = [(sequence, sequence.pending) for sequence in self._running]
@@ -93,14 +91,14 @@ class Scheduler:
         for sequence, pending in running:
             if sequence.slot < 0:
                 continue
-            gone = self.cache.unread(sequence.computed)
+            gone = self.cache.num_unread(sequence.computed)
             if gone > sequence.gone:
-                self.cache.leave(sequence.pages, sequence.gone, gone)
+                self.cache.drop_unread(sequence.pages, sequence.gone, gone)
                 sequence.gone = gone
             count = (
                 1
                 if pending == 1
-                else min(pending, budget, sequence.lead - sequence.computed if sequence.lead else pending)
+                else min(pending, budget, sequence.share_at - sequence.computed if sequence.share_at else pending)
             )
             # a token within a page that is begun needs no other
             if (pending == 1 and sequence.computed % page_size) or (
@@ -108,28 +106,31 @@ class Scheduler:
             ):
                 budget -= count if pending > 1 else 0
                 chunks.append(self._chunk(sequence, count, version))
-        entering = [sequence for sequence in self._waiting if sequence.logprobs] if self.held else self._waiting[:]
+        entering = [sequence for sequence in self._waiting if sequence.logprobs] if self.draining else self._waiting[:]
         for sequence in entering:
             if not (self._slots and budget > 0 and self.num_preempted == preempted):
                 break
-            if self._leads is not None and self._leads.awaits(sequence):
+            if self._sharing is not None and self._sharing.must_wait(sequence):
                 continue
             if not self._admit(sequence, version):
                 break
             self._waiting.remove(sequence)
-            if self._leads is not None:
-                self._leads.entered(sequence)
+            if self._sharing is not None:
+                self._sharing.admit(sequence)
             count = min(
-                sequence.pending, budget, sequence.lead - sequence.computed if sequence.lead else sequence.pending
+                sequence.pending,
+                budget,
+                sequence.share_at - sequence.computed if sequence.share_at else sequence.pending,
             )
             budget -= count
             chunks.append(self._chunk(sequence, count, version))
         chunks.sort(key=_adapter)  # rows of one adapter side by side are one product
         return chunks
 
-    def ahead(self, chunks: list[Chunk], most: int) -> int:
-        """How many steps, at most `most`, `chunks` can take without another plan: sequences that only generate, with
-        pages for what they will sample. Pages for it are taken only while nobody that runs has to give way."""
+    def steps_ahead(self, chunks: list[Chunk], most: int) -> int:
+        """Return how many steps, at most `most`, `chunks` can take without another plan: every sequence generates and
+        has pages for the tokens that it will sample. Pages are allocated for this only while no running request would
+        have to be preempted."""
         if most == 1 or any(count > 1 or not samples for _, _, count, samples in chunks):
             return 1
         steps = min([most, *(sequence.max_new - len(sequence.logprobs) for sequence, *_ in chunks)])
@@ -141,51 +142,52 @@ class Scheduler:
         return steps
 
     def advance(self, sequence: Sequence, count: int, version: int) -> None:
-        """`count` tokens more than `plan` knew of have keys and values, all of weights `version`."""
+        """Record that `count` more tokens than planned have keys and values, all computed by weights `version`."""
         pages_before = sequence.computed // self.cache.page_size
         sequence.computed += count
         if sequence.computed // self.cache.page_size > pages_before:
             self._publish(sequence, version)
 
-    def retire(self, sequence: Sequence, version: int) -> None:
-        """Take a finished request out; its conversation keeps the pages when all of them are of `version`."""
+    def finish(self, sequence: Sequence, version: int) -> None:
+        """Take a finished request out and park its pages for its conversation where all of them are of `version`."""
         self._leave(sequence)
         conversation = sequence.conversation
         if sequence.keep and conversation is not None and sequence.oldest == sequence.version_under(version):
-            self.cache.keep(conversation, *self._held(sequence), sequence.weights_under(version))
+            self.cache.park(conversation, *self._held(sequence), sequence.weights_under(version))
             if self.states is not None and sequence.state is not None:
-                self.states.keep(conversation, sequence.state, _begun(sequence, sequence.computed, version))
+                self.states.park(conversation, sequence.state, _begun(sequence, sequence.computed, version))
                 sequence.state = None
         self._give_back(sequence)
 
-    def recompute(self, adapter: Served | None, *, all_of_them: bool) -> None:
-        """Let an adapter's requests (None: those without one) compute their keys and values again: all, or only those
-        to score, whose answer is of one version."""
+    def recompute(self, adapter: ServedAdapter | None, *, all_of_them: bool) -> None:
+        """Let the requests of an adapter (None: those without one) compute their keys and values again: all of them, or
+        only requests to score, whose result must be of one version."""
         for sequence in self._running[:]:
             if sequence.adapter is adapter and (all_of_them or sequence.scored_from is not None):
                 self._suspend(sequence)
 
     def find(self, request: str) -> list[Sequence]:
-        """Every request of this id that runs or waits."""
+        """Return all running and waiting requests of this id."""
         return [sequence for sequence in self.sequences if sequence.request.id == request]
 
     def abort(self, request: str, version: int) -> list[Sequence]:
-        """Take out every request of this id; who runs is retired, so that its conversation keeps what is computed."""
-        found = self.find(request)
-        for sequence in found:
+        """Take out all requests of this id and return them. Running ones are finished, so that their conversations keep
+        the pages computed so far."""
+        sequences = self.find(request)
+        for sequence in sequences:
             if sequence in self._running:
-                self.retire(sequence, version)
+                self.finish(sequence, version)
             else:
                 self.remove(sequence)
-        return found
+        return sequences
 
     def fork(self, sequence: Sequence, conversations: Iterable[str], version: int) -> None:
-        """Let conversations go on from what a request has computed so far, where all of that is of `version`."""
+        """Park the pages computed so far of a request for other conversations, where all of them are of `version`."""
         if sequence.oldest == sequence.version_under(version):
             for conversation in conversations:
-                self.cache.keep(conversation, *self._held(sequence), sequence.weights_under(version))
+                self.cache.park(conversation, *self._held(sequence), sequence.weights_under(version))
                 if self.states is not None and sequence.state is not None:
-                    self.states.branch(conversation, sequence.state, _begun(sequence, sequence.computed, version))
+                    self.states.park_copy(conversation, sequence.state, _begun(sequence, sequence.computed, version))
 
     def remove(self, sequence: Sequence) -> None:
         """Take a request out wherever it is; unknown ones are ignored."""
@@ -196,11 +198,11 @@ class Scheduler:
             self._give_back(sequence)
 
     def discard(self, chunks: list[Chunk]) -> list[Sequence]:
-        """Take out the requests of a step that failed: what their pages hold is unknown, and whether its copies were
-        made."""
-        self.cache.distrust()
+        """Take out the requests of a failed step and return them: the contents of their pages and of pending copies are
+        unknown."""
+        self.cache.invalidate()
         if self.states is not None:
-            self.states.distrust()
+            self.states.invalidate()
         for chunk in chunks:
             for page in chunk.sequence.pages:
                 self.cache.pool.forget(page)
@@ -208,7 +210,7 @@ class Scheduler:
         return [chunk.sequence for chunk in chunks]
 
     def release(self, conversation: str) -> None:
-        """Forget a conversation now and when its running request ends."""
+        """Forget a parked conversation, and do not park it again when its running request ends."""
         self.cache.release(conversation)
         if self.states is not None:
             self.states.release(conversation)
@@ -217,7 +219,7 @@ class Scheduler:
                 sequence.keep = False
 
     def forget(self, weights: Weights) -> None:
-        """Release the idle conversations whose keys and values are of weights that serve nobody any more."""
+        """Release the parked conversations that were computed by weights no longer served."""
         conversations = self.cache.release_weights(weights)
         if self.states is not None:
             for conversation in conversations:
@@ -225,19 +227,19 @@ class Scheduler:
             self.states.release_weights(weights)
 
     def clear(self) -> list[Sequence]:
-        """Take every request out."""
+        """Take out all requests and return them."""
         sequences = list(self.sequences)
         for sequence in sequences:
             self.remove(sequence)
         return sequences
 
     def _make_way(self) -> None:
-        """Whoever runs at a lower priority leaves where one of a higher one waits and lacks a slot or pages alone."""
+        """Preempt requests of lower priority where one of a higher priority waits for a slot or pages."""
         slots = pages = 0
-        for sequence in () if self.held else tuple(self._waiting):
+        for sequence in () if self.draining else tuple(self._waiting):
             if not self._running or not _above(sequence, self._running[-1]):
                 return
-            if self._leads is not None and self._leads.awaits(sequence):
+            if self._sharing is not None and self._sharing.must_wait(sequence):
                 continue
             slots, pages = slots + 1, pages + self.cache.pages_for(len(sequence.tokens))
             while self._running and _above(sequence, self._running[-1]):
@@ -255,7 +257,7 @@ class Scheduler:
         return Chunk(sequence, begin, count, end == len(sequence.tokens) and sequence.scored_from is None)
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Pages for `num_tokens`; False when the sequence itself had to give way."""
+        """Allocate pages for `num_tokens` tokens; returns False where the sequence itself had to be preempted."""
         missing = self.cache.pages_for(num_tokens) - len(sequence.pages)
         while missing > 0:
             pages = self.cache.take(missing)
@@ -270,60 +272,66 @@ class Scheduler:
         return True
 
     def _admit(self, sequence: Sequence, version: int) -> bool:
-        seat = (
+        allocation = (
             self._pages_for(sequence, version)
             if self.states is None
             else self._pages_and_state_for(sequence, version, self.states)
         )
-        if seat is None:
+        if allocation is None:
             return False
-        sequence.pages, sequence.computed = seat.pages, seat.known
+        sequence.pages, sequence.computed = allocation.pages, allocation.num_cached
         sequence.table_length, sequence.stale, sequence.gone = 0, True, 0
-        sequence.oldest = sequence.version_under(version) if seat.known else None
+        sequence.oldest = sequence.version_under(version) if allocation.num_cached else None
         # a request that gave way finds again what it has computed itself: that counts as nothing
         if not sequence.admitted:
-            sequence.admitted, sequence.cached_tokens = True, seat.known
-            self.cache.counts.note(seat)
+            sequence.admitted, sequence.cached_tokens = True, allocation.num_cached
+            self.cache.counts.note(allocation)
         sequence.slot = self._slots.pop()
         insort(self._running, sequence, key=_rank)
         return True
 
     def _pages_for(
         self, sequence: Sequence, version: int, most: int | None = None, tail: bytes | None = None
-    ) -> Seat | None:
-        """Pages, of which at most those of the first `most` tokens are found; the last perhaps lent under `tail`."""
+    ) -> Allocation | None:
+        """Allocate pages, reusing at most those of the first `most` tokens; the last one perhaps a copy of the page
+        shared under `tail`."""
         cache, wanted, count = self.cache, sequence.reusable, self.cache.pages_for(len(sequence.tokens))
         wanted = wanted if most is None else wanted[: most + 1]
         weights = sequence.weights_under(version)
         # a page for every running request is left, or it would soon have to give way to them
-        return cache.admit(sequence.conversation, wanted, count, weights, sequence.digests, len(self._running), tail)
+        return cache.allocate(sequence.conversation, wanted, count, weights, sequence.digests, len(self._running), tail)
 
-    def _pages_and_state_for(self, sequence: Sequence, version: int, states: StateSlots) -> Seat | None:
-        """What its conversation keeps, or others have computed, is of use only with the state behind all of it."""
+    def _pages_and_state_for(self, sequence: Sequence, version: int, states: StateSlots) -> Allocation | None:
+        """Allocate pages and a state slot. Cached pages are reusable only if the recurrent state after exactly their
+        tokens is cached too."""
         if not states.available:
             return None
-        own = [sequence.conversation] if sequence.conversation and states.behind(sequence.conversation) else []
-        for whose in (*own, *(self._leads.found(sequence, version) if self._leads is not None else ()), None):
-            tail = whose.key if isinstance(whose, Beginning) else None
-            seat = self._pages_for(sequence, version, states.behind(whose), tail)
-            if seat is not None:
-                all_of_it = isinstance(whose, Beginning) and seat.known == whose.num_tokens
-                found = whose if all_of_it else _begun(sequence, seat.known, version)
-                sequence.state = states.take() if whose is None else states.go_on(whose, found)
-            if seat is None or sequence.state is not None:
+        own = [sequence.conversation] if sequence.conversation and states.num_tokens(sequence.conversation) else []
+        for owner in (
+            *own,
+            *(self._sharing.cached_prefixes(sequence, version) if self._sharing is not None else ()),
+            None,
+        ):
+            tail = owner.key if isinstance(owner, Prefix) else None
+            allocation = self._pages_for(sequence, version, states.num_tokens(owner), tail)
+            if allocation is not None:
+                all_of_it = isinstance(owner, Prefix) and allocation.num_cached == owner.num_tokens
+                cached = owner if all_of_it else _begun(sequence, allocation.num_cached, version)
+                sequence.state = states.take() if owner is None else states.resume(owner, cached)
+            if allocation is None or sequence.state is not None:
                 break
-            self.cache.drop(seat.pages)
+            self.cache.drop(allocation.pages)
             sequence.digests.clear()
-            if isinstance(whose, Beginning):
-                states.release(whose)  # its pages are gone
-            elif whose is not None:
-                self.cache.release(whose)  # its state is
-        if seat is not None and sequence.conversation is not None:  # a copy in host memory has no state any more
+            if isinstance(owner, Prefix):
+                states.release(owner)  # its pages are gone
+            elif owner is not None:
+                self.cache.release(owner)  # its state is
+        if allocation is not None and sequence.conversation is not None:  # a copy in host memory has no state any more
             self.cache.release(sequence.conversation)
-        return seat
+        return allocation
 
     def _publish(self, sequence: Sequence, version: int) -> None:
-        """Let others find what is computed, where all of it is of the weights as they are now."""
+        """Let other requests find the computed pages, where all of them are of the weights served now."""
         if sequence.oldest == sequence.version_under(version):
             weights = sequence.weights_under(version)
             self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, weights, sequence.digests)
@@ -344,7 +352,7 @@ class Scheduler:
         sequence.slot = -1
 
     def _held(self, sequence: Sequence) -> tuple[list[int], list[int]]:
-        """Tokens that have keys and values, and the pages of those."""
+        """Return the tokens with keys and values, and their pages."""
         return sequence.tokens[: sequence.computed], sequence.pages[: self.cache.pages_for(sequence.computed)]
 
     def _give_back(self, sequence: Sequence) -> None:
@@ -352,7 +360,7 @@ class Scheduler:
         if self.states is not None:
             self.states.drop(sequence.state)
         sequence.pages, sequence.digests, sequence.computed, sequence.oldest = [], [], 0, None
-        sequence.state, sequence.lead = None, 0
+        sequence.state, sequence.share_at = None, 0
 
 
 def _adapter(chunk: Chunk) -> int:
@@ -360,13 +368,13 @@ def _adapter(chunk: Chunk) -> int:
     return -1 if adapter is None else adapter.number
 
 
-def _begun(sequence: Sequence, count: int, version: int) -> Beginning:
-    """Its first `count` tokens."""
-    return beginning_of(sequence.tokens[:count], sequence.weights_under(version))
+def _begun(sequence: Sequence, count: int, version: int) -> Prefix:
+    """Return its first `count` tokens as a prefix."""
+    return prefix_of(sequence.tokens[:count], sequence.weights_under(version))
 
 
 def _above(sequence: Sequence, other: Sequence) -> bool:
-    """Whether it has the higher priority, whenever it came."""
+    """Whether it has the higher priority, regardless of arrival."""
     return sequence.rank[0] < other.rank[0]
 
 

@@ -1,4 +1,4 @@
-"""One request while the engine works on it. Torch-free."""
+"""State of one request while the engine works on it. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from sparring.engine.kv import Weights
+from sparring.engine.ngram import Lookup
 from sparring.engine.reply import Reply
+from sparring.engine.served_adapter import ServedAdapter
 from sparring.generation import (
     Completion,
     FinishReason,
@@ -21,32 +22,32 @@ from sparring.generation import (
     Scores,
 )
 
-if TYPE_CHECKING:
-    from sparring.engine.adapter_table import Served
-    from sparring.engine.speculation import Lookup
-
 ScoredRows = tuple[list[float], list[float], list[list[int]], list[list[float]]]
-"""Log-probabilities, entropies, ids and log-probabilities of the likeliest tokens, of neighbouring rows."""
+"""Log-probabilities, entropies, and ids and log-probabilities of the top tokens, of neighbouring rows."""
 Top = tuple[tuple[int, float], ...]
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """The tokens of a request so far, and which of them have keys and values in the cache.
+    """Tokens of a request so far, and which of them have keys and values in the cache.
 
-    `computed` counts tokens whose KV is (or in the planned step will be) in `pages`; `oldest` is the oldest weight
-    version among them, None where there are none. `state` is the slot of the recurrent state behind those tokens, None
-    in a model without one; behind the first `lead` tokens of the prompt it is copied for others that wait for it, 0
-    where nobody does; `beginning` has digests by which they know each other. `cached_tokens` is what was found when it
-    was `admitted` for the first time. `slot` is the sequence's row in the runner's tables while it runs, `table_length`
-    how many pages stand there, `stale` whether there are more by now. The first `gone` pages are given back, because no
-    layer reads so far back any more. `origins` says from which token on the sampling version and the oldest KV version
-    were which: a step touches as little of each request as it can, because computing it empties the caches of the
-    processor.
+    A step touches as little of each request as it can, because computing it empties the processor's caches.
 
-    A request to score is a prompt that samples nothing: every token but the last, which predicts nothing. `scored_from`
-    is the first of them that predicts one of the tokens to score, None for a request that generates; `scores` is what
-    is known so far.
+    A request to score is a prompt that samples nothing: all tokens but the last, which predicts nothing.
+
+    Attributes:
+        computed: number of tokens whose keys and values are, or will be after the planned step, in `pages`.
+        oldest: oldest weight version among those; None without any.
+        gone: number of first pages returned early, because no layer attends so far back any more.
+        state: slot of the recurrent state behind those tokens; None in a model without one.
+        share_at: number of prompt tokens after which the state is copied for waiting requests; 0 for none.
+        prompt_digests: digests by which prompts with a common prefix recognise each other.
+        cached_tokens: tokens found in the cache when the request was first `admitted`.
+        slot: row in the runner's tables while the request runs, else -1.
+        table_length: number of pages in that row; `stale` says whether there are more by now.
+        origins: (first token, sampling version, oldest version of keys and values) for each change of versions.
+        scored_from: first token that predicts one to score; None for a request that generates.
+        scores: results of the rows scored so far.
     """
 
     request: GenerateRequest | ScoreRequest
@@ -65,8 +66,8 @@ class Sequence:
     digests: list[bytes] = field(default_factory=list)
     oldest: int | None = None
     state: int | None = None
-    lead: int = 0
-    beginning: list[bytes] | None = None
+    share_at: int = 0
+    prompt_digests: list[bytes] | None = None
     admitted: bool = False
     cached_tokens: int = 0
     slot: int = -1
@@ -84,11 +85,11 @@ class Sequence:
     finish_reason: FinishReason | None = None
     scored_from: int | None = None
     scores: list[ScoredRows] = field(default_factory=list)
-    adapter: Served | None = None
+    adapter: ServedAdapter | None = None
 
     @staticmethod
     def of(request: GenerateRequest, reply: Reply, *, arrival: int, max_new: int, keep: bool) -> Sequence:
-        """A request that has just come in."""
+        """Make the sequence of a request to generate that has just arrived."""
         return Sequence(
             request=request,
             sampling=request.sampling,
@@ -106,7 +107,7 @@ class Sequence:
 
     @staticmethod
     def to_score(request: ScoreRequest, reply: Reply, *, arrival: int) -> Sequence:
-        """A request to score that has just come in."""
+        """Make the sequence of a request to score that has just arrived."""
         return Sequence(
             request=request,
             sampling=Sampling(),
@@ -122,27 +123,27 @@ class Sequence:
         )
 
     def version_under(self, version: int) -> int:
-        """Of the weights that compute it, where the model's own are of `version`."""
+        """Return the version of the weights that compute it: its adapter's, else `version` of the base model."""
         return version if self.adapter is None else self.adapter.version
 
     def weights_under(self, version: int) -> Weights:
-        """What its keys and values are of."""
+        """Name the weights that compute its keys and values, where the base model's are of `version`."""
         return version if self.adapter is None else self.adapter.weights
 
     @property
     def reusable(self) -> list[int]:
-        """The beginning of the tokens whose KV may be found, up to and with one token that is computed all the same:
-        nothing of what is scored may be skipped."""
+        """Tokens whose keys and values may be found in the cache, and one more, which is always computed. Rows to score
+        are always computed."""
         return self.tokens if self.scored_from is None else self.tokens[: self.scored_from + 1]
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Order of service: higher priority first, then who came first."""
+        """Order of service: higher priority first, then earlier arrival."""
         return (-self.request.priority, self.arrival)
 
     @property
     def pending(self) -> int:
-        """Tokens that still need keys and values: one while generating, more while the prompt is read."""
+        """Number of tokens that still need keys and values: one while generating, more during prefill."""
         return len(self.tokens) - self.computed
 
     def extend(
@@ -153,8 +154,8 @@ class Sequence:
         kept: list[bytes] | None = None,
         tops: list[Top] | None = None,
     ) -> None:
-        """Take sampled tokens up to the one that ends the sequence, which sets `finish_reason`. Arguments: see
-        `Sampled`."""
+        """Append sampled tokens up to the one that ends the sequence, which sets `finish_reason`. Arguments as in
+        `SampledTokens`."""
         if version != self.version or self.oldest != self.kv_version:
             self.version, self.kv_version = version, self.oldest
             self.origins.append((len(self.logprobs), version, version if self.oldest is None else self.oldest))
@@ -173,7 +174,7 @@ class Sequence:
             self.finish_reason = "length"
 
     def scored(self, version: int) -> Scores:
-        """What the caller gets, all of it from weights of `version`."""
+        """Return the result of a request to score, all of it from weights of `version`."""
         logprobs, entropies, ids, tops = zip(*self.scores, strict=True)
         return Scores(
             logprobs=tuple(chain.from_iterable(logprobs)),
@@ -185,10 +186,10 @@ class Sequence:
         )
 
     def branch(self, name: str, seed: int) -> GenerateRequest:
-        """A request that continues this one from here with random numbers of its own."""
-        made, asked = self.tokens[self.num_prompt :], self.request.sampling
+        """Return a request that continues this one from here with another seed."""
+        sampled, given = self.tokens[self.num_prompt :], self.request.sampling
         sampling = replace(
-            asked, seed=seed, max_tokens=self.max_new - len(made), min_tokens=max(0, asked.min_tokens - len(made))
+            given, seed=seed, max_tokens=self.max_new - len(sampled), min_tokens=max(0, given.min_tokens - len(sampled))
         )
         allowed, ends = self.request.allowed, self.request.ends
         return replace(
@@ -198,38 +199,39 @@ class Sequence:
             sampling=sampling,
             conversation=name,
             # what was sampled before the branch is part of the turn for whoever watches it
-            allowed=None if allowed is None else lambda tokens: allowed([*made, *tokens]),
-            ends=None if ends is None else lambda tokens, new: _less(ends([*made, *tokens], new), len(made)),
+            allowed=None if allowed is None else lambda tokens: allowed([*sampled, *tokens]),
+            ends=None if ends is None else lambda tokens, new: _less(ends([*sampled, *tokens], new), len(sampled)),
         )
 
     def _end(self, new: list[int]) -> int | None:
-        """How many of the new tokens there are up to the one that ends the turn, if one does."""
+        """Return how many of the new tokens belong to the turn, where one of them ends it; else None."""
         stop = None if self.stop.isdisjoint(new) else next(i for i, token in enumerate(new, 1) if token in self.stop)
-        ends, known = self.request.ends, len(self.logprobs)
-        least = max(0, self.request.sampling.min_tokens - 1 - known)
+        ends, num_sampled = self.request.ends, len(self.logprobs)
+        least = max(0, self.request.sampling.min_tokens - 1 - num_sampled)
         if ends is None or len(new) <= least:
             return stop
-        found = ends([*self.tokens[self.num_prompt :], *new], len(new) - least)
-        if found is not None and not known + least < found <= known + len(new):
-            raise ValueError(f"expected a count from {known + least + 1} to {known + len(new)}, got {found}")
-        return stop if found is None or (stop is not None and stop <= found - known) else found - known
+        end = ends([*self.tokens[self.num_prompt :], *new], len(new) - least)
+        if end is not None and not num_sampled + least < end <= num_sampled + len(new):
+            expected = f"a count from {num_sampled + least + 1} to {num_sampled + len(new)}"
+            raise ValueError(f"expected `ends` to return {expected}, got {end}")
+        return stop if end is None or (stop is not None and stop <= end - num_sampled) else end - num_sampled
 
     def limit(self, vocab_size: int) -> None:
-        """Ask which tokens may come next.
+        """Call the request's constraint for the tokens allowed next and store their mask in `allowed`.
 
         Raises:
-            ValueError: none may.
+            ValueError: the mask has too many bits, or allows no token.
         """
         if self.request.allowed is not None:
             allowed = bytes(self.request.allowed(self.tokens[self.num_prompt :]))
             if len(allowed) > -(-vocab_size // 64) * 8:
-                raise ValueError(f"expected a bit for each of {vocab_size} tokens, got {8 * len(allowed)}")
+                raise ValueError(f"expected a mask of {vocab_size} bits, got {8 * len(allowed)}")
             if not int.from_bytes(allowed, "little") % (1 << vocab_size):
-                raise ValueError("expected a token that may follow, got none")
+                raise ValueError("expected at least one allowed token, got none")
             self.allowed = allowed
 
     def completion(self) -> Completion:
-        """What the caller gets."""
+        """Return the result of a request to generate."""
         versions, kv_versions = self._runs()
         return Completion(
             tokens=tuple(self.tokens[self.num_prompt :]),
@@ -260,7 +262,7 @@ def _truncates(request: GenerateRequest) -> bool:
 
 
 def _joined(lengths: list[int], values: tuple[int, ...]) -> Runs:
-    """Neighbours of one value as one run."""
+    """Join neighbouring equal values to one run."""
     pieces = groupby(zip(values, lengths, strict=True), itemgetter(0))
     runs = [(value, sum(length for _, length in same)) for value, same in pieces]
     return Runs(lengths=tuple(length for _, length in runs), values=tuple(value for value, _ in runs))

@@ -1,4 +1,4 @@
-"""The token-level server: an engine behind HTTP, token ids in and out. Torch-free; `wire` says how everything is
+"""Token-level server: an engine behind HTTP, token ids in and out. Torch-free; `wire` says how everything is
 written.
 
     GET  /v1/model      what is served, and which version of it
@@ -35,7 +35,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sparring.engine import wire
-from sparring.engine.latency import Latencies
+from sparring.engine.metrics import Latencies
 from sparring.engine.prometheus import exposition
 from sparring.errors import BadInput, EngineError, RequestRefused, SparringError, WeightsError, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest
@@ -43,7 +43,7 @@ from sparring.protocols import Engine
 from sparring.types import WeightRef
 
 MOST_BYTES = 64 << 20
-"""Of a body."""
+"""Largest body of a request."""
 
 T = TypeVar("T")
 Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
@@ -51,35 +51,50 @@ Bind = Callable[[GenerateRequest], GenerateRequest]
 
 
 class ServedEngine(Engine, Protocol):
-    """What the server asks of an engine beside the protocol."""
+    """Engine that the server can serve: more than the protocol `Engine` asks for."""
 
     @property
-    def problem(self) -> EngineError | None: ...
+    def problem(self) -> EngineError | None:
+        """Error that every request would get; None while requests are answered."""
+        ...
+
     @property
-    def metrics(self) -> dict[str, float]: ...
+    def metrics(self) -> dict[str, float]:
+        """Counts since the start and present levels, by name."""
+        ...
+
     @property
-    def latencies(self) -> Latencies: ...
-    async def drop(self, adapter: str) -> None: ...
+    def latencies(self) -> Latencies:
+        """Latency histograms of the requests."""
+        ...
+
+    async def drop(self, adapter: str) -> None:
+        """Serve no new request by an adapter.
+
+        Raises:
+            EngineError: no adapter of this name is loaded.
+        """
+        ...
 
 
 class TokenServer:
-    """The endpoints of one engine.
+    """HTTP endpoints of one engine.
 
     Args:
-        engine: answers; whoever made it closes it.
-        served: what is said of it.
-        bind: says in ids what a request's sampling says in text (stop strings, a constraint).
-        api_key: what clients must send as a bearer token to everything under /v1; "": nothing.
+        engine: answers the requests; its owner closes it.
+        served: description of the engine for clients.
+        bind: turns text rules of a request (stop strings, a constraint) into functions on token ids.
+        api_key: bearer token that clients must send to everything under /v1; "" for none.
     """
 
-    def __init__(self, engine: ServedEngine, served: wire.Served, bind: Bind, api_key: str = "") -> None:
+    def __init__(self, engine: ServedEngine, served: wire.ServedModel, bind: Bind, api_key: str = "") -> None:
         self._engine, self._served, self._bind, self._api_key = engine, served, bind, api_key
         self._numbers = itertools.count(1)
         self._counts: Counter[tuple[str, str]] = Counter()
         self._branches: dict[str, GenerateRequest] = {}
 
     def application(self) -> ASGIApp:
-        """The ASGI application."""
+        """Return the ASGI application."""
         posts = ("generate", "abort", "fork", "score", "release", "weights", "drop")
         routes = [Route(f"/v1/{name}", getattr(self, f"_{name}"), methods=["POST"]) for name in posts]
         gets = {"/v1/model": self._model, "/health": self._health, "/metrics": self._metrics}
@@ -92,7 +107,7 @@ class TokenServer:
         return self._guarded(Starlette(routes=routes, exception_handlers=handlers))
 
     def _guarded(self, inner: ASGIApp) -> ASGIApp:
-        """Who may come in, and what stands on every answer."""
+        """Check the API key, and add the headers that every answer has."""
         expected = f"Bearer {self._api_key}".encode()
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,7 +126,9 @@ class TokenServer:
 
             given = dict(scope["headers"]).get(b"authorization", b"")
             if self._api_key and scope["path"].startswith("/v1/") and not hmac.compare_digest(given, expected):
-                wrong = refusal("authorization", "the server's key as a bearer token", "another or none", "send it")
+                wrong = refusal(
+                    "authorization", "the server's API key as a bearer token", "a wrong key or none", "send it"
+                )
                 await _json(wire.problem(wrong), 401)(scope, receive, signed)
             else:
                 await inner(scope, receive, signed)
@@ -131,12 +148,12 @@ class TokenServer:
 
     async def _generate(self, request: Request) -> Response:
         form = await _body(request, wire.GenerateForm)
-        asked = await self._bound(wire.generate_request(form))
+        wanted = await self._bound(wire.generate_request(form))
         if not form.stream:
-            completion = await _unless_left(request.receive, self._engine.generate(asked))
+            completion = await _unless_left(request.receive, self._engine.generate(wanted))
             self._counts["generate", completion.finish_reason] += 1
             return _json(completion)
-        pieces = self._engine.stream(asked) if form.deltas else _whole(self._engine, asked)
+        pieces = self._engine.stream(wanted) if form.deltas else _whole(self._engine, wanted)
         first = asyncio.ensure_future(anext(pieces))
         # what can never be served is refused with a status; from here on the engine knows of the request
         await asyncio.sleep(0)
@@ -144,21 +161,21 @@ class TokenServer:
             first.result()
         return _Events(pieces, first, lambda outcome: self._counts.update([("generate", outcome)]))
 
-    async def _bound(self, asked: GenerateRequest) -> GenerateRequest:
-        """The request under a name of its own if it has none, with its text rules in ids."""
-        asked = self._named(asked)
-        if not (asked.sampling.stop_strings or asked.sampling.constraint):
-            return asked
-        branch = self._branches.get(asked.conversation or "")
-        if branch is not None and branch.tokens == asked.tokens:  # its turn has begun before its prompt ends
-            return replace(asked, ends=branch.ends, allowed=branch.allowed)
+    async def _bound(self, wanted: GenerateRequest) -> GenerateRequest:
+        """Name a request that has no id, and bind its text rules to token ids."""
+        wanted = self._named(wanted)
+        if not (wanted.sampling.stop_strings or wanted.sampling.constraint):
+            return wanted
+        branch = self._branches.get(wanted.conversation or "")
+        if branch is not None and branch.tokens == wanted.tokens:  # its turn has begun before its prompt ends
+            return replace(wanted, ends=branch.ends, allowed=branch.allowed)
         try:
-            return await asyncio.to_thread(self._bind, asked)  # a grammar may take a while to compile
+            return await asyncio.to_thread(self._bind, wanted)  # a grammar may take a while to compile
         except BadInput as cause:
-            raise RequestRefused(f"request {asked.id}: {cause}") from cause
+            raise RequestRefused(f"request {wanted.id}: {cause}") from cause
 
-    def _named(self, asked: Asked) -> Asked:
-        return asked if asked.id else replace(asked, id=f"{self._served.instance}-{next(self._numbers)}")
+    def _named(self, wanted: Asked) -> Asked:
+        return wanted if wanted.id else replace(wanted, id=f"{self._served.instance}-{next(self._numbers)}")
 
     async def _abort(self, request: Request) -> Response:
         await self._engine.abort((await _body(request, wire.AbortForm)).id)
@@ -171,8 +188,8 @@ class TokenServer:
         return _json([wire.generate_form(branch, stream=False, deltas=True) for branch in branches])
 
     async def _score(self, request: Request) -> Response:
-        asked = self._named(wire.noun(await _body(request, wire.ScoreForm), ScoreRequest))
-        return _json(await _unless_left(request.receive, self._engine.score(asked)))
+        wanted = self._named(wire.noun(await _body(request, wire.ScoreForm), ScoreRequest))
+        return _json(await _unless_left(request.receive, self._engine.score(wanted)))
 
     async def _release(self, request: Request) -> Response:
         conversation = (await _body(request, wire.ReleaseForm)).conversation
@@ -183,8 +200,8 @@ class TokenServer:
     async def _weights(self, request: Request) -> Response:
         ref = wire.noun(await _body(request, wire.WeightForm), WeightRef)
         if ref.transport == "inline":
-            where, got = f"weights of {ref.model} version {ref.version}", "'inline', an object of another process"
-            raise WeightsError(f"{where}: expected shared memory, got {got}; lend them there")
+            where, got = f"weights of {ref.model} version {ref.version}", "'inline', which works in one process only"
+            raise WeightsError(f"{where}: expected transport 'shared_memory', got {got}; publish them there")
         await _unless_left(request.receive, self._engine.pull(ref))
         return _json({})
 
@@ -197,7 +214,7 @@ class TokenServer:
         return _json(wire.problem(error), wire.status(error))
 
     async def _left(self, request: Request, error: ClientDisconnect) -> Response:
-        """Nobody reads it."""
+        """Count a client that left before its answer."""
         self._counts[request.url.path.rpartition("/")[2], "left"] += 1
         return Response(status_code=499)
 
@@ -207,13 +224,13 @@ class TokenServer:
         return _json(wire.problem(wrong), error.status_code)
 
 
-async def _whole(engine: Engine, asked: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-    yield await engine.generate(asked)
+async def _whole(engine: Engine, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+    yield await engine.generate(request)
 
 
 class _Events(Response):
-    """What an engine's stream says as server-sent events; its first piece is already on its way. The head goes out at
-    once: who has it knows that the engine has the request."""
+    """Stream of an engine as server-sent events, whose first piece is already on its way. The head is sent at once: a
+    client that has it knows that the engine has the request."""
 
     def __init__(
         self, pieces: AsyncIterator[Delta | Completion], first: asyncio.Future[Any], ended: Callable[[str], None]
@@ -223,7 +240,7 @@ class _Events(Response):
         self._pieces, self._first, self._ended = pieces, first, ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Tell until the end, or until nobody listens."""
+        """Send events until the end of the stream, or until the client leaves."""
         try:
             await _unless_left(receive, self._tell(send))
         except ClientDisconnect:
@@ -231,12 +248,12 @@ class _Events(Response):
 
     async def _tell(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._told()) as told:
-            async for data in told:
+        async with aclosing(self._event_bytes()) as events:
+            async for data in events:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _told(self) -> AsyncIterator[bytes]:
+    async def _event_bytes(self) -> AsyncIterator[bytes]:
         try:
             async with aclosing(self._pieces):  # type: ignore[type-var]
                 piece = await self._first
@@ -251,10 +268,10 @@ class _Events(Response):
 
 
 async def _unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns; it is cancelled when nobody waits for the answer any longer.
+    """Return the result of `work`, which is cancelled when the client leaves.
 
     Raises:
-        ClientDisconnect: nobody does.
+        ClientDisconnect: the client has left.
     """
     task, left = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
@@ -289,5 +306,5 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(wire.encode(value), status, media_type="application/json")
 
 
-def _plain(served: wire.Served) -> dict[str, Any]:
+def _plain(served: wire.ServedModel) -> dict[str, Any]:
     return {name: getattr(served, name) for name in served.__struct_fields__}

@@ -1,18 +1,17 @@
-"""How much an engine holds: what `[engine]` pays for, at the sizes of its model."""
+"""Sizes of an engine's cache: what `[engine]` pays for with a given model."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from sparring.engine.config import PAGE_SIZE, EngineConfig
+from sparring.kernels.pages import token_bytes
 from sparring.model.causal import CausalModel
-from sparring.model.kernels.pages import token_bytes
-from sparring.model.recurrent import state_bytes
+from sparring.model.states import state_bytes
 
 
 class Sizes(NamedTuple):
-    """Pages of the cache, the size of each, pages in host memory, and slots of recurrent state (0: the model has
-    none)."""
+    """Pages of the cache, bytes of each, pages in host memory, and slots of recurrent state (0 for a model without)."""
 
     num_pages: int
     page_bytes: int
@@ -21,8 +20,8 @@ class Sizes(NamedTuple):
 
     @staticmethod
     def of(model: CausalModel, config: EngineConfig) -> Sizes:
-        """No more pages than all running requests of full length could use; states for those that run and as many idle
-        ones."""
+        """Compute the sizes: no more pages than all running requests of full length could use; states for those that
+        run and as many parked ones."""
         most = config.max_running * -(-model.max_positions // PAGE_SIZE)
         states = min(2 * config.max_running, config.states(state_bytes(model.recurrent))) if model.recurrent else 0
         size = token_bytes(model.kv_heads, model.dtype)

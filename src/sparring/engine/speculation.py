@@ -1,42 +1,22 @@
-"""Speculation: tokens guessed from what a request has said before, computed in one step and kept where sampling says
-the same.
+"""Speculative decoding without a draft model: tokens guessed from the request's own text are computed in one step and
+accepted where sampling gives the same.
 
-A guess is only ever compared. Every row of the step is sampled as it would be alone, with the random number of its own
-position, and what is taken are the sampled tokens up to the first that is not the guessed one: the bits of ordinary
-generation.
+A guess is only ever compared. Every row of the step is sampled as in ordinary generation, with the random number of its
+own position; accepted are the sampled tokens up to the first that differs from its guess. The result has the bits of
+ordinary generation.
 """
 
 from __future__ import annotations
 
 from sparring.engine.config import EngineConfig
-from sparring.engine.scheduler import Chunk, Scheduler
+from sparring.engine.ngram import Lookup
+from sparring.engine.scheduler import Chunk, StepScheduler
 from sparring.errors import refusal
-from sparring.model.step import Sampled
+from sparring.model.steps.rows import SampledTokens
 
-LONGEST = 3
-"""Tokens of an earlier place that are compared; longer ones found nothing more on recorded rollouts."""
 ROWS = 16
-"""Rows of a step that cost little more than one: below, reading the weights is the work (and a tile holds as many)."""
-
-
-class Lookup:
-    """Where in one growing row of tokens the last few stood before; what followed them there is the guess."""
-
-    def __init__(self) -> None:
-        self._next: dict[tuple[int, ...], int] = {}
-        self._known = 1
-
-    def guess(self, tokens: list[int], most: int) -> list[int]:
-        """Up to `most` tokens that may follow; none where the last one is new. `tokens` only grows between calls."""
-        for end in range(self._known, len(tokens)):
-            for begin in range(max(0, end - LONGEST), end):
-                self._next[tuple(tokens[begin:end])] = end
-        self._known = len(tokens)
-        for begin in range(max(0, len(tokens) - LONGEST), len(tokens)):
-            found = self._next.get(tuple(tokens[begin:]))
-            if found is not None:
-                return tokens[found : found + most]
-        return []
+"""Rows of a step that cost little more than one: below this number, reading the weights dominates (and a tile holds as
+many)."""
 
 
 class Speculation:
@@ -44,10 +24,10 @@ class Speculation:
 
     Args:
         config: `[engine]`.
-        recurrent: whether the model has a recurrent state, which cannot be taken back to the last token that was right.
+        recurrent: whether the model has a recurrent state, which cannot be set back to the last accepted token.
 
     Raises:
-        BadInput: it has, and `config` asks for guesses.
+        BadInput: it has, and `config` turns speculation on.
     """
 
     def __init__(self, config: EngineConfig, *, recurrent: bool = False) -> None:
@@ -57,25 +37,33 @@ class Speculation:
         self._most = config.speculation_tokens if config.speculation == "ngram" else 0
 
     def applies(self, chunks: list[Chunk]) -> bool:
-        """Whether the step is one that guesses: all generate, and there is room for a guess of each."""
+        """Whether a step can speculate: all its requests generate, and they leave rows for guesses."""
         few = 0 < len(chunks) <= ROWS // 2
         return self._most > 0 and few and all(chunk.count == 1 and chunk.samples for chunk in chunks)
 
-    def drafts(self, chunks: list[Chunk], scheduler: Scheduler) -> list[list[int]] | None:
-        """What may follow each of `chunks`, with pages for it; nothing behind a request that is told what may come.
-        None where there is nothing to guess."""
-        room, found = min(self._most, ROWS // len(chunks) - 1), []
+    def drafts(self, chunks: list[Chunk], scheduler: StepScheduler) -> list[list[int]] | None:
+        """Guess the tokens that may follow each of `chunks` and allocate pages for them. A constrained request gets no
+        guess.
+
+        Returns:
+            The guesses of each chunk; None where there are none at all.
+        """
+        most, guesses = min(self._most, ROWS // len(chunks) - 1), []
         for sequence, *_ in chunks:
             if sequence.lookup is None:
                 sequence.lookup = Lookup()
-            found.append([] if sequence.request.allowed else sequence.lookup.guess(sequence.tokens, room))
-        steps = scheduler.ahead(chunks, 1 + max(map(len, found)))
-        return [tokens[: steps - 1] for tokens in found] if steps > 1 else None
+            guesses.append([] if sequence.request.allowed else sequence.lookup.guess(sequence.tokens, most))
+        steps = scheduler.steps_ahead(chunks, 1 + max(map(len, guesses)))
+        return [tokens[: steps - 1] for tokens in guesses] if steps > 1 else None
 
 
-def accepted(sampled: Sampled, drafts: list[list[int]]) -> Sampled:
-    """Of a step in which every sequence had a row for its last token and one for each of its draft: what ordinary steps
-    would have sampled."""
+def accepted(sampled: SampledTokens, drafts: list[list[int]]) -> SampledTokens:
+    """Reduce a step with guesses to the tokens that ordinary steps would have sampled.
+
+    Args:
+        sampled: of a step in which every sequence had one row for its last token and one for each guessed token.
+        drafts: the guesses of each sequence.
+    """
     begins, taken = [], []
     row = 0
     for draft in drafts:
@@ -91,4 +79,4 @@ def accepted(sampled: Sampled, drafts: list[list[int]]) -> Sampled:
             [values[row][0] for row in range(begin, begin + count)] for begin, count in zip(begins, taken, strict=True)
         ]
 
-    return Sampled(*(None if values is None else joined(values) for values in sampled))
+    return SampledTokens(*(None if values is None else joined(values) for values in sampled))

@@ -1,9 +1,9 @@
-"""Who owns which slot of recurrent state: models with such layers need one for every sequence, beside its pages.
-Torch-free.
+"""Slots of recurrent state: which sequence, parked conversation or cached prefix owns which. Torch-free.
 
-A state is what a sequence has computed, all of it and nothing less: it cannot be cut back to an earlier token. So a
-conversation goes on from the state that its last turn left only where it begins with all the tokens of that turn.
-Requests that begin alike go on from a copy that is made where one of them has computed what they share.
+A model with recurrent layers needs one state per sequence beside its pages of keys and values. A state summarises all
+tokens that its sequence has computed and cannot be cut back to an earlier token. A conversation therefore resumes from
+the state of its last turn only where its next prompt begins with all tokens of that turn. Requests with a common prefix
+start from copies of the state behind it (`shared_prefill.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import xxhash
 from sparring.engine.kv import Weights
 
 
-class Beginning(NamedTuple):
-    """The first tokens of a sequence: how many, of which weights what is computed of them is, and a digest of them."""
+class Prefix(NamedTuple):
+    """First `num_tokens` tokens of a sequence, named by their digest and by the weights that computed them."""
 
     num_tokens: int
     weights: Weights
@@ -27,132 +27,142 @@ class Beginning(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """Under which a page is lent that ends so."""
+        """Key of the shared page in which this prefix ends."""
         return str(self.weights).encode() + self.digest
 
 
-def beginning_of(tokens: list[int], weights: Weights) -> Beginning:
-    """All of these tokens."""
-    return Beginning(len(tokens), weights, xxhash.xxh3_128_digest(array("q", tokens).tobytes()))
+def prefix_of(tokens: list[int], weights: Weights) -> Prefix:
+    """Name all of these tokens as a prefix computed by `weights`."""
+    return Prefix(len(tokens), weights, xxhash.xxh3_128_digest(array("q", tokens).tobytes()))
 
 
-class Idle(NamedTuple):
-    """A state that is kept: its slot and what it is behind, of a conversation the tokens whose pages are kept."""
+class ParkedState(NamedTuple):
+    """State that no running sequence owns: its slot, and the tokens that it summarises."""
 
     slot: int
-    behind: Beginning
+    prefix: Prefix
 
 
 class StateSlots:
-    """Slots are free, held by one sequence, by one idle conversation or for a beginning; of the latter two the least
-    recently used gives way.
+    """Pool of slots. Each is free, owned by one sequence, or parked for a conversation or a prefix; where slots run
+    out, the least recently used parked one is evicted.
 
     Args:
-        num_slots: how many there are.
-        lost: is told which conversation, or the key of which beginning, has no state any more; its pages are of no use
-            then.
+        num_slots: size of the pool.
+        on_evict: called with the conversation, or the key of the prefix, whose state was evicted: its pages cannot be
+            resumed from any more.
     """
 
-    def __init__(self, num_slots: int, lost: Callable[[str | bytes], object]) -> None:
-        self._free, self._lost = list(range(num_slots)), lost
-        self._idle: OrderedDict[str | Beginning, Idle] = OrderedDict()
+    def __init__(self, num_slots: int, on_evict: Callable[[str | bytes], object]) -> None:
+        self._free, self._on_evict = list(range(num_slots)), on_evict
+        self._parked: OrderedDict[str | Prefix, ParkedState] = OrderedDict()
         self._copies: list[tuple[int, int]] = []
 
     @property
     def available(self) -> bool:
-        """Whether `take` would find one."""
-        return bool(self._free or self._idle)
+        """Whether `take` would return a slot."""
+        return bool(self._free or self._parked)
 
     def take(self) -> int | None:
-        """A slot, with anything in it, at the cost of an idle one where none is free; None where all are in use."""
-        if not self._free and self._idle:
-            whose, idle = self._idle.popitem(last=False)
-            self.drop(idle.slot)
-            self._lost(whose if isinstance(whose, str) else whose.key)
+        """Take a slot with arbitrary contents, evicting a parked state where none is free.
+
+        Returns:
+            The slot, None where running sequences own all of them.
+        """
+        if not self._free and self._parked:
+            owner, parked = self._parked.popitem(last=False)
+            self.drop(parked.slot)
+            self._on_evict(owner if isinstance(owner, str) else owner.key)
         return self._free.pop() if self._free else None
 
     def drop(self, slot: int | None) -> None:
-        """Give a slot back, if it is one."""
+        """Return a slot to the pool; None does nothing."""
         if slot is not None:
             self._free.append(slot)
 
-    def keep(self, conversation: str, slot: int, behind: Beginning) -> None:
-        """Keep the state in `slot`, now the conversation's, for its next turn, in place of what was kept before."""
+    def park(self, conversation: str, slot: int, prefix: Prefix) -> None:
+        """Park a sequence's slot for the next turn of its conversation, in place of any state parked before."""
         self.release(conversation)
-        self._idle[conversation] = Idle(slot, behind)
+        self._parked[conversation] = ParkedState(slot, prefix)
 
-    def branch(self, conversation: str, slot: int, behind: Beginning) -> None:
-        """Keep a copy of the state in `slot` for a conversation, while the sequence that holds it goes on; not where
-        all are in use."""
+    def park_copy(self, conversation: str, slot: int, prefix: Prefix) -> None:
+        """Park a copy of a state for a conversation while the sequence that owns it goes on. Without a free slot the
+        conversation counts as evicted."""
         self.release(conversation)
         copy = self.take()
         if copy is None:
-            self._lost(conversation)
+            self._on_evict(conversation)
         else:
             self._copies.append((slot, copy))
-            self.keep(conversation, copy, behind)
+            self.park(conversation, copy, prefix)
 
-    def remember(self, beginning: Beginning, slot: int) -> None:
-        """Keep a copy of the state in `slot` for whoever begins so, while the sequence that holds it goes on; not where
-        all are in use."""
-        copy = None if beginning in self._idle else self.take()
+    def cache_prefix(self, prefix: Prefix, slot: int) -> None:
+        """Cache a copy of a state for requests that begin with `prefix`, while the sequence that owns it goes on.
+        Without a free slot nothing is cached."""
+        copy = None if prefix in self._parked else self.take()
         if copy is not None:
             self._copies.append((slot, copy))
-            self._idle[beginning] = Idle(copy, beginning)
+            self._parked[prefix] = ParkedState(copy, prefix)
 
     @property
-    def lengths(self) -> set[int]:
-        """Of the beginnings whose state is remembered."""
-        return {whose.num_tokens for whose in self._idle if isinstance(whose, Beginning)}
+    def prefix_lengths(self) -> set[int]:
+        """Lengths in tokens of the cached prefixes."""
+        return {owner.num_tokens for owner in self._parked if isinstance(owner, Prefix)}
 
-    def behind(self, whose: str | Beginning | None) -> int:
-        """Behind how many tokens the state of a conversation or of a beginning is; 0 where there is none."""
-        idle = self._idle.get(whose) if whose is not None else None
-        return 0 if idle is None else idle.behind.num_tokens
+    def num_tokens(self, owner: str | Prefix | None) -> int:
+        """Return how many tokens the parked state of a conversation or prefix summarises; 0 without one."""
+        parked = self._parked.get(owner) if owner is not None else None
+        return 0 if parked is None else parked.prefix.num_tokens
 
-    def go_on(self, whose: str | Beginning, found: Beginning) -> int | None:
-        """A slot with the state of a conversation, which is idle no longer, or with a copy of a beginning's.
+    def resume(self, owner: str | Prefix, cached: Prefix) -> int | None:
+        """Take over the state of a parked conversation, or a copy of that of a cached prefix.
 
-        None where it is not behind exactly what is `found` in pages: where a conversation diverges, and under other
-        weights. What is kept of the conversation is forgotten then.
+        Args:
+            owner: the conversation or prefix.
+            cached: the tokens whose pages were found for the request.
+
+        Returns:
+            The slot; None where the state summarises other tokens than `cached` or is of other weights. The state of a
+            conversation is dropped then.
         """
-        idle = self._idle.get(whose)
-        fits = idle is not None and idle.behind == found
-        if idle is None or isinstance(whose, Beginning):
-            return self._copy(whose, idle.slot) if idle is not None and fits else None
-        del self._idle[whose]
+        parked = self._parked.get(owner)
+        fits = parked is not None and parked.prefix == cached
+        if parked is None or isinstance(owner, Prefix):
+            return self._copy(owner, parked.slot) if parked is not None and fits else None
+        del self._parked[owner]
         if not fits:
-            self.drop(idle.slot)
-        return idle.slot if fits else None
+            self.drop(parked.slot)
+        return parked.slot if fits else None
 
-    def release(self, whose: str | Beginning) -> None:
-        """Forget an idle conversation or a beginning; none is fine."""
-        idle = self._idle.pop(whose, None)
-        if idle is not None:
-            self.drop(idle.slot)
-        if isinstance(whose, Beginning):
-            self._lost(whose.key)
+    def release(self, owner: str | Prefix) -> None:
+        """Drop the state of a parked conversation or cached prefix; unknown ones are fine."""
+        parked = self._parked.pop(owner, None)
+        if parked is not None:
+            self.drop(parked.slot)
+        if isinstance(owner, Prefix):
+            self._on_evict(owner.key)
 
     def release_weights(self, weights: Weights) -> None:
-        """Forget all beginnings whose state is of weights that serve nobody any more."""
-        for whose in [whose for whose in self._idle if isinstance(whose, Beginning) and whose.weights == weights]:
-            self.release(whose)
+        """Drop the states of all prefixes that were computed by weights no longer served."""
+        for owner in [owner for owner in self._parked if isinstance(owner, Prefix) and owner.weights == weights]:
+            self.release(owner)
 
-    def distrust(self) -> None:
-        """Forget all that is idle: whether it was copied where it should be is unknown."""
+    def invalidate(self) -> None:
+        """Drop all parked states, because a failed step may not have made their copies."""
         self._copies.clear()
-        while self._idle:
-            self.drop(self._idle.popitem()[1].slot)
+        while self._parked:
+            self.drop(self._parked.popitem()[1].slot)
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """Slots to copy, (from, to) in this order, before the next step is computed; they are asked for once."""
+        """Return the pending copies as (from, to) slots, to be made in this order before the next step, and clear
+        them."""
         copies, self._copies = self._copies, []
         return copies
 
-    def _copy(self, beginning: str | Beginning, slot: int) -> int | None:
-        """A slot with a copy of what is in `slot`; where no other can be had it is that one, and the beginning is
-        forgotten."""
-        self._idle.move_to_end(beginning)
+    def _copy(self, owner: str | Prefix, slot: int) -> int | None:
+        """Return a slot with a copy of `slot`. Where that is the only slot left, it is returned itself and the prefix
+        is no longer cached."""
+        self._parked.move_to_end(owner)
         copy = self.take()
         if copy is not None and copy != slot:
             self._copies.append((slot, copy))

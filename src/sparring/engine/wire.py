@@ -1,7 +1,6 @@
-"""How the token-level server and its clients write requests, answers and errors: JSON, the same on both ends.
-Torch-free.
+"""Wire format of the token-level server and its clients: requests, answers and errors as JSON. Torch-free.
 
-A log-probability is written with the digits that bring back the same 64 bits; kept sets are base64 of their 32-bit ids.
+A log-probability is written with the digits that restore the same 64 bits; kept sets are base64 of their 32-bit ids.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from sparring.generation import GenerateRequest, Sampling, ScoreRequest
 from sparring.types import WeightRef
 
 INSTANCE, VERSION = "x-sparring-instance", "x-sparring-version"
-"""Headers of every answer: which start of the server this is, and the weights it serves."""
+"""Headers of every answer: one start of the server, and the version of the weights it serves."""
 
 EVENTS = "text/event-stream"
 STATUS: Mapping[type[SparringError], int] = {
@@ -28,14 +27,14 @@ STATUS: Mapping[type[SparringError], int] = {
     EngineError: 503,
     SparringError: 500,
 }
-"""What an error is to HTTP; the first class that fits."""
+"""HTTP status of each error class; the first class that fits counts."""
 
 T = TypeVar("T")
 
 
 def _form(noun: type, without: tuple[str, ...] = (), **replaced: tuple[Any, Any]) -> type[msgspec.Struct]:
-    """The fields of a noun, where none may be unknown: a misspelt one must not pass for a default. `replaced` have
-    another type and default, fields `without` are left out."""
+    """Make a struct with the fields of a noun that refuses unknown ones, so that a misspelt field does not pass for its
+    default. `replaced` fields have another type and default, fields `without` are left out."""
     hints = typing.get_type_hints(noun)
     fields: list[Any] = []
     for field in dataclasses.fields(noun):
@@ -53,43 +52,45 @@ _Generate = _form(GenerateRequest, ("ends", "allowed"), id=(str, ""), sampling=(
 
 
 class GenerateForm(_Generate, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[misc, valid-type]
-    """A request to generate. Without `stream` the answer is a Completion; with it server-sent events: "delta" while
-    tokens are made, unless `deltas` is false, at last "completion" or "error"."""
+    """Request to generate. Without `stream` the answer is a Completion; with it server-sent events: "delta" while
+    tokens are sampled, unless `deltas` is false, at last "completion" or "error"."""
 
     stream: bool = False
     deltas: bool = True
 
 
 class AbortForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Requests of this id end with what they have."""
+    """Request to end the requests of this id with the tokens sampled so far."""
 
     id: str
 
 
 class ForkForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Branch a request: a seed by the name of each branch."""
+    """Request to branch a running one: a seed by the name of each branch."""
 
     id: str
     seeds: dict[str, int]
 
 
 class ReleaseForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Forget the KV of a conversation."""
+    """Request to forget the keys and values of a conversation."""
 
     conversation: str
 
 
 class DropForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Serve no further request by this adapter."""
+    """Request to serve no new request by this adapter."""
 
     adapter: str
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of itself: the name of its model, the version served now, how it computes, how much it takes.
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Description of a server: the name of its model, the version served now, its dtype, numerics and limits.
 
-    `context` is the most tokens of one conversation, `token_bytes` the size of one's keys and values; `instance` is
-    another for every start of the server.
+    Attributes:
+        context: most tokens of one conversation.
+        token_bytes: size of one token's keys and values.
+        instance: random name of this start of the server.
     """
 
     model: str
@@ -104,84 +105,84 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """An error: the class it has in `errors.py`, and what it says."""
+    """Error: the name of its class in `errors.py`, and its message."""
 
     type: str
     message: str
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of every answer that is an error."""
+    """Body of every answer that is an error."""
 
     error: Problem
 
 
 def encode(value: Any) -> bytes:
-    """JSON of a noun or a form."""
+    """Write a noun or a form as JSON."""
     return msgspec.json.encode(value)
 
 
 def decode(data: bytes, kind: type[T], where: str) -> T:
-    """What `encode` was given, strictly: no other types, no unknown fields of a form.
+    """Read JSON strictly: no other types, no unknown fields of a form.
 
     Raises:
-        BadInput: the bytes say something else.
+        BadInput: the bytes are something else.
     """
-    with boundary(BadInput, where, "a body that fits", "correct it"):
+    with boundary(BadInput, where, "a valid JSON body", "correct it"):
         return msgspec.json.decode(data, type=kind)
 
 
 def generate_form(request: GenerateRequest, *, stream: bool, deltas: bool) -> GenerateForm:
-    """A request as it is sent: text rules go as text, for the server to make them again.
+    """Write a request as it is sent: its text rules as text, for the server to bind again.
 
     Raises:
-        RequestRefused: it hangs on a function of this process that is not said in text.
+        RequestRefused: it has Python functions whose text is not in its sampling.
     """
     texts = {"ends": request.sampling.stop_strings, "allowed": request.sampling.constraint}
     functions = [name for name, text in texts.items() if getattr(request, name) is not None and not text]
     if functions:
-        got = f"{' and '.join(functions)} as functions of this process"
-        expected = "stop strings and constraint in its sampling"
-        raise RequestRefused(f"request {request.id}: expected {expected}, got {got}; say them in text")
+        got = f"Python functions ({' and '.join(functions)}), which cannot be sent"
+        expected = "stop strings and constraint as text"
+        raise RequestRefused(f"request {request.id}: expected {expected}, got {got}; set them in its sampling")
     values = {name: getattr(request, name) for name in _Generate.__struct_fields__ if name != "sampling"}
     return GenerateForm(**values, sampling=SamplingForm(**_fields(request.sampling)), stream=stream, deltas=deltas)
 
 
 def generate_request(form: GenerateForm) -> GenerateRequest:
-    """The noun again."""
+    """Turn a form back into the request."""
     values = {name: getattr(form, name) for name in _Generate.__struct_fields__ if name != "sampling"}
     return GenerateRequest(**values, sampling=Sampling(**_values(form.sampling)))
 
 
 def noun(form: msgspec.Struct, kind: type[T]) -> T:
-    """A form of the same fields as the noun it stands for."""
+    """Turn a form into the noun with the same fields."""
     return kind(**_values(form))
 
 
 def problem(error: SparringError) -> Failed:
-    """An error as it is sent."""
+    """Write an error as it is sent."""
     return Failed(error=Problem(type=type(error).__name__, message=str(error)))
 
 
 def status(error: SparringError) -> int:
-    """Its HTTP status."""
+    """Return the HTTP status of an error."""
     return next(code for kind, code in STATUS.items() if isinstance(error, kind))
 
 
-def raised(found: Problem, where: str) -> SparringError:
-    """The error that a server sent, of the class it had there; a body that is bad input to the server is a refused
-    request here, and what this client does not know is the engine's."""
-    known = {kind.__name__: kind for kind in (WeightsError, RequestRefused)} | {BadInput.__name__: RequestRefused}
-    return known.get(found.type, EngineError)(f"{where}: {found.message}")
+def raised(problem: Problem, where: str) -> SparringError:
+    """Return the error that a server sent, of the class it had there. Bad input to the server is a refused request
+    here; an unknown class becomes an EngineError."""
+    kinds = {kind.__name__: kind for kind in (WeightsError, RequestRefused)} | {BadInput.__name__: RequestRefused}
+    return kinds.get(problem.type, EngineError)(f"{where}: {problem.message}")
 
 
 def event(name: str, value: Any) -> bytes:
-    """One server-sent event."""
+    """Write one server-sent event."""
     return b"event: %s\ndata: %s\n\n" % (name.encode(), encode(value))
 
 
 def unreachable(url: str, got: str) -> BadInput:
-    """No server where one was named."""
+    """Return the refusal for a server that does not answer."""
     return refusal(f"engine at {url}", "a running `sparring serve`", got, "start it, or correct engine.url")
 
 

@@ -192,7 +192,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
 async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies:
     """Who answers for a model of `[models]`, as it is."""
     from sparring.engine.adapters.chat_endpoint import ChatEndpoint
-    from sparring.engine.adapters.key import key_of
+    from sparring.engine.adapters.client import read_api_key
     from sparring.envs.rubrics.judges import EngineReplies
     from sparring.model.hub import base_folder, local_folder
     from sparring.render.load import load_renderer
@@ -200,7 +200,7 @@ async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies
     spec = config.models[name]
     served = spec.served
     if served is not None and served.kind == "chat":
-        return ChatEndpoint(served.url, model=served.served_model, api_key=key_of(served.api_key_env))
+        return ChatEndpoint(served.url, model=served.served_model, api_key=read_api_key(served.api_key_env))
     folder = local_folder(str(spec.path))
     renderer = load_renderer(base_folder(folder), spec.renderer, spec.thinking)
     return EngineReplies(cluster.engine(name, path=str(folder)), renderer, name)

@@ -20,7 +20,7 @@ import uvicorn
 
 from sparring.engine.config import EngineConfig
 from sparring.engine.server import Bind, TokenServer
-from sparring.engine.wire import Served
+from sparring.engine.wire import ServedModel
 from sparring.errors import refusal
 from sparring.model.config import DType, Numerics
 from sparring.model.hub import base_folder
@@ -115,9 +115,9 @@ def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], Non
         config: the rest of it.
         ready: called when requests are answered.
     """
-    from sparring.model.kernels.pages import token_bytes
+    from sparring.kernels.pages import token_bytes
 
-    served = Served(
+    served = ServedModel(
         model=config.name,
         version=engine.version,
         dtype=str(engine.model.dtype).removeprefix("torch."),

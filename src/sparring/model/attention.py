@@ -1,4 +1,4 @@
-"""How the tokens of one forward lie: packed sequences (training) or rows over KV pages (generation).
+"""Layout of the tokens of one forward: packed sequences (training) or rows over KV pages (generation).
 
 Shapes: N tokens, B sequences, H query heads, G key/value heads, d head size, P pages per sequence.
 """
@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import AttentionInterface
 
 from sparring.errors import refusal
-from sparring.model.kernels import ops
-from sparring.model.kernels.form import AttentionForm
-from sparring.model.kernels.pages import KvHeads
-from sparring.model.rowwise import ours
-
-if TYPE_CHECKING:
-    from sparring.model.recurrent import States
+from sparring.kernels import ops
+from sparring.kernels.form import AttentionForm
+from sparring.kernels.pages import KvHeads
+from sparring.model.rowwise import row_invariant
+from sparring.model.states import RecurrentStates
 
 IMPLEMENTATION = "sparring"
 """The name under which the library's attention interface knows our attention."""
@@ -38,11 +36,11 @@ class Packed:
 
     @staticmethod
     def of(lengths: list[int]) -> Packed:
-        """Offsets for sequences of these lengths in tokens."""
+        """Return offsets for sequences of these lengths in tokens."""
         return Packed(torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32))
 
     def to(self, device: torch.device) -> Packed:
-        """The same on `device`."""
+        """Copy the offsets to `device`."""
         return Packed(self.cu_seqlens.to(device), None if self.shared is None else self.shared.to(device))
 
 
@@ -57,25 +55,29 @@ class Paged:
 
     pages: ops.KvPages
     rows: ops.PagedRows
-    states: tuple[States, torch.Tensor] | None = None
+    states: tuple[RecurrentStates, torch.Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Observed(Packed):
-    """The same, and it is noted in `keys` with which keys and values, [1, G, N, d] each, which layer attends."""
+class KeyRecording(Packed):
+    """Packed sequences whose forward records, in `keys`, the keys and values [1, G, N, d] that each layer attends
+    with."""
 
     keys: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     @property
     def heads(self) -> dict[int, KvHeads]:
-        """What each layer has to keep. One that attends with the very tensors of another keeps nothing of its own."""
+        """Return what each layer has to keep. A layer that attends with the very tensors of another keeps nothing of
+        its own."""
         first = {(id(k), id(v)): layer for layer, (k, v) in reversed(self.keys.items())}
         return {layer: KvHeads(k.shape[1], k.shape[3], first[id(k), id(v)]) for layer, (k, v) in self.keys.items()}
 
 
 Attention = Packed | Paged
 
-UNDER_WAY: ContextVar[Attention | None] = ContextVar("attention of the library's forward under way", default=None)
+CURRENT_ATTENTION: ContextVar[Attention | None] = ContextVar(
+    "attention of the library's forward under way", default=None
+)
 """How the tokens of this thread's call of the library lie: not every model hands keywords on to its attention."""
 
 
@@ -88,7 +90,7 @@ def attend(
     form: AttentionForm,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal attention of one layer, the same bits for a token however it is batched.
+    """Compute causal attention of one layer, the same bits for a token however it is batched.
 
     Args:
         q: [N, H, d].
@@ -107,7 +109,7 @@ def attend(
     return ops.attention_paged(q, k, v, attention.pages, layer, attention.rows, form, sinks)
 
 
-@ours
+@row_invariant
 def library_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -117,12 +119,12 @@ def library_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Our attention in the shape that the library's attention interface calls: q, k, v are [1, heads, N, d].
+    """Attend in the form that the library's attention interface calls: q, k, v are [1, heads, N, d].
 
     Raises:
         BadInput: the layer asks for something that our attention does not compute.
     """
-    context = UNDER_WAY.get()
+    context = CURRENT_ATTENTION.get()
     if context is None:
         raise refusal(type(module).__name__, "a call through CausalModel", "another one", "use CausalModel.hidden")
     got = "position_bias" if options.get("position_bias") is not None else None
@@ -133,7 +135,7 @@ def library_attention(
     # some configs write "no window" as 0
     form = AttentionForm(scale, options.get("sliding_window") or None, options.get("softcap") or None)
     q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))
-    if isinstance(context, Observed):
+    if isinstance(context, KeyRecording):
         context.keys[module.layer_idx] = (key, value)
     size = v.shape[-1]
     if size < q.shape[-1]:

@@ -13,15 +13,16 @@ import torch
 from torch import nn
 
 from sparring.errors import WeightsError, refusal
-from sparring.model.attention import UNDER_WAY, Attention
-from sparring.model.decoder import Decoder
+from sparring.kernels import ops
+from sparring.model.attention import CURRENT_ATTENTION, Attention
+from sparring.model.decoder import LlamaDecoder
 from sparring.model.experts import RowExperts
-from sparring.model.kernels import ops
 from sparring.model.layers import RowLinear
-from sparring.model.library import Senses, text_model
+from sparring.model.library import NonTextParts, text_model
 from sparring.model.lora import Adapters
-from sparring.model.recurrent import LAYOUT, Layout, Recurrent
+from sparring.model.recurrent import LAYOUT, MixerLayout
 from sparring.model.rowwise import RowWise
+from sparring.model.states import RecurrentLayers
 
 ATTENTION = {"full_attention", "sliding_attention"}
 """The kinds of layers that our attention serves: not attention in chunks."""
@@ -33,7 +34,7 @@ Forward = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor | None],
 
 
 class CausalModel:
-    """One module, two uses. Made by `load`; not safe for use from two threads at once.
+    """Causal LM for trainer and engine alike. Made by `load`; not safe for use from two threads at once.
 
     `path_name` is the numerics actually in use: as `ops.path_name` has it, or "fast". `decoder` is the forward of the
     Llama family, `library` that of other models, the other one None; `head` gives logits, or, where `is_scalar`, one
@@ -54,13 +55,13 @@ class CausalModel:
         self.logit_scale = 1.0
         self.logit_cap: float | None = getattr(text, "final_logit_softcapping", None)
         self._forward = forward
-        self.decoder = forward if isinstance(forward, Decoder) else None
+        self.decoder = forward if isinstance(forward, LlamaDecoder) else None
         self.kv_heads = {} if self.decoder is None else self.decoder.kv_heads
         # looked up once: every update walks them several times
-        kept, senses = module.state_dict().keys(), Senses(module)
+        kept, non_text = module.state_dict().keys(), NonTextParts(module)
         buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
         every = {**dict(module.named_parameters()), **buffers}
-        self._parameters = {name: parameter for name, parameter in every.items() if name not in senses}
+        self._parameters = {name: parameter for name, parameter in every.items() if name not in non_text}
         self.library = library = forward if isinstance(forward, LibraryForward) else None
         self.recurrent = {} if library is None else library.recurrent
         self.adapters = Adapters(module, self.decoder) if library is None else library.adapters
@@ -74,7 +75,7 @@ class CausalModel:
 
     @property
     def window(self) -> int | None:
-        """How many positions, its own included, a position reads at most; None where a layer reads all or is the
+        """Return the most positions, its own included, that a position reads; None where a layer reads all or is the
         library's."""
         windows = [None] if self.decoder is None else [layer.form.window for layer in self.decoder.layers]
         return None if None in windows else max(windows)
@@ -82,7 +83,7 @@ class CausalModel:
     def hidden(
         self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Hidden states after the final norm.
+        """Compute hidden states after the final norm.
 
         Args:
             tokens: [N] int64.
@@ -96,7 +97,7 @@ class CausalModel:
         return self._forward(tokens, positions, attention, rows)
 
     def logits(self, hidden: torch.Tensor, total: ops.WeightSum | None = None) -> torch.Tensor:
-        """hidden[M, D] -> [M, V] float32 (in exact numerics never rounded to bfloat16 on the way).
+        """Compute hidden[M, D] -> [M, V] float32 (in exact numerics never rounded to bfloat16 on the way).
 
         Args:
             hidden: of some rows.
@@ -116,16 +117,17 @@ class CausalModel:
         return logits if self.logit_cap is None else torch.tanh(logits / self.logit_cap) * self.logit_cap
 
     def weight_sum(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ops.WeightSum | None]:
-        """hidden[M, D], to be cut into chunks, and where their logits add up the gradient of the head's weight. None
-        where it has none, or where the head is the library's, whose every chunk makes a gradient of its own."""
+        """Return hidden[M, D], to be cut into chunks, and the sum to which their logits add the gradient of the head's
+        weight. None where it has no gradient, or where the head is the library's, whose every chunk makes a gradient of
+        its own."""
         if not isinstance(self.head, RowLinear) or not self.head.weight.requires_grad:
             return hidden, None
         total = ops.WeightSum()
-        return total.behind(hidden, self.head.weight), total
+        return total.attach(hidden, self.head.weight), total
 
     def values(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What a scalar head says of each row: a reward, where the row ends a text, or a value. hidden[M, D] -> [M]
-        float32.
+        """Compute the scalar head for each row, hidden[M, D] -> [M] float32: a reward, where the row ends a text, or a
+        value.
 
         Raises:
             BadInput: the head is over tokens.
@@ -137,16 +139,16 @@ class CausalModel:
         return self.head(hidden).float()[:, 0]
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Every parameter by its Hugging Face name, a tied weight once, and what else its files hold (such as the
-        biases of a router); the tensors share the module's storage."""
+        """Return every parameter by its Hugging Face name, a tied weight once, and the buffers that files hold (such as
+        the biases of a router); the tensors share the module's storage."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """The tensors of `state` themselves: parameters, and buffers that are kept in files."""
+        """Return the tensors of `state` themselves: parameters, and buffers that are kept in files."""
         return dict(self._parameters)
 
     def check(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Raises WeightsError where `state` has other names or shapes than the parameters."""
+        """Raise WeightsError where `state` has other names or shapes than the parameters."""
         own = self._parameters
         if own.keys() != state.keys():
             odd = sorted(own.keys() ^ state.keys())
@@ -178,56 +180,59 @@ class CausalModel:
 
 
 class LibraryForward:
-    """The library's own forward around our attention, for models outside the Llama family and for fast numerics.
-    `rowwise` is how exact numerics compute what stands between our modules; None for fast."""
+    """Forward of the library around our attention, for models outside the Llama family and for fast numerics. `rowwise`
+    computes, for exact numerics, what stands between our modules; None for fast."""
 
-    def __init__(self, module: nn.Module, recurrent: Recurrent, *, exact: bool, gradient_checkpointing: bool) -> None:
+    def __init__(
+        self, module: nn.Module, recurrent: RecurrentLayers, *, exact: bool, gradient_checkpointing: bool
+    ) -> None:
         self.body, self.recurrent, self.adapters = text_model(module), recurrent, Adapters(module, None)
         self.rowwise = RowWise() if exact else None
         if gradient_checkpointing:
             # the library renamed it within version 5 and warns of the old name
             enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
-            enable({"use_reentrant": False, "context_fn": self._then_and_again})
+            enable({"use_reentrant": False, "context_fn": self._checkpoint_contexts})
             for part in module.modules():  # the library asks these alone; a router in training might draw lots
                 part.training = hasattr(part, "gradient_checkpointing")
 
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """tokens[N], positions[N] -> [N, D], or [M, D] with rows[M]."""
+        """Compute tokens[N], positions[N] -> [N, D], or [M, D] with rows[M]."""
         context: dict[str, Any] = {}
         if self.recurrent:
-            context[LAYOUT] = Layout.of(attention, tokens.device, self.adapters)
-        with _Within(attention, self.rowwise):
+            context[LAYOUT] = MixerLayout.of(attention, tokens.device, self.adapters)
+        with _LibraryCall(attention, self.rowwise):
             out = self.body(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **context)
         hidden = out.last_hidden_state[0]
         return hidden if rows is None else hidden.index_select(0, rows)
 
-    def _then_and_again(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """For a layer in the forward, which is within already, and where backward passes compute it again."""
-        return nullcontext(), _Within(UNDER_WAY.get(), self.rowwise)
+    def _checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Return the contexts of a layer in the forward, which has one already, and where the backward pass computes it
+        again."""
+        return nullcontext(), _LibraryCall(CURRENT_ATTENTION.get(), self.rowwise)
 
 
-class _Within(AbstractContextManager[None]):
-    """For the library's code within: how its tokens lie, and row by row for exact numerics. Again and again, not in
-    itself."""
+class _LibraryCall(AbstractContextManager[None]):
+    """Context of a call of the library: the layout of its tokens, and `RowWise` for exact numerics. Reusable, not
+    reentrant."""
 
     def __init__(self, attention: Attention | None, rowwise: RowWise | None) -> None:
         self._attention, self._rowwise = attention, rowwise or nullcontext()
 
     def __enter__(self) -> None:
-        self._before = UNDER_WAY.set(self._attention)
+        self._before = CURRENT_ATTENTION.set(self._attention)
         self._rowwise.__enter__()
 
     def __exit__(self, *error: Any) -> None:
         self._rowwise.__exit__(*error)
-        UNDER_WAY.reset(self._before)
+        CURRENT_ATTENTION.reset(self._before)
 
 
 def forward_of(
-    module: nn.Module, *, lean: bool, exact: bool, gradient_checkpointing: bool, recurrent: Recurrent
+    module: nn.Module, *, lean: bool, exact: bool, gradient_checkpointing: bool, recurrent: RecurrentLayers
 ) -> Forward:
-    """The lean decoder for a swapped module of the Llama family, the library's forward for everything else."""
+    """Return the lean decoder for a swapped module of the Llama family, the library's forward for everything else."""
     if lean:
-        return Decoder(module.base_model, gradient_checkpointing=gradient_checkpointing)
+        return LlamaDecoder(module.base_model, gradient_checkpointing=gradient_checkpointing)
     return LibraryForward(module, recurrent, exact=exact, gradient_checkpointing=gradient_checkpointing)

@@ -1,4 +1,4 @@
-"""What a recipe says about a model: where it comes from and how it computes. Torch-free."""
+"""Settings of a model in a recipe: where it comes from and how it computes. Torch-free."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def scale(self) -> float:
-        """The factor on B (A x)."""
+        """Return the factor on B (A x)."""
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
     def __post_init__(self) -> None:

@@ -60,7 +60,7 @@ def create(
 
 
 def config_of(init: InitConfig, vocab_size: int) -> transformers.Qwen3Config:
-    """The library's config of this shape with so many token ids, float32."""
+    """Return the library's config of this shape with so many token ids, float32."""
     return transformers.Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=init.hidden_size,

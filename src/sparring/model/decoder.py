@@ -1,5 +1,5 @@
-"""The forward of the Llama family (Llama, Mistral, Qwen2, Qwen3, and with experts Mixtral and Qwen3-MoE) over the
-library's own modules, without its wrappers.
+"""Forward of the Llama family (Llama, Mistral, Qwen2, Qwen3, and with experts Mixtral and Qwen3-MoE) over the library's
+own modules, without its wrappers.
 
 At small sizes the library's forward spends more time in decorators, masks and caches than in arithmetic. This one walks
 the same module objects on flat tokens; a parity test holds it to the untouched library in float64.
@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from sparring.kernels import ops
+from sparring.kernels.form import AttentionForm
 from sparring.model.attention import Attention, attend
 from sparring.model.experts import RowExperts, RowRouter
-from sparring.model.kernels import ops
-from sparring.model.kernels.form import AttentionForm
 from sparring.model.layers import Product
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
@@ -24,7 +24,7 @@ FAMILY = (*DENSE, "mixtral", "qwen3_moe")
 
 
 class Mlp:
-    """The one MLP of a layer, gated by SiLU."""
+    """MLP of a layer, gated by SiLU."""
 
     def __init__(self, mlp: nn.Module) -> None:
         self.gate_up, self.down = Product(mlp.gate_proj, mlp.up_proj), mlp.down_proj.product
@@ -32,12 +32,12 @@ class Mlp:
         self.joined = (self.gate_up,)
 
     def __call__(self, h: torch.Tensor) -> torch.Tensor:
-        """h[N, D] -> [N, D]."""
+        """Compute h[N, D] -> [N, D]."""
         return self.down(ops.swiglu(self.gate_up(h)))
 
 
 class Mixture:
-    """The experts of a layer, of which every row has a few."""
+    """Experts of a layer, of which every row has a few."""
 
     products: tuple[Product, ...] = ()
     joined: tuple[Product, ...] = ()
@@ -47,13 +47,13 @@ class Mixture:
         self.experts: RowExperts = mlp.experts
 
     def __call__(self, h: torch.Tensor) -> torch.Tensor:
-        """h[N, D] -> [N, D]."""
+        """Compute h[N, D] -> [N, D]."""
         _, shares, chosen = self.router(h)
         return self.experts(h, chosen, shares)
 
 
 class Layer:
-    """One decoder layer: the library's parts, looked up once."""
+    """Decoder layer: the library's parts, looked up once."""
 
     def __init__(self, layer: nn.Module, index: int) -> None:
         attention = layer.self_attn
@@ -79,8 +79,8 @@ class Layer:
         attention: Attention,
         rows: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual stream x[N, D] and what is still to be added to it, y[N, D] or nothing -> the same after this
-        layer.
+        """Compute the layer: the residual stream x[N, D] and the term y[N, D] still to be added to it, or None -> both
+        after this layer.
 
         Args:
             x: the stream.
@@ -104,20 +104,20 @@ class Layer:
 
 
 def _window(attention: nn.Module) -> int | None:
-    """Mistral's and Mixtral's layers have the window of the config, Qwen's their own, Llama's none."""
+    """Return the window of a layer: Mistral's and Mixtral's have that of the config, Qwen's their own, Llama's none."""
     if attention.config.model_type in ("mistral", "mixtral"):
         return attention.config.sliding_window
     return getattr(attention, "sliding_window", None)
 
 
 def add_and_norm(x: torch.Tensor, y: torch.Tensor | None, norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """x + y and its norm; x itself where there is nothing to add."""
+    """Return x + y and its norm; x itself where there is nothing to add."""
     if y is None:
         return x, ops.rms_norm(x, norm.weight, norm.variance_epsilon)
     return ops.add_rms_norm(x, y, norm.weight, norm.variance_epsilon)
 
 
-class Decoder:
+class LlamaDecoder:
     """tokens -> hidden states for a module of `FAMILY` whose parts have been swapped."""
 
     def __init__(self, body: nn.Module, *, gradient_checkpointing: bool) -> None:
@@ -129,7 +129,7 @@ class Decoder:
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """tokens[N], positions[N] -> [N, D] after the final norm; with rows[M], only those, [M, D].
+        """Compute tokens[N], positions[N] -> [N, D] after the final norm; with rows[M], only those, [M, D].
 
         The last layer computes keys and values of all tokens, and behind its attention only what `rows` ask for.
         """
@@ -144,15 +144,15 @@ class Decoder:
 
     @property
     def kv_heads(self) -> dict[int, ops.KvHeads]:
-        """What each layer keeps of a token."""
+        """Return what each layer keeps of a token."""
         return {layer.index: ops.KvHeads(layer.heads[1], layer.head_dim, layer.index) for layer in self.layers}
 
     @property
     def mixtures(self) -> list[Mixture]:
-        """Of the layers that have experts."""
+        """Return the mixtures of the layers that have experts."""
         return [layer.mlp for layer in self.layers if isinstance(layer.mlp, Mixture)]
 
     @property
     def joined(self) -> list[Product]:
-        """The products that are joined here; the others are their modules' own."""
+        """Return the products that are joined here; the others belong to their modules."""
         return [product for layer in self.layers for product in layer.joined]

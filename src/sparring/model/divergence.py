@@ -1,5 +1,5 @@
-"""How far a model's distributions are from a teacher's, in chunks of rows: no [M, V] of a whole micro-batch exists at
-once.
+"""Divergences of a model's distributions from a teacher's, in chunks of rows: no [M, V] of a whole micro-batch exists
+at once.
 
 M rows, D width of the model, E of the teacher, V vocabulary, K likeliest tokens of a row, O outcomes.
 """
@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from sparring.model.head import Asked, biased, drawn_from
+from sparring.model.head import TargetRows, add_bias, sampling_logits
 from sparring.protocols import Divergence
 
 CHUNK_ROWS = 256
@@ -25,9 +25,10 @@ tell."""
 
 
 class Head(Protocol):
-    """What makes logits [M, V] of a model's output [M, D]; a `CausalModel` does."""
+    """Map from a model's output [M, D] to logits [M, V]; a `CausalModel` is one."""
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits [M, V] of hidden[M, D]."""
 
 
 def from_teacher(
@@ -35,12 +36,12 @@ def from_teacher(
     hidden: torch.Tensor,
     teacher: Head,
     teacher_hidden: torch.Tensor,
-    asked: Asked,
+    asked: TargetRows,
     form: Divergence,
 ) -> torch.Tensor:
-    """Over the vocabulary: between softmax((logits + bias) / temperature) of the model and of `teacher`; where sampling
-    kept a part of the vocabulary, both over that part, renormalised: the expectation, over what may be drawn there, of
-    the difference of the log-probabilities that `token_quantities` gives of the two.
+    """Compute the divergence over the vocabulary, between softmax((logits + bias) / temperature) of the model and of
+    `teacher`; where sampling kept a part of the vocabulary, both over that part, renormalised: the expectation, over
+    what may be drawn there, of the difference of the log-probabilities that `token_quantities` gives of the two.
 
     Where the two heads have different numbers of rows (padding of one tokenizer's vocabulary), both distributions are
     over the ids that both have.
@@ -57,12 +58,14 @@ def from_teacher(
         [M], with gradient for the model.
     """
 
-    def chunk(rows: torch.Tensor, theirs: torch.Tensor, of: Asked) -> torch.Tensor:
+    def chunk(rows: torch.Tensor, theirs: torch.Tensor, of: TargetRows) -> torch.Tensor:
         with torch.no_grad():
             given = teacher.logits(theirs)
         ours = model.logits(rows)
         shared = min(ours.shape[1], given.shape[1])
-        log_q, log_p = (drawn_from(biased(logits, of.bias), of)[:, :shared].log_softmax(1) for logits in (ours, given))
+        log_q, log_p = (
+            sampling_logits(add_bias(logits, of.bias), of)[:, :shared].log_softmax(1) for logits in (ours, given)
+        )
         return between(log_p, log_q, form)
 
     return _in_chunks(chunk, *(rows.split(CHUNK_ROWS) for rows in (hidden, teacher_hidden)), asked.split(CHUNK_ROWS))
@@ -75,7 +78,8 @@ def from_tops(
     tops: tuple[torch.Tensor, torch.Tensor],
     form: Divergence,
 ) -> torch.Tensor:
-    """Over a teacher's likeliest tokens and, as one outcome more, all the others together. See `outcomes`.
+    """Compute the divergence over a teacher's likeliest tokens and, as one outcome more, all others together. See
+    `outcomes`.
 
     Args:
         model: whose head is applied to `hidden`.
@@ -96,7 +100,7 @@ def from_tops(
 
 
 def outcomes(logits: torch.Tensor, ids: torch.Tensor, logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A teacher's and the model's log-probabilities of K tokens and of the rest, which is one outcome.
+    """Return a teacher's and the model's log-probabilities of K tokens and of the rest, which is one outcome.
 
     Merging outcomes never raises an f-divergence (log-sum inequality: Cover and Thomas, Elements of Information Theory,
     theorem 2.7.1), so what is found is a lower bound of the divergence over the vocabulary, equal to it where K = V;
@@ -127,7 +131,7 @@ def outcomes(logits: torch.Tensor, ids: torch.Tensor, logprobs: torch.Tensor) ->
 
 
 def between(log_p: torch.Tensor, log_q: torch.Tensor, form: Divergence) -> torch.Tensor:
-    """Divergence of two distributions over the same outcomes; 0 log 0 is 0.
+    """Compute the divergence of two distributions over the same outcomes; 0 log 0 is 0.
 
         forward         KL(p || q) = sum p (log p - log q)
         reverse         KL(q || p)
@@ -152,14 +156,14 @@ def between(log_p: torch.Tensor, log_q: torch.Tensor, form: Divergence) -> torch
 
 
 def _kl(log_a: torch.Tensor, log_b: torch.Tensor) -> torch.Tensor:
-    """KL(a || b) [M]. What has no probability under `a` adds nothing, whatever `b` says."""
+    """Compute KL(a || b) [M]. An outcome without probability under `a` adds nothing, whatever `b` says."""
     there = log_a > -math.inf
     a, b = (torch.where(there, values, 0.0) for values in (log_a, log_b))
     return torch.where(there, a.exp() * (a - b), 0.0).sum(1)
 
 
 def _in_chunks(chunk: Callable[..., torch.Tensor], *columns: Iterable[object]) -> torch.Tensor:
-    """`chunk` of some rows after the other; where there are gradients, computed again for them."""
+    """Call `chunk` for some rows after the other; where there are gradients, it is computed again for them."""
     again = torch.is_grad_enabled()
     parts = [
         checkpoint(chunk, *rows, use_reentrant=False) if again else chunk(*rows) for rows in zip(*columns, strict=True)

@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from sparring.model.kernels import ops
+from sparring.kernels import ops
 from sparring.model.layers import Changes, RowLinear, Values
-from sparring.model.rowwise import ours
+from sparring.model.rowwise import row_invariant
 
 Gate = Callable[[torch.Tensor], torch.Tensor]
 """gate_up[N, 2 I] -> [N, I]."""
@@ -23,16 +23,17 @@ AdaptedExpert = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class ExpertAdapters(Protocol):
-    """What adapters add to the products of the experts of a layer; `sites` is where, for each of both."""
+    """Terms that adapters add to the products of the experts of a layer; `targets` names the two stacked parameters."""
 
-    sites: Sequence[object]
+    targets: Sequence[object]
 
     @property
     def adds(self) -> bool:
         """Whether they add anything for a row of the call under way."""
 
     def __call__(self, rows: Sequence[torch.Tensor]) -> list[AdaptedExpert]:
-        """rows: of the call under way, those [n] of each expert -> what adapters make of its products."""
+        """Return, for each expert, the function that adds to its products; rows: of the call under way, those [n] of
+        each expert."""
 
 
 class RowRouter(RowLinear):
@@ -43,9 +44,9 @@ class RowRouter(RowLinear):
         self.top_k: int = router.top_k
         self.renormalise = renormalise
 
-    @ours
+    @row_invariant
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        """x[..., D] -> logits[N, E] and shares[N, k], both float32, and the experts' numbers [N, k], likeliest
+        """Route x[..., D] -> logits[N, E] and shares[N, k], both float32, and the experts' numbers [N, k], likeliest
         first."""
         # not rounded to the dtype of x, which would make ties
         logits = self.product(x.reshape(-1, self.in_features), torch.float32)
@@ -73,7 +74,7 @@ class RowExperts(nn.Module):
 
     @property
     def stacks(self) -> list[ops.PackedStack]:
-        """Of both products, the weights of all experts; packed when they are first asked for."""
+        """Return, of both products, the weights of all experts; packed when they are first asked for."""
         if not self._stacks:
             self._stacks = [ops.PackedStack(weights) for weights in self._weights()]
         return self._stacks
@@ -83,9 +84,9 @@ class RowExperts(nn.Module):
         """Whether `ops.mixture` computes them: gated by SiLU, without biases."""
         return self._gate is ops.swiglu and self.gate_up_proj_bias is None and self.down_proj_bias is None
 
-    @ours
+    @row_invariant
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-        """x[N, D], chosen[N, k] experts, their shares[N, k] -> [N, D]."""
+        """Compute x[N, D], chosen[N, k] experts, their shares[N, k] -> [N, D]."""
         training, adds = torch.is_grad_enabled(), self.adapted is not None and self.adapted.adds
         if self.is_plain and not (adds or training or x.is_meta) and ops.is_compiled(x.device):
             return ops.mixture(x, *self.stacks, chosen.int(), shares.float())
@@ -104,8 +105,8 @@ class RowExperts(nn.Module):
         return total.to(x.dtype)
 
     def _together(self, x: torch.Tensor, loads: torch.Tensor, adapted: Sequence[AdaptedExpert] | None) -> torch.Tensor:
-        """x[P, D], of whose rows loads[E] are of each expert in turn -> [P, D]; without gradients, all experts in one
-        call."""
+        """Compute x[P, D], of whose rows loads[E] are of each expert in turn -> [P, D]; without gradients, all experts
+        in one call."""
         stacked = (self.gate_up_proj_bias, self.down_proj_bias)
         for place, (stack, biases) in enumerate(zip(self.stacks, stacked, strict=True)):
             y = ops.linear_groups(x, stack, biases, loads)
@@ -116,11 +117,11 @@ class RowExperts(nn.Module):
         return x
 
     def _each(self, x: torch.Tensor, loads: torch.Tensor, adapted: Sequence[AdaptedExpert] | None) -> torch.Tensor:
-        """The same with gradients, expert by expert."""
+        """Compute `_together` with gradients, expert by expert."""
         # one node of the graph for each stacked parameter: a slice for each expert would have a whole gradient of its
         # own
-        pairs = zip(*self._weights(), *(stack.each for stack in self.stacks), strict=True)
-        packed = [(gate_up.of(one), down.of(other)) for one, other, gate_up, down in pairs]
+        pairs = zip(*self._weights(), *(stack.matrices for stack in self.stacks), strict=True)
+        packed = [(gate_up.with_weights(one), down.with_weights(other)) for one, other, gate_up, down in pairs]
         biases = list(zip(*self._biases(), strict=True))
         found = [
             self._expert(part, packed[e], biases[e], adapted and adapted[e])
@@ -143,7 +144,7 @@ class RowExperts(nn.Module):
         return x
 
     def _weights(self, values: Values = lambda parameter: parameter) -> list[list[torch.Tensor]]:
-        """Of both stacked parameters, or other values of them, the experts' matrices [outputs, inputs]."""
+        """Return, of both stacked parameters or other values of them, the experts' matrices [outputs, inputs]."""
         parts = [values(parameter).unbind(0) for parameter in (self.gate_up_proj, self.down_proj)]
         return [[w.t() if self.is_transposed else w for w in part] for part in parts]
 
@@ -157,21 +158,21 @@ class RowExperts(nn.Module):
             stack.update(weights)
 
     def derived(self, values: Values) -> Changes:
-        """What is derived from other values than the parameters have; nothing before the first use."""
+        """Return the assignments that put other values than the parameters have in use; none before the first use."""
         pairs = zip(self._stacks, self._weights(values), strict=False)
         return [change for stack, weights in pairs for change in stack.changes(weights)]
 
 
 def _loads(of_pair: torch.Tensor, experts: int) -> torch.Tensor:
-    """How many of the pairs [P] are of each expert [E]; as even as can be where nobody knows, on torch's meta
-    device."""
+    """Count how many of the pairs [P] are of each expert [E]; as even as can be on torch's meta device, which has no
+    values."""
     if of_pair.is_meta:
         return torch.tensor([len(of_pair) * (e + 1) // experts - len(of_pair) * e // experts for e in range(experts)])
     return torch.bincount(of_pair, minlength=experts)
 
 
 def gates_of(experts: nn.Module) -> list[Gate]:
-    """The gates that we can compute row by row, for the caller to find the one that is this module's."""
+    """Return the gates that we can compute row by row; the caller finds the one that is this module's."""
     gates: list[Gate] = [ops.swiglu, _gelu_gate]
     limit, alpha = getattr(experts, "limit", None), getattr(experts, "alpha", None)
     if limit is not None and alpha is not None:
@@ -185,7 +186,7 @@ def _gelu_gate(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def _clamped_gate(gate_up: torch.Tensor, limit: float, alpha: float) -> torch.Tensor:
-    """(up + 1) * gate * sigmoid(alpha * gate) of clamped, interleaved values (GPT-OSS model card, 2025, section
+    """Compute (up + 1) * gate * sigmoid(alpha * gate) of clamped, interleaved values (GPT-OSS model card, 2025, section
     2.2)."""
     gate, up = (gate_up[:, part::2].float() for part in (0, 1))
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)

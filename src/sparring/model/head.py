@@ -12,9 +12,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from sparring.errors import refusal
+from sparring.kernels import ops
+from sparring.kernels.kept import KeptRows, select_rows, split_rows
 from sparring.model.causal import CausalModel
-from sparring.model.kernels import ops
-from sparring.model.kernels.kept import KeptRows, chosen, split
 
 BiasRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """offsets [M + 1] int64, ids [A] int64 and values [A] float32: to logits of row m are added values offsets[m] to
@@ -29,8 +29,8 @@ KEEP_ELEMENTS = 1 << 25
 """128 MiB of float32 logits."""
 
 
-class Asked(NamedTuple):
-    """What is asked of each of M rows of logits."""
+class TargetRows(NamedTuple):
+    """Targets of M rows of logits, and the temperature, kept ids and biases that each was drawn with."""
 
     targets: torch.Tensor
     """[M] int64."""
@@ -39,15 +39,17 @@ class Asked(NamedTuple):
     kept: KeptRows | None
     bias: BiasRows | None
 
-    def split(self, size: int) -> Iterator[Asked]:
-        """Chunks of `size` rows."""
+    def split(self, size: int) -> Iterator[TargetRows]:
+        """Split into chunks of `size` rows."""
         columns = self.targets.split(size), self.temperature.split(size)
         rows = len(self.targets)
-        return map(Asked, *columns, split(self.kept, rows, size), split(self.bias, rows, size))
+        return map(TargetRows, *columns, split_rows(self.kept, rows, size), split_rows(self.bias, rows, size))
 
-    def of(self, rows: torch.Tensor) -> Asked:
-        """What is asked of those that `rows` [M] bool names."""
-        return Asked(self.targets[rows], self.temperature[rows], chosen(self.kept, rows), chosen(self.bias, rows))
+    def select(self, rows: torch.Tensor) -> TargetRows:
+        """Select the rows where `rows` [M] is true."""
+        return TargetRows(
+            self.targets[rows], self.temperature[rows], select_rows(self.kept, rows), select_rows(self.bias, rows)
+        )
 
 
 def token_quantities(
@@ -61,8 +63,8 @@ def token_quantities(
     *,
     keep_elements: int = KEEP_ELEMENTS,
 ) -> dict[str, torch.Tensor]:
-    """Log-probability of each target, entropy of its distribution, softmax((logits + bias) / temperature) over what was
-    kept, and the sum of its squares.
+    """Compute the log-probability of each target, the entropy of its distribution, softmax((logits + bias) /
+    temperature) over the kept ids, and the sum of its squares.
 
     Args:
         model: whose head is applied.
@@ -90,10 +92,10 @@ def token_quantities(
     recompute = torch.is_grad_enabled() and hidden.shape[0] * model.vocab_size > keep_elements
     hidden, total = model.weight_sum(hidden) if recompute else (hidden, None)
 
-    def of_chunk(rows: torch.Tensor, asked: Asked) -> dict[str, torch.Tensor]:
-        return _quantities(biased(model.logits(rows, total), asked.bias), asked, needs)
+    def of_chunk(rows: torch.Tensor, asked: TargetRows) -> dict[str, torch.Tensor]:
+        return _quantities(add_bias(model.logits(rows, total), asked.bias), asked, needs)
 
-    size, asked = _chunk_rows(model.vocab_size), Asked(targets, temperature, kept, bias)
+    size, asked = _chunk_rows(model.vocab_size), TargetRows(targets, temperature, kept, bias)
     # split, not slices: the gradient of each slice would be a whole [M, D] of its own
     chunks = [
         checkpoint(of_chunk, *arguments, use_reentrant=False) if recompute else of_chunk(*arguments)
@@ -104,8 +106,8 @@ def token_quantities(
     }
 
 
-def _quantities(logits: torch.Tensor, asked: Asked, needs: Set[str]) -> dict[str, torch.Tensor]:
-    """The one place where quantities are made of logits: those of one chunk, logits[M, V], biases added. Each [M,
+def _quantities(logits: torch.Tensor, asked: TargetRows, needs: Set[str]) -> dict[str, torch.Tensor]:
+    """Compute quantities of the logits of one chunk, logits[M, V], biases added: the one place that does. Each [M,
     ...]."""
     logprob, entropy = ops.token_logprobs(logits, asked.targets, asked.temperature, asked.kept)
     found = {name: value for name, value in (("logprob", logprob), ("entropy", entropy)) if name in needs}
@@ -113,15 +115,15 @@ def _quantities(logits: torch.Tensor, asked: Asked, needs: Set[str]) -> dict[str
 
 
 @torch.no_grad()
-def _squares(logits: torch.Tensor, asked: Asked) -> torch.Tensor:
-    """sum_v p(v)^2 = exp(logsumexp(2 z) - 2 logsumexp(z)) of each row of logits z [M, V], over what was kept."""
-    scaled = drawn_from(logits, asked)
+def _squares(logits: torch.Tensor, asked: TargetRows) -> torch.Tensor:
+    """Compute sum_v p(v)^2 = exp(logsumexp(2 z) - 2 logsumexp(z)) of each row of logits z [M, V], over the kept ids."""
+    scaled = sampling_logits(logits, asked)
     return ((2 * scaled).logsumexp(1) - 2 * scaled.logsumexp(1)).exp()
 
 
-def drawn_from(logits: torch.Tensor, asked: Asked) -> torch.Tensor:
-    """logits [M, V], biases added, of what each token was drawn from: divided by its temperature, minus infinity at
-    what was not kept. The softmax of a row is its distribution."""
+def sampling_logits(logits: torch.Tensor, asked: TargetRows) -> torch.Tensor:
+    """Return logits [M, V], biases added, of the distribution that each token was drawn from: divided by its
+    temperature, minus infinity at ids that were not kept. The softmax of a row is its distribution."""
     scaled = logits / torch.where(asked.temperature == 0, 1.0, asked.temperature)[:, None]
     if asked.kept is None:
         return scaled
@@ -134,7 +136,7 @@ def drawn_from(logits: torch.Tensor, asked: Asked) -> torch.Tensor:
 
 
 def _chunk_rows(vocabulary: int) -> int:
-    """How many rows of logits exist at once; a multiple of 16, which is what matrix products like."""
+    """Return how many rows of logits exist at once; a multiple of 16, which matrix products like."""
     return max(16, min(CHUNK_ROWS, CHUNK_ELEMENTS // vocabulary // 16 * 16))
 
 
@@ -148,11 +150,11 @@ class Judged(NamedTuple):
 
 
 @torch.no_grad()
-def judge(
+def score_tokens(
     model: CausalModel, hidden: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, top_k: int = 0
 ) -> Judged:
-    """`token_quantities` without gradients, to the bit, together with the `top_k` likeliest tokens of each row: the
-    likeliest first, equal logits by id. A log-probability does not depend on how its token came to be named.
+    """Compute `token_quantities` without gradients, to the bit, together with the `top_k` likeliest tokens of each row:
+    the likeliest first, equal logits by id. A log-probability does not depend on how its token came to be named.
 
     Args:
         model: whose head is applied.
@@ -171,8 +173,8 @@ def judge(
     return Judged(*(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*chunks, strict=True)))
 
 
-def biased(logits: torch.Tensor, bias: BiasRows | None) -> torch.Tensor:
-    """logits [M, V], each plus what is added to it: the sum that the engine makes before it draws."""
+def add_bias(logits: torch.Tensor, bias: BiasRows | None) -> torch.Tensor:
+    """Return logits [M, V], each plus its bias: the sum that the engine makes before it draws."""
     if bias is None:
         return logits
     offsets, ids, values = bias
@@ -182,7 +184,7 @@ def biased(logits: torch.Tensor, bias: BiasRows | None) -> torch.Tensor:
 
 
 def _likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:
-    """[M, V] -> ids [M, count]. `topk` alone does not say which of equal logits it takes."""
+    """Return the ids [M, count] of the largest of [M, V]. `topk` alone does not say which of equal logits it takes."""
     if count == 0:
         return logits.new_empty(len(logits), 0, dtype=torch.int64)
     least = logits.topk(count, dim=1).values[:, -1:]

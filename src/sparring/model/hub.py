@@ -14,8 +14,8 @@ ANSWER_S = 10.0
 
 
 def local_folder(name: str) -> Path:
-    """The folder of a checkpoint or an adapter. A hub name (`owner/model`) is looked up in the library's cache; only
-    what is not there is fetched, so that a run that goes on finds the weights it began with.
+    """Return the folder of a checkpoint or an adapter. A hub name (`owner/model`) is looked up in the library's cache;
+    only what is not there is fetched, so that a run that goes on finds the weights it began with.
 
     Raises:
         BadInput: there is no such folder, and the hub does not have it or cannot be reached.
@@ -41,7 +41,7 @@ def local_folder(name: str) -> Path:
 
 
 def base_folder(path: str | Path) -> Path:
-    """The folder of the checkpoint that an adapter folder was trained on; any other folder itself.
+    """Return the folder of the checkpoint that an adapter folder was trained on; any other folder itself.
 
     Raises:
         BadInput: as `local_folder`, or the adapter does not say.

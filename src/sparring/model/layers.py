@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparring.model.kernels import ops
-from sparring.model.rowwise import ours
+from sparring.kernels import ops
+from sparring.model.rowwise import row_invariant
 
 Values = Callable[[nn.Parameter], torch.Tensor]
 """What a parameter is to be."""
@@ -34,26 +34,27 @@ class RowLinear(nn.Module):
         super().__init__()
         self.weight = linear.weight
         self.bias = getattr(linear, "bias", None)
-        self.out_features, self.in_features = self.matrix(own).shape
+        self.out_features, self.in_features = self.matrix(current_value).shape
         self._product: Product | None = None
 
     def matrix(self, values: Values) -> torch.Tensor:
-        """Of its weight, or other values of it, [M, K]."""
+        """Return its weight, or other values of it, [M, K]."""
         return values(self.weight)
 
     @property
     def product(self) -> Product:
-        """Packed when it is first asked for: a weight that only serves as part of a joint product is not packed
-        twice."""
+        """Return the product, packed when it is first asked for: a weight that only serves as part of a joint product
+        is not packed twice."""
         if self._product is None:
             self._product = Product(self)
         return self._product
 
-    @ours
+    @row_invariant
     def forward(
         self, x: torch.Tensor, out_dtype: torch.dtype | None = None, total: ops.WeightSum | None = None
     ) -> torch.Tensor:
-        """[..., K] -> [..., M], of `out_dtype` or of the dtype of x. `total`: see `ops.linear`; for x[N, K]."""
+        """Multiply [..., K] -> [..., M], of `out_dtype` or of the dtype of x. `total`: see `ops.linear`; for x[N,
+        K]."""
         if x.dim() == 2:
             return self.product(x, out_dtype, total)
         return self.product(x.reshape(-1, self.in_features), out_dtype).view(*x.shape[:-1], self.out_features)
@@ -64,15 +65,16 @@ class RowLinear(nn.Module):
             self._product.refresh()
 
     def derived(self, values: Values) -> Changes:
-        """What is derived from other values than the parameters have; nothing where it was never asked for."""
+        """Return the assignments that put other values than the parameters have in use; none where no product was asked
+        for."""
         return [] if self._product is None else self._product.derived(values)
 
 
 class RowConv1D(RowLinear):
-    """The same for the library's `Conv1D`, whose weight is [K, M] (GPT-2)."""
+    """`RowLinear` of the library's `Conv1D`, whose weight is [K, M] (GPT-2)."""
 
     def matrix(self, values: Values) -> torch.Tensor:
-        """[M, K]."""
+        """Return the transposed weight, [M, K]."""
         return values(self.weight).t()
 
 
@@ -87,30 +89,30 @@ class Product:
     def __init__(self, *parts: RowLinear) -> None:
         self.parts = parts
         self.sizes = [part.out_features for part in parts]
-        self.packed = ops.pack(*(part.matrix(own) for part in parts))
-        self.bias = self._joined_bias(own)
+        self.packed = ops.pack(*(part.matrix(current_value) for part in parts))
+        self.bias = self._joined_bias(current_value)
         self.adapted: Adapted | None = None
 
     def __call__(
         self, x: torch.Tensor, out_dtype: torch.dtype | None = None, total: ops.WeightSum | None = None
     ) -> torch.Tensor:
-        """x[N, K] -> [N, sum of M], of `out_dtype` or of the dtype of x. `total`: see `ops.linear`."""
+        """Multiply x[N, K] -> [N, sum of M], of `out_dtype` or of the dtype of x. `total`: see `ops.linear`."""
         packed, bias = self.packed, self.bias
         if torch.is_grad_enabled():
-            packed = packed.of(*(part.matrix(own) for part in self.parts))
+            packed = packed.with_weights(*(part.matrix(current_value) for part in self.parts))
             bias = None if bias is None else torch.cat([part.bias for part in self.parts])
         y = ops.linear(x, packed, bias, out_dtype, total)
         return y if self.adapted is None else self.adapted(x, y)
 
     def refresh(self) -> None:
         """Pack the weights anew."""
-        self.packed.update(*(part.matrix(own) for part in self.parts))
-        self.bias = self._joined_bias(own)
+        self.packed.update(*(part.matrix(current_value) for part in self.parts))
+        self.bias = self._joined_bias(current_value)
 
     def derived(self, values: Values) -> Changes:
-        """What is derived from other values than the parameters have."""
+        """Return the assignments that put other values than the parameters have in use."""
         weights = tuple(part.matrix(values) for part in self.parts)
-        changes = [(self.packed, "storage", self.packed.other(*weights)), (self.packed, "weights", weights)]
+        changes = [(self.packed, "storage", self.packed.pack_values(*weights)), (self.packed, "weights", weights)]
         return [*changes, (self, "bias", self._joined_bias(values))]
 
     def _joined_bias(self, values: Values) -> torch.Tensor | None:
@@ -119,8 +121,8 @@ class Product:
         return torch.cat([values(part.bias).detach().float() for part in self.parts])
 
 
-def own(parameter: nn.Parameter) -> torch.Tensor:
-    """What it is."""
+def current_value(parameter: nn.Parameter) -> torch.Tensor:
+    """Return the parameter itself, whose values are in use."""
     return parameter
 
 
@@ -132,41 +134,42 @@ class RowNorm(nn.Module):
         self.weight = weight
         self.variance_epsilon = eps
 
-    @ours
+    @row_invariant
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., D] -> [..., D]."""
+        """Normalise [..., D] -> [..., D]."""
         return ops.rms_norm(x, self.weight, self.variance_epsilon)
 
 
 class WideNorm(nn.Module):
-    """The same norm times weight + `offset`, rounded only behind the weight (Gemma, where the offset is 1; GPT-OSS)."""
+    """Root mean square norm times weight + `offset`, rounded only behind the weight (Gemma, where the offset is 1;
+    GPT-OSS)."""
 
     def __init__(self, weight: nn.Parameter, eps: float, offset: float) -> None:
         super().__init__()
         self.weight = weight
         self.variance_epsilon, self.offset = eps, offset
 
-    @ours
+    @row_invariant
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., D] -> [..., D]."""
+        """Normalise [..., D] -> [..., D]."""
         return ops.rms_norm(x.float(), self.weight.float() + self.offset, self.variance_epsilon).to(x.dtype)
 
 
 class RowGelu(nn.Module):
     """GELU by its tanh formula, the same bits for an element wherever it lies."""
 
-    @ours
+    @row_invariant
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Any shape."""
+        """Compute GELU, any shape."""
         return ops.gelu_tanh(x)
 
 
 class RowSilu(nn.Module):
     """x * sigmoid(x), the same bits for an element wherever it lies."""
 
-    @ours
+    @row_invariant
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Any shape."""
+        """Compute SiLU, any shape."""
         return ops.silu(x)
 
 
@@ -186,18 +189,18 @@ class RotaryTable(nn.Module):
         self.register_buffer("sin", sin[0].contiguous(), persistent=False)
 
     def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions[N] -> cos[N, d], sin[N, d]."""
+        """Look up positions[N] -> cos[N, d], sin[N, d]."""
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The library's signature: position_ids[B, N] -> cos[B, N, d], sin[B, N, d]. Of [axes, B, N] the first: a model
-        that also sees images knows three, which are equal in text."""
+        """Look up position_ids[B, N] -> cos[B, N, d], sin[B, N, d], in the library's signature. Of [axes, B, N] the
+        first is taken: a model that also sees images has three, which are equal in text."""
         places = position_ids[0] if position_ids.dim() == 3 else position_ids
         return self.cos[places], self.sin[places]
 
 
 class RotaryPhases(nn.Module):
-    """The same of a model that turns by complex numbers (DeepSeek-V2)."""
+    """Rotary table of a model that turns by complex numbers (DeepSeek-V2)."""
 
     phases: torch.Tensor
 
@@ -210,7 +213,7 @@ class RotaryPhases(nn.Module):
         self.register_buffer("phases", found[0].contiguous(), persistent=False)
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """The library's signature: position_ids[B, N] -> [B, N, d / 2]."""
+        """Look up position_ids[B, N] -> [B, N, d / 2], in the library's signature."""
         return self.phases[position_ids]
 
 
@@ -224,5 +227,5 @@ class RotaryTables(nn.Module):
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The library's signature: position_ids[B, N] -> cos[B, N, d], sin[B, N, d]."""
+        """Look up position_ids[B, N] -> cos[B, N, d], sin[B, N, d], in the library's signature."""
         return self.tables[layer_type](x, position_ids)

@@ -1,4 +1,4 @@
-"""What a checkpoint is to the transformers library: which class loads it, and which part of that computes text."""
+"""Classes of the transformers library: the one that loads a checkpoint, and the part of it that computes text."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from torch import nn
 
 
 def class_of(config: Any) -> Any:
-    """The library's class over tokens; of a model that sees or hears too, the one that does."""
+    """Return the library's class over tokens; of a multimodal model, the class over all its inputs."""
     several = transformers.AutoModelForImageTextToText
     composite = config.get_text_config() is not config and type(config) in several._model_mapping
     return several if composite else transformers.AutoModelForCausalLM
 
 
 def text_model(module: nn.Module) -> nn.Module:
-    """The part between tokens and head: of a model that sees or hears too its language model, of another one its
-    base."""
+    """Return the part between tokens and head: the language model of a multimodal model, the base of another."""
     composite = module.config.get_text_config() is not module.config
     return module.get_decoder() if composite else module.base_model
 
 
-class Senses:
-    """The parts of a model that sees or hears too with which it does, by name; of other models none."""
+class NonTextParts:
+    """Names of vision and audio submodules; empty for text-only models."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module, text = module, text_model(module)
@@ -39,8 +38,8 @@ class Senses:
         """Whether a parameter or buffer of the model is of these parts."""
         return any(name == path or name.startswith(f"{path}.") for path in self._paths)
 
-    def leave(self) -> None:
-        """Let go of them."""
+    def drop(self) -> None:
+        """Delete them from the module."""
         for path in self._paths:
             parent, _, name = path.rpartition(".")
             delattr(self._module.get_submodule(parent), name)

@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a `CausalModel`: the library's module, our attention, exact or fast numerics."""
+"""Loading of a checkpoint folder as a `CausalModel`: the library's module, our attention, exact or fast numerics."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import transformers
 from torch import nn
 
 from sparring.errors import BadInput, boundary, refusal
+from sparring.kernels import ops
 from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import ATTENTION, CausalModel, forward_of
 from sparring.model.decoder import FAMILY
-from sparring.model.kernels import ops
-from sparring.model.library import Senses, class_of
+from sparring.model.library import NonTextParts, class_of
 from sparring.model.lora import Adapter
 from sparring.model.peft import base_of, is_adapter, read
-from sparring.model.prove import observe, prove
 from sparring.model.recurrent import split
+from sparring.model.self_test import find_kv_heads, verify_against_library
 from sparring.model.swap import swap
 
 # a progress bar on stderr would tear the live view
@@ -68,7 +68,7 @@ def load(
 def module_of(
     path: str | Path, *, dtype: str = "float32", device: str = "cpu", numerics: str = "exact", head: str = "tokens"
 ) -> nn.Module:
-    """The first half of `load`: the library's module, with its weights and nothing of ours.
+    """Load the library's module with its weights, before any part of ours is in it.
 
     Raises:
         BadInput: no model at `path`, or one whose config says that it cannot run with these numerics.
@@ -102,12 +102,12 @@ def module_of(
 
 
 def equipped(module: nn.Module, path: str | Path, numerics: str, gradient_checkpointing: bool = False) -> CausalModel:
-    """The second half of `load`: our parts in the module, and the adapter of an adapter folder.
+    """Build the model of a loaded module, with the adapter of an adapter folder.
 
     Raises:
         BadInput: the model cannot run with these numerics, or the adapter does not fit it.
     """
-    model = served(module, base_of(path), numerics=numerics, gradient_checkpointing=gradient_checkpointing)
+    model = build_model(module, base_of(path), numerics=numerics, gradient_checkpointing=gradient_checkpointing)
     if is_adapter(path):
         model.adapters.everywhere = model.adapters.fit(Adapter(read(path), model.dtype, model.device))
     return model
@@ -115,7 +115,7 @@ def equipped(module: nn.Module, path: str | Path, numerics: str, gradient_checkp
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """`refuse_incomplete` says what does not fit, in one line; the library's table of it would stand before that."""
+    """Silence the library's table of missing weights: `refuse_incomplete` says it in one line."""
     reporter = logging.getLogger("transformers.modeling_utils")
     # not by its level, by which the library decides what else to say
     reporter.addFilter(_is_error)
@@ -129,9 +129,9 @@ def _is_error(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.ERROR
 
 
-def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointing: bool = False) -> CausalModel:
-    """The library's module with our parts in it, proven where our own tests do not know it. On torch's meta device
-    nothing can be proven: the model has the parts that a proven one would have.
+def build_model(module: nn.Module, where: str, *, numerics: str, gradient_checkpointing: bool = False) -> CausalModel:
+    """Put our parts into the library's module, and verify it where our own tests do not know it. On torch's meta device
+    nothing can be verified: the model has the parts that a verified one would have.
 
     Raises:
         BadInput: it cannot run with these numerics. `where` names it.
@@ -159,16 +159,16 @@ def served(module: nn.Module, where: str, *, numerics: str, gradient_checkpointi
             max_positions=max_positions,
         )
         if not lean and device == "meta":
-            observe(model)
+            find_kv_heads(model)
         elif not lean:
-            prove(model, where, exact=exact)
+            verify_against_library(model, where, exact=exact)
         if not lean:
-            Senses(module).leave()
+            NonTextParts(module).drop()
     return model
 
 
 def read_config(where: str, numerics: str) -> Any:
-    """The library's config of the checkpoint.
+    """Read the library's config of the checkpoint.
 
     Raises:
         BadInput: there is none, or none that can be served with these numerics.
@@ -222,7 +222,7 @@ def _max_positions(config: Any) -> int:
 
 
 def _switch_dropout_off(module: nn.Module) -> None:
-    """Also under `train()`, which the library needs for gradient checkpointing."""
+    """Set dropout to 0, also under `train()`, which the library needs for gradient checkpointing."""
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0

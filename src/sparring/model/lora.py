@@ -19,33 +19,33 @@ import torch
 from torch import nn
 
 from sparring.errors import refusal
+from sparring.kernels import ops
 from sparring.model.config import STACKED
-from sparring.model.decoder import Decoder
+from sparring.model.decoder import LlamaDecoder
 from sparring.model.experts import AdaptedExpert, RowExperts
-from sparring.model.kernels import ops
 from sparring.model.layers import RowLinear
-from sparring.model.targets import Target, linears_of, shape_of, targets_of, unknown
+from sparring.model.targets import AdaptableWeight, linears_of, shape_of, targets_of, unknown_target
 
 A, B, SCALE = "lora_A.weight", "lora_B.weight", "lora_scale"
 """How a state names the two factors of a layer, behind its name, and the one number beside them."""
 
-Group = tuple["Adapter", torch.Tensor | None]
+RowGroup = tuple["Adapter", torch.Tensor | None]
 """An adapter and the rows [n] int64 that have it; None for all."""
 
 
-Packed = tuple[ops.PackedWeight, ops.PackedWeight]
+PackedFactors = tuple[ops.PackedWeight, ops.PackedWeight]
 """Both factors of one matrix."""
 
 
-class Apart(NamedTuple):
-    """Rows told apart: numbers[N] of their adapters, -1 for none, and those of each adapter together."""
+class AdapterAssignment(NamedTuple):
+    """Adapters of the rows of a call: numbers[N], -1 for none, and the rows of each adapter together."""
 
     numbers: np.ndarray
-    groups: list[Group]
+    groups: list[RowGroup]
 
 
 class Adapter:
-    """The factors of one adapter by linear layer, as parameters; `place` them in a model before use.
+    """Factors of one adapter by linear layer, as parameters; `Adapters.fit` prepares them for a model.
 
     Args:
         state: `<layer>.lora_A.weight` [R, K], `<layer>.lora_B.weight` [M, R] and `lora_scale`, a float64 number. Of
@@ -74,14 +74,14 @@ class Adapter:
                 got = f"{tuple(a.shape)} and {tuple(b.shape)}"
                 expected = "A [rank, inputs] and B [outputs, rank], of experts stacked"
                 raise refusal(f"adapter {name}", expected, got, "repair it")
-        self.deltas: dict[Site | ExpertSite, Delta | ExpertDelta] = {}
+        self.terms: dict[LoraTarget | ExpertLoraTarget, LoraTerm | ExpertLoraTerm] = {}
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained, by name."""
+        """Return the trained parameters by name."""
         return dict(self._parameters)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Parameters by name, which share their storage, and the scale: what an adapter is made of."""
+        """Return the parameters by name, which share their storage, and the scale: an adapter is made of this."""
         scale = torch.tensor(self.scale, dtype=torch.float64)
         return {SCALE: scale, **{name: parameter.detach() for name, parameter in self._parameters.items()}}
 
@@ -107,11 +107,13 @@ class Adapter:
 
     def refresh(self) -> None:
         """Pack changed factors anew."""
-        for delta in self.deltas.values():
+        for delta in self.terms.values():
             delta.refresh()
 
-    def merged(self, state: Mapping[str, torch.Tensor], targets: Mapping[str, Target]) -> dict[str, torch.Tensor]:
-        """A model's state with W + scale * B A in the place of W, computed in float64 and rounded once.
+    def merged(
+        self, state: Mapping[str, torch.Tensor], targets: Mapping[str, AdaptableWeight]
+    ) -> dict[str, torch.Tensor]:
+        """Return a model's state with W + scale * B A in the place of W, computed in float64 and rounded once.
 
         Raises:
             BadInput: it is another model's adapter.
@@ -125,33 +127,36 @@ class Adapter:
             merged[key] = (weight.double() + self.scale * (product.mT if transposed else product)).to(weight.dtype)
         return merged
 
-    def check(self, targets: Mapping[str, Target]) -> None:
-        """Raises BadInput where it has factors for a weight that a model with these does not have, or of other
+    def check(self, targets: Mapping[str, AdaptableWeight]) -> None:
+        """Raise BadInput where it has factors for a weight that a model with these does not have, or of other
         shapes."""
         for name, (a, b) in self.factors.items():
             if name not in targets:
-                raise unknown(name, targets)
+                raise unknown_target(name, targets)
             expected = targets[name].shape
             if (*b.shape[:-1], a.shape[-1]) != expected:
                 got = f"{tuple(b.shape)} and {tuple(a.shape)}"
                 raise refusal(f"adapter {name}", f"factors of a layer {list(expected)}", got, "load one of this model")
 
 
-class Delta:
-    """What one adapter adds to one product: the layers that this joins have A one below the other and B as blocks."""
+class LoraTerm:
+    """Term of one adapter in one product: the layers that the product joins have A one below the other and B as
+    blocks."""
 
-    def __init__(self, adapter: Adapter, site: Site) -> None:
-        self._site, self.scale = site, adapter.scale
-        self._factors = [adapter.factors.get(name) for name in site.names]
+    def __init__(self, adapter: Adapter, target: LoraTarget) -> None:
+        self._target, self.scale = target, adapter.scale
+        self._factors = [adapter.factors.get(name) for name in target.names]
         self._inner = [factors[0] for factors in self._factors if factors is not None]
-        self.a = ops.pack(*self._inner) if site.packed else None
-        self.b = ops.pack(self._blocks().detach()) if site.packed else None
+        self.a = ops.pack(*self._inner) if target.packed else None
+        self.b = ops.pack(self._blocks().detach()) if target.packed else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x[N, K] -> scale * B (A x) [N, M]."""
+        """Compute x[N, K] -> scale * B (A x) [N, M]."""
         if self.a is None or self.b is None:
             return nn.functional.linear(nn.functional.linear(x, torch.cat(self._inner)) * self.scale, self._blocks())
-        return _low_rank(x, self.a, self.b.of(self._blocks()) if torch.is_grad_enabled() else self.b, self.scale)
+        return _low_rank(
+            x, self.a, self.b.with_weights(self._blocks()) if torch.is_grad_enabled() else self.b, self.scale
+        )
 
     def refresh(self) -> None:
         """Pack changed factors anew."""
@@ -160,36 +165,38 @@ class Delta:
             self.b.update(self._blocks().detach())
 
     def _blocks(self) -> torch.Tensor:
-        """[M, R]; rows of zeros for layers without factors."""
+        """Return B as blocks, [M, R]; rows of zeros for layers without factors."""
         if len(self._factors) == 1:
             return self._factors[0][1]
         like = self._inner[0]
         blocks = [
             like.new_zeros(size, 0) if factors is None else factors[1]
-            for factors, size in zip(self._factors, self._site.sizes, strict=True)
+            for factors, size in zip(self._factors, self._target.sizes, strict=True)
         ]
         return torch.block_diag(*blocks)
 
 
 def _low_rank(x: torch.Tensor, a: ops.PackedWeight, b: ops.PackedWeight, scale: float) -> torch.Tensor:
-    """x[N, K] -> scale * B (A x) [N, M]."""
+    """Compute x[N, K] -> scale * B (A x) [N, M]."""
     return ops.linear((ops.linear(x, a, None, torch.float32) * scale).to(x.dtype), b)
 
 
-class ExpertDelta:
-    """What one adapter adds to the products of each expert with one stacked parameter."""
+class ExpertLoraTerm:
+    """Terms of one adapter in the products of each expert with one stacked parameter."""
 
-    def __init__(self, adapter: Adapter, site: ExpertSite) -> None:
-        self._factors, self.scale = adapter.factors[site.name], adapter.scale
+    def __init__(self, adapter: Adapter, target: ExpertLoraTarget) -> None:
+        self._factors, self.scale = adapter.factors[target.name], adapter.scale
         self.a, self.b = (ops.PackedStack(weights) for weights in self._detached())
 
-    def pairs(self) -> list[Packed]:
-        """Both factors of each expert; with gradients on, one node of the graph for each stacked parameter."""
-        packed = zip(self.a.each, self.b.each, strict=True)
+    def pairs(self) -> list[PackedFactors]:
+        """Return both factors of each expert; with gradients on, one node of the graph for each stacked parameter."""
+        packed = zip(self.a.matrices, self.b.matrices, strict=True)
         if not torch.is_grad_enabled():
             return list(packed)
         views = zip(*(factor.unbind(0) for factor in self._factors), strict=True)
-        return [(a.of(of_a), b.of(of_b)) for (a, b), (of_a, of_b) in zip(packed, views, strict=True)]
+        return [
+            (a.with_weights(of_a), b.with_weights(of_b)) for (a, b), (of_a, of_b) in zip(packed, views, strict=True)
+        ]
 
     def refresh(self) -> None:
         """Pack changed factors anew."""
@@ -200,69 +207,70 @@ class ExpertDelta:
         return [factor.detach().unbind(0) for factor in self._factors]
 
 
-class Site:
-    """One product of a model, where adapters add to the linear layers `names` of sizes M that it joins. `packed`: it is
-    our own, and so are theirs."""
+class LoraTarget:
+    """Product of a model to which adapters add: it joins the linear layers `names` of sizes M. `packed`: the product is
+    our own, and so are the adapters'."""
 
     def __init__(self, adapters: Adapters, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> None:
         self._adapters, self.names, self.packed = adapters, names, packed
         self.sizes = [shape_of(layer)[0] for layer in layers]
 
-    def delta(self, adapter: Adapter) -> Delta:
-        """What an adapter adds here."""
-        return Delta(adapter, self)
+    def term(self, adapter: Adapter) -> LoraTerm:
+        """Make the term of an adapter here."""
+        return LoraTerm(adapter, self)
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """x[N, K] and the product y[N, M] -> y and what the adapters of the rows add."""
+        """Add the terms of the rows' adapters, of x[N, K], to the product y[N, M]."""
         for adapter, rows in self._adapters.groups(len(x)):
-            delta = adapter.deltas.get(self)
-            if isinstance(delta, Delta):
+            delta = adapter.terms.get(self)
+            if isinstance(delta, LoraTerm):
                 y = _add(delta, rows, x, y)
         return y
 
     def hook(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-        """The same behind one of torch's own layers."""
+        """Add the terms behind one of torch's own layers."""
         if not self._adapters.used:
             return output
         x = inputs[0]
         return self(x.reshape(-1, x.shape[-1]), output.reshape(-1, output.shape[-1])).view(output.shape)
 
 
-class ExpertSite(NamedTuple):
-    """The products of all experts of a layer with one stacked parameter."""
+class ExpertLoraTarget(NamedTuple):
+    """Products of all experts of a layer with one stacked parameter."""
 
     name: str
 
-    def delta(self, adapter: Adapter) -> ExpertDelta:
-        """What an adapter adds here."""
-        return ExpertDelta(adapter, self)
+    def term(self, adapter: Adapter) -> ExpertLoraTerm:
+        """Make the terms of an adapter here."""
+        return ExpertLoraTerm(adapter, self)
 
 
 class MixtureAdapters:
-    """The experts of one layer, of which every row has its own few: what adapters add to their products."""
+    """Terms that adapters add to the products of the experts of one layer, of which every row has its own few."""
 
-    def __init__(self, adapters: Adapters, sites: Sequence[ExpertSite]) -> None:
-        self._adapters, self.sites = adapters, sites
+    def __init__(self, adapters: Adapters, targets: Sequence[ExpertLoraTarget]) -> None:
+        self._adapters, self.targets = adapters, targets
 
     @property
     def adds(self) -> bool:
         """Whether they add anything for a row of the call under way."""
-        return any(site in adapter.deltas for adapter in self._adapters.present for site in self.sites)
+        return any(target in adapter.terms for adapter in self._adapters.active for target in self.targets)
 
     def __call__(self, rows: Sequence[torch.Tensor]) -> list[AdaptedExpert]:
-        """rows: of the call under way, those [n] of each expert -> what adapters make of its products."""
-        pairs: dict[tuple[Adapter, int], list[Packed]] = {}
-        for adapter in self._adapters.present:
-            for place, site in enumerate(self.sites):
-                if isinstance(delta := adapter.deltas.get(site), ExpertDelta):
+        """Return, for each expert, the function that adds to its products; rows: of the call under way, those [n] of
+        each expert."""
+        pairs: dict[tuple[Adapter, int], list[PackedFactors]] = {}
+        for adapter in self._adapters.active:
+            for place, target in enumerate(self.targets):
+                if isinstance(delta := adapter.terms.get(target), ExpertLoraTerm):
                     pairs[adapter, place] = delta.pairs()
         groups = self._adapters.groups_among(rows)
         return [partial(self._adapted, one, pairs, expert) for expert, one in enumerate(groups)]
 
     @staticmethod
     def _adapted(
-        groups: Sequence[Group],
-        pairs: Mapping[tuple[Adapter, int], list[Packed]],
+        groups: Sequence[RowGroup],
+        pairs: Mapping[tuple[Adapter, int], list[PackedFactors]],
         expert: int,
         place: int,
         x: torch.Tensor,
@@ -278,48 +286,48 @@ class MixtureAdapters:
 def _add(
     delta: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor | None, x: torch.Tensor, y: torch.Tensor
 ) -> torch.Tensor:
-    """y[N, M] and, in these rows, delta(x[N, K])."""
+    """Add delta(x[N, K]) to y[N, M], in these rows."""
     if rows is None:
         return y + delta(x)
     return y.index_copy_(0, rows, y.index_select(0, rows) + delta(x.index_select(0, rows)))
 
 
 class Adapters:
-    """The adapters of one model by number, and which rows of a call have which.
+    """Adapters of one model by number, and the assignment of the rows of a call to them.
 
     `everywhere` is the adapter of every row of a call that tells none apart, as in training. A model without adapters
     pays nothing for this.
     """
 
-    def __init__(self, module: nn.Module, decoder: Decoder | None) -> None:
+    def __init__(self, module: nn.Module, decoder: LlamaDecoder | None) -> None:
         self._module, self._decoder = module, decoder
-        self._sites: dict[str, Site | ExpertSite] = {}
+        self._targets: dict[str, LoraTarget | ExpertLoraTarget] = {}
         self._once = Lock()
-        self._placed: dict[int, Adapter] = {}
+        self._by_number: dict[int, Adapter] = {}
         self._device = module.get_input_embeddings().weight.device
         self.num_changes = 0
-        self._apart: Apart | None = None
+        self._current: AdapterAssignment | None = None
         self.everywhere: Adapter | None = None
 
     @property
-    def placed(self) -> Mapping[int, Adapter]:
-        """Adapters by number. Others after every change of `num_changes`."""
-        return self._placed
+    def by_number(self) -> Mapping[int, Adapter]:
+        """Return adapters by number. Others after every change of `num_changes`."""
+        return self._by_number
 
     @property
     def used(self) -> bool:
         """Whether any row of the call under way may have an adapter."""
-        return self.everywhere is not None if self._apart is None else bool(self._apart.groups)
+        return self.everywhere is not None if self._current is None else bool(self._current.groups)
 
-    def groups(self, num_rows: int) -> Sequence[Group]:
-        """Which of the rows of a product have which adapter.
+    def groups(self, num_rows: int) -> Sequence[RowGroup]:
+        """Return which of the rows of a product have which adapter.
 
         Raises:
             BadInput: the rows were told apart, and the product has others: the model has moved them.
         """
-        if self._apart is None:
+        if self._current is None:
             return () if self.everywhere is None else ((self.everywhere, None),)
-        numbers, groups = self._apart
+        numbers, groups = self._current
         if groups and num_rows != len(numbers):
             expected = f"a product over the {len(numbers)} rows that have adapters"
             raise refusal(
@@ -328,44 +336,43 @@ class Adapters:
         return groups
 
     @property
-    def present(self) -> list[Adapter]:
-        """Those that a row of the call under way may have."""
-        if self._apart is None:
+    def active(self) -> list[Adapter]:
+        """Return the adapters that a row of the call under way may have."""
+        if self._current is None:
             return [] if self.everywhere is None else [self.everywhere]
-        return [adapter for adapter, _ in self._apart.groups]
+        return [adapter for adapter, _ in self._current.groups]
 
-    def groups_among(self, parts: Sequence[torch.Tensor]) -> list[Sequence[Group]]:
-        """As `groups`, of products over parts[i][n] of the rows of the call under way."""
-        if self._apart is None or all(rows is None for _, rows in self._apart.groups):
-            each = self.groups(0) if self._apart is None else self._apart.groups
+    def groups_among(self, parts: Sequence[torch.Tensor]) -> list[Sequence[RowGroup]]:
+        """Return the `groups` of products over parts[i][n] of the rows of the call under way."""
+        if self._current is None or all(rows is None for _, rows in self._current.groups):
+            each = self.groups(0) if self._current is None else self._current.groups
             return [each] * len(parts)
-        numbers = self._apart.numbers[torch.cat(list(parts)).cpu().numpy()]
+        numbers = self._current.numbers[torch.cat(list(parts)).cpu().numpy()]
         bounds = np.cumsum([len(part) for part in parts])[:-1]
-        return [self._tell(one).groups if len(one) else () for one in np.split(numbers, bounds)]
+        return [self._grouped(one).groups if len(one) else () for one in np.split(numbers, bounds)]
 
-    def of_rows(self, numbers: np.ndarray) -> AbstractContextManager[None]:
-        """For the calls within, without gradients: row n has the adapter numbers[n], -1 for none."""
-        return self.told(self._tell(numbers))
+    def assign_rows(self, numbers: np.ndarray) -> AbstractContextManager[None]:
+        """Give row n the adapter numbers[n], -1 for none, in the calls within; without gradients."""
+        return self.assigned(self._grouped(numbers))
 
-    def among(self, rows: torch.Tensor) -> Apart | None:
-        """How a product over rows[n] of those of the call under way tells them apart, for `told`; None where that does
-        not."""
-        return None if self._apart is None else self._tell(self._apart.numbers[rows.cpu().numpy()])
+    def assignment_of(self, rows: torch.Tensor) -> AdapterAssignment | None:
+        """Return the assignment of rows[n] of the call under way, for `assigned`; None where that has none."""
+        return None if self._current is None else self._grouped(self._current.numbers[rows.cpu().numpy()])
 
     @contextmanager
-    def told(self, apart: Apart | None) -> Iterator[None]:
-        """For the calls within: rows are told apart like this."""
-        before, self._apart = self._apart, apart
+    def assigned(self, assignment: AdapterAssignment | None) -> Iterator[None]:
+        """Use this assignment in the calls within."""
+        before, self._current = self._current, assignment
         try:
             yield
         finally:
-            self._apart = before
+            self._current = before
 
-    def _tell(self, numbers: np.ndarray) -> Apart:
+    def _grouped(self, numbers: np.ndarray) -> AdapterAssignment:
         found = np.unique(numbers)
-        each = [(self._placed[number], np.flatnonzero(numbers == number)) for number in found[found >= 0].tolist()]
+        each = [(self._by_number[number], np.flatnonzero(numbers == number)) for number in found[found >= 0].tolist()]
         whole = len(numbers)
-        return Apart(
+        return AdapterAssignment(
             numbers,
             [(one, None if len(rows) == whole else torch.from_numpy(rows).to(self._device)) for one, rows in each],
         )
@@ -376,62 +383,62 @@ class Adapters:
         Raises:
             BadInput: it is another model's, or for experts that the library computes.
         """
-        sites = self._found()
+        targets = self._all_targets()
         adapter.check(targets_of(self._module))
-        if alien := [name for name in adapter.factors if name not in sites]:
-            raise foreign(alien[0])
-        adapter.deltas = {site: site.delta(adapter) for site in {sites[name]: None for name in adapter.factors}}
+        if alien := [name for name in adapter.factors if name not in targets]:
+            raise library_experts_refusal(alien[0])
+        adapter.terms = {target: target.term(adapter) for target in {targets[name]: None for name in adapter.factors}}
         return adapter
 
     def put(self, number: int, adapter: Adapter) -> None:
         """Let rows have this adapter, which fits, by its number; in place of the one before."""
-        self._placed[number] = adapter
+        self._by_number[number] = adapter
         self.num_changes += 1
 
     def take(self, number: int) -> Adapter | None:
         """Forget an adapter, and return it where there was one."""
         self.num_changes += 1
-        return self._placed.pop(number, None)
+        return self._by_number.pop(number, None)
 
-    def _found(self) -> Mapping[str, Site | ExpertSite]:
-        """The product of each linear layer; made when the first adapter comes, on whatever thread stages it."""
+    def _all_targets(self) -> Mapping[str, LoraTarget | ExpertLoraTarget]:
+        """Return the target of each linear layer; made when the first adapter comes, on whatever thread stages it."""
         with self._once:
-            if not self._sites:
-                self._find()
-            return self._sites
+            if not self._targets:
+                self._find_targets()
+            return self._targets
 
-    def _find(self) -> None:
+    def _find_targets(self) -> None:
         linears = linears_of(self._module)
         names = {layer: name for name, layer in linears.items()}
         products = [product for layer in self._decoder.layers for product in layer.products] if self._decoder else []
         joined = {part for product in products for part in product.parts}
         products += [layer.product for layer in names if isinstance(layer, RowLinear) and layer not in joined]
         for product in products:
-            product.adapted = self._site([names[part] for part in product.parts], product.parts, packed=True)
+            product.adapted = self._new_target([names[part] for part in product.parts], product.parts, packed=True)
         for layer, name in names.items():
             if not isinstance(layer, RowLinear):
-                layer.register_forward_hook(self._site([name], [layer], packed=False).hook)
+                layer.register_forward_hook(self._new_target([name], [layer], packed=False).hook)
         for path, experts in self._module.named_modules():
             if isinstance(experts, RowExperts):
-                sites = [ExpertSite(f"{path}.{name}") for name in STACKED]
-                experts.adapted = MixtureAdapters(self, sites)
-                self._sites |= {site.name: site for site in sites}
+                targets = [ExpertLoraTarget(f"{path}.{name}") for name in STACKED]
+                experts.adapted = MixtureAdapters(self, targets)
+                self._targets |= {target.name: target for target in targets}
 
-    def _site(self, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> Site:
-        site = Site(self, names, layers, packed=packed)
-        self._sites |= dict.fromkeys(names, site)
-        return site
+    def _new_target(self, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> LoraTarget:
+        target = LoraTarget(self, names, layers, packed=packed)
+        self._targets |= dict.fromkeys(names, target)
+        return target
 
 
-def foreign(name: str) -> Exception:
-    """The refusal of an adapter for experts that the library computes."""
+def library_experts_refusal(name: str) -> Exception:
+    """Make the refusal of an adapter for experts that the library computes."""
     do = 'name linear layers alone, or set numerics = "exact" where the model allows it'
     return refusal(f"adapter {name}", "experts that our own layers compute", "the library's layers", do)
 
 
 def fresh_state(module: nn.Module, names: Sequence[str], rank: int, scale: float, seed: int) -> dict[str, torch.Tensor]:
-    """The state of an untrained adapter: A uniform within 1 / sqrt(K) (Kaiming's with a = sqrt(5), as the PEFT library
-    begins), B zero, so that the adapted model is the model. A function of the arguments alone.
+    """Make the state of an untrained adapter: A uniform within 1 / sqrt(K) (Kaiming's with a = sqrt(5), as the PEFT
+    library begins), B zero, so that the adapted model is the model. A function of the arguments alone.
 
     Args:
         module: has the layers; its weights do not matter and may be on the meta device.

@@ -22,6 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sparring.errors import BadInput, boundary
+from sparring.kernels.memory import LARGE
+from sparring.kernels.pages import token_bytes
 from sparring.model.attention import IMPLEMENTATION, Packed
 from sparring.model.causal import CausalModel
 from sparring.model.config import InitConfig, LoraConfig
@@ -29,11 +31,9 @@ from sparring.model.create import config_of
 from sparring.model.experts import RowExperts
 from sparring.model.head import token_quantities
 from sparring.model.hub import base_folder
-from sparring.model.kernels.memory import LARGE
-from sparring.model.kernels.pages import token_bytes
 from sparring.model.layers import Product, RowLinear
 from sparring.model.library import class_of
-from sparring.model.load import DTYPES, read_config, served
+from sparring.model.load import DTYPES, build_model, read_config
 from sparring.model.lora import SCALE, A, Adapter, B
 from sparring.model.targets import targeted, targets_of
 
@@ -51,27 +51,27 @@ class Size(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All."""
+        """Return all bytes."""
         return self.kept + self.returned
 
     def plus(self, *others: Size) -> Size:
-        """There at once."""
+        """Add sizes that exist at once."""
         return Size(*(sum(parts) for parts in zip(self, *others, strict=True)))
 
     def times(self, count: int) -> Size:
-        """So often."""
+        """Multiply by a count."""
         return Size(self.kept * count, self.returned * count)
 
     @staticmethod
     def of(sizes: Iterable[int], own_mapping: int = OWN_MAPPING) -> Size:
-        """Of tensors with these numbers of bytes."""
+        """Sum tensors with these numbers of bytes."""
         every = list(sizes)
         returned = sum(size for size in every if size >= own_mapping)
         return Size(sum(every) - returned, returned)
 
 
 class Outline:
-    """The sizes of a model.
+    """Sizes of a model.
 
     Args:
         model: on the meta device; with the adapter that it has everywhere, if any.
@@ -86,16 +86,16 @@ class Outline:
 
     @property
     def parameters(self) -> int:
-        """Numbers, a tied weight once."""
+        """Count the parameters, a tied weight once."""
         return sum(one.numel() for one in self.model.state().values())
 
     def token_bytes(self, dtype: str) -> int:
-        """Size of one token's keys and values, over all layers that attend."""
+        """Return the size of one token's keys and values, over all layers that attend."""
         return token_bytes(self.kv_heads, DTYPES[dtype])
 
     @property
     def trained(self) -> list[torch.Tensor]:
-        """What a trainer trains: the adapter's factors where there is one, else all parameters."""
+        """Return the tensors that a trainer trains: the adapter's factors where there is one, else all parameters."""
         everywhere = self.model.adapters.everywhere
         if everywhere is not None:
             return list(everywhere.parameters().values())
@@ -103,17 +103,17 @@ class Outline:
 
     @property
     def weights(self) -> Size:
-        """What lies in files, and an adapter."""
+        """Return the size of the weights in files, and of an adapter."""
         return Size.of(one.nbytes for one in [*self.model.state().values(), *self._factors()])
 
     @property
     def tables(self) -> int:
-        """Such as rotary cosines."""
+        """Return the bytes of tables, such as rotary cosines."""
         kept = self.model.parameters().values()
         return sum(one.nbytes for one in self.model.module.buffers() if not any(one is other for other in kept))
 
     def staged(self) -> tuple[Size, Size]:
-        """What an update brings: weights, or an adapter's factors, and the same packed."""
+        """Return the size that an update brings: weights, or an adapter's factors, and the same packed."""
         if self.model.adapters.everywhere is None:
             return self.weights, self.packed
         return Size.of(one.nbytes for one in self._factors()), Size.of(
@@ -121,8 +121,8 @@ class Outline:
         )
 
     def micro_batch(self, tokens: int) -> Size:
-        """What a micro-batch of so many tokens, all of them trained, has at the most at once: what the backward pass
-        needs, and the gradients.
+        """Measure the most that a micro-batch of so many tokens, all of them trained, holds at once: activations for
+        the backward pass, and the gradients.
 
         Raises:
             BadInput: the model cannot be computed without values.
@@ -131,8 +131,8 @@ class Outline:
         with (
             boundary(BadInput, where, "a forward and a backward pass", "report it"),
             _trainable(self),
-            Unread(),
-            Live() as live,
+            ZeroValues(),
+            AllocationMeter() as live,
         ):
             hidden = self._hidden(tokens)
             needs = frozenset({"value"} if self.model.is_scalar else {"logprob", "entropy"})
@@ -142,14 +142,19 @@ class Outline:
         return live.peak
 
     def step(self, tokens: int, sampled: int) -> Size:
-        """What a step of generation over so many tokens, of which some are followed by a new one, has at the most at
-        once.
+        """Measure the most that a step of generation over so many tokens, of which some are followed by a new one,
+        holds at once.
 
         Raises:
             BadInput: the model cannot be computed without values.
         """
         where = f"{type(self.model.module).__name__} without values"
-        with boundary(BadInput, where, "a forward pass", "report it"), torch.no_grad(), Unread(), Live() as live:
+        with (
+            boundary(BadInput, where, "a forward pass", "report it"),
+            torch.no_grad(),
+            ZeroValues(),
+            AllocationMeter() as live,
+        ):
             rows = self._hidden(tokens)[:sampled]
             if not self.model.is_scalar:
                 self.model.logits(rows)
@@ -179,13 +184,13 @@ class Outline:
 
     def _packed_factors(self) -> Iterator[torch.Tensor]:
         everywhere = self.model.adapters.everywhere
-        for delta in () if everywhere is None else everywhere.deltas.values():
+        for delta in () if everywhere is None else everywhere.terms.values():
             yield from (one.storage for one in (delta.a, delta.b) if one is not None)
 
 
 @contextmanager
 def _trainable(outline: Outline) -> Iterator[None]:
-    """What is trained, and that alone, takes gradients, as in a trainer."""
+    """Let the trained tensors, and those alone, take gradients, as in a trainer."""
     outline.model.module.requires_grad_(False)
     for one in outline.trained:
         one.requires_grad_(True)
@@ -202,7 +207,7 @@ def outline(
     lora: LoraConfig | None = None,
     gradient_checkpointing: bool = False,
 ) -> Outline:
-    """Of the checkpoint in `folder`, or an adapter's base; see `outline_of`.
+    """Make the outline of the checkpoint in `folder`, or of an adapter's base; see `outline_of`.
 
     Raises:
         BadInput: there is no config, or none that the library makes a model of.
@@ -214,7 +219,7 @@ def outline(
 
 
 def fresh_outline(init: InitConfig, **settings: Any) -> Outline:
-    """Of a fresh model; settings as in `outline_of`."""
+    """Make the outline of a fresh model; settings as in `outline_of`."""
     return outline_of(config_of(init, init.vocab_size), "models.policy.init", **settings)
 
 
@@ -227,7 +232,7 @@ def outline_of(
     lora: LoraConfig | None = None,
     gradient_checkpointing: bool = False,
 ) -> Outline:
-    """The model that `load` would make of this config.
+    """Make the outline of the model that `load` would make of this config.
 
     Args:
         config: the library's.
@@ -249,8 +254,8 @@ def outline_of(
         kind, config.num_labels = transformers.AutoModelForSequenceClassification, 1
     with torch.device("meta"), boundary(BadInput, where, "a config that the library makes a model of", "repair it"):
         module = kind.from_config(config, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION)
-    with Unread():
-        model = served(module, where, numerics=numerics, gradient_checkpointing=gradient_checkpointing)
+    with ZeroValues():
+        model = build_model(module, where, numerics=numerics, gradient_checkpointing=gradient_checkpointing)
     if lora is not None:
         targets, state = targets_of(module), {SCALE: torch.tensor(lora.scale, dtype=torch.float64)}
         for name in targeted(module, lora.target_modules, lora.target_parameters):
@@ -261,12 +266,12 @@ def outline_of(
     return Outline(model)
 
 
-class Unread(TorchDispatchMode):
-    """For models that look at values, of which each is 0, and for what torch refuses without them though it computes it
-    with them: grouped products of float32."""
+class ZeroValues(TorchDispatchMode):
+    """Mode for models that look at values, each of which is 0 here, and for operations that torch refuses without
+    values though it computes them with some: grouped products of float32."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called in the place of every operation of torch."""
+        """Replace an operation of torch that reads values; torch calls this for every operation."""
         if function is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return 0
         if function is torch.ops.aten._grouped_mm.default and args[0].is_meta:
@@ -278,8 +283,8 @@ class Unread(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-class Live(TorchDispatchMode):
-    """Counts what tensors that are made within take while they live; `peak`: the most of each kind."""
+class AllocationMeter(TorchDispatchMode):
+    """Mode that counts the bytes of the tensors made within while they live; `peak`: the most of each kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -288,11 +293,11 @@ class Live(TorchDispatchMode):
 
     @property
     def peak(self) -> Size:
-        """At any time: of those that a thread keeps, and of those that the system gets back."""
+        """Return the most at any time: bytes that a thread keeps, and bytes that the system gets back."""
         return Size(*self._most)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called in the place of every operation of torch."""
+        """Count the results of an operation of torch; torch calls this for every operation."""
         result = function(*args, **(kwargs or {}))
         given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
         for one in tree_leaves(result):

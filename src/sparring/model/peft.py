@@ -45,7 +45,7 @@ def is_adapter(path: str | Path) -> bool:
 
 
 def base_of(path: str | Path) -> str:
-    """The checkpoint that an adapter folder was trained on; of any other path, the path itself.
+    """Return the checkpoint that an adapter folder was trained on; of any other path, the path itself.
 
     Raises:
         BadInput: the folder does not say.
@@ -60,7 +60,7 @@ def base_of(path: str | Path) -> str:
 
 
 def read_config(path: str | Path) -> LoraConfig:
-    """The settings of an adapter folder.
+    """Read the settings of an adapter folder.
 
     Raises:
         BadInput: it holds another kind of adapter, or one that we cannot serve.
@@ -89,7 +89,7 @@ def read_config(path: str | Path) -> LoraConfig:
 
 
 def read(path: str | Path) -> dict[str, torch.Tensor]:
-    """The state of an adapter folder, as `model.lora.Adapter` takes it.
+    """Read the state of an adapter folder, as `model.lora.Adapter` takes it.
 
     Raises:
         BadInput: as `read_config`; or it has no tensors, or others than factors.
@@ -114,8 +114,7 @@ def read(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def _by_parameter(state: Mapping[str, torch.Tensor], path: str | Path) -> dict[str, torch.Tensor]:
-    """Factors of stacked experts by the name of their parameter, A [E, R, K] and B [E, M, R]; those of layers as they
-    are.
+    """Name factors of stacked experts by their parameter, A [E, R, K] and B [E, M, R]; those of layers stay.
 
     That library wraps the module of the experts once for each of their parameters, and keeps of E experts A as [E R, K]
     and B as [M, R E].
@@ -150,7 +149,7 @@ def _means(targets: Sequence[str], name: str) -> bool:
 
 
 def _rank(target: str, config: LoraConfig, settings: Mapping[str, Any], where: str) -> int:
-    """Of the factors of a layer or a parameter, whose scale must be that of all others."""
+    """Return the rank of the factors of a layer or a parameter, whose scale must be that of all others."""
     with boundary(BadInput, where, "rank_pattern and alpha_pattern: numbers by regular expressions", "repair it"):
         patterns = [settings.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
         matching = [next((v for key, v in p.items() if re.match(rf"(.*\.)?({key})$", target)), None) for p in patterns]
@@ -164,7 +163,7 @@ def _rank(target: str, config: LoraConfig, settings: Mapping[str, Any], where: s
 
 
 def _patterns(state: Mapping[str, torch.Tensor], config: LoraConfig) -> dict[str, dict[str, float]]:
-    """Ranks that are not the config's, and the alphas that make its scale of them."""
+    """Return ranks that are not the config's, and the alphas that make its scale of them."""
     ranks = {name.rpartition(".lora_")[0]: tensor.shape[-1] for name, tensor in state.items() if ".lora_B" in name}
     others = {re.escape(name): rank for name, rank in ranks.items() if rank != config.rank}
     alphas = {name: config.scale * (rank**0.5 if config.rslora else rank) for name, rank in others.items()}
@@ -172,7 +171,7 @@ def _patterns(state: Mapping[str, torch.Tensor], config: LoraConfig) -> dict[str
 
 
 def _as_kept(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The other way round: each factor by its name in the file."""
+    """Name each factor as in the file: the inverse of `_by_parameter`."""
     kept = {}
     for name, tensor in state.items():
         path, _, factor = name.rpartition(".lora_")

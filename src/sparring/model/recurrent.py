@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,134 +16,56 @@ import torch
 from torch import nn
 
 from sparring.model.attention import Attention, Paged
-from sparring.model.lora import Adapters, Apart
+from sparring.model.lora import AdapterAssignment, Adapters
+from sparring.model.states import MixerCache, RecurrentLayers, RecurrentStates
 
 LAYOUT = "sparring_layout"
-"""The keyword that carries a `Layout` through the library's forward to its mixers."""
+"""The keyword that carries a `MixerLayout` through the library's forward to its mixers."""
 
 
-Kind = tuple[str, int]
-"""Which of a mixer's states: "conv" or "recurrent", and which of that kind."""
-
-
-Recurrent = Mapping[int, Mapping[Kind, torch.Tensor]]
-"""By recurrent layer, the states [1, ...] of a sequence of one token: their kinds, shapes and dtypes are any
-sequence's."""
-
-
-class Carried:
-    """What a mixer asks of the library's cache, for b sequences side by side in one layer. `states` [b, ...] by kind:
-    of a convolution the last inputs [b, C, K], of a recurrence whatever the mixer says; none where the sequences
-    begin."""
-
-    def __init__(self, states: dict[Kind, torch.Tensor] | None = None) -> None:
-        self.states = states or {}
-
-    def get_conv_state(self, _layer: int, state_idx: int = 0) -> torch.Tensor | None:
-        """[b, C, K], which a mixer may change in place."""
-        return self.states.get(("conv", state_idx))
-
-    def get_recurrent_state(self, _layer: int, state_idx: int = 0) -> torch.Tensor | None:
-        """[b, ...], which a mixer may change in place."""
-        return self.states.get(("recurrent", state_idx))
-
-    def is_recording_past(self, _layer: int) -> bool:
-        """Whether states can be taken back; they cannot."""
-        return False
-
-    def update_conv_state(
-        self, new: torch.Tensor, _layer: int, state_idx: int = 0, *, conv_kernel_size: int, **_: Any
-    ) -> torch.Tensor:
-        """Keep the last K of new[b, C, n] and the inputs before them, which are zeros at the beginning; all of
-        these."""
-        before = self.states.get(("conv", state_idx))
-        whole = torch.cat([new.new_zeros(*new.shape[:2], conv_kernel_size) if before is None else before, new], dim=-1)
-        self.states["conv", state_idx] = whole[..., -conv_kernel_size:]
-        return whole
-
-    def update_recurrent_state(self, state: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> torch.Tensor:
-        """Keep the state after the last token."""
-        self.states["recurrent", state_idx] = state
-        return state
-
-
-class States:
-    """The states of S sequences in every recurrent layer.
-
-    Args:
-        recurrent: of the model, as `split` says.
-        num_slots: S.
-    """
-
-    def __init__(self, recurrent: Recurrent, num_slots: int) -> None:
-        self._layers = {
-            layer: {kind: one.new_zeros(num_slots, *one.shape[1:]) for kind, one in states.items()}
-            for layer, states in recurrent.items()
-        }
-
-    def read(self, layer: int, slots: torch.Tensor) -> Carried:
-        """A copy of the states in slots[b]."""
-        return Carried({kind: states.index_select(0, slots) for kind, states in self._layers[layer].items()})
-
-    def write(self, layer: int, slots: torch.Tensor, carried: Carried) -> None:
-        """Put the states of b sequences into slots[b]."""
-        for kind, states in self._layers[layer].items():
-            states.index_copy_(0, slots, carried.states[kind])
-
-    def copy(self, source: int, target: int) -> None:
-        """One slot's states, in every layer."""
-        for layer in self._layers.values():
-            for states in layer.values():
-                states[target] = states[source]
-
-
-def state_bytes(recurrent: Recurrent) -> int:
-    """Size of one sequence's states."""
-    return sum(one.nbytes for states in recurrent.values() for one in states.values())
-
-
-class Piece(NamedTuple):
+class MixerBatch(NamedTuple):
     """Sequences that a mixer computes side by side.
 
     rows [b, n] int64: where their tokens lie; of these the first `known` are computed for their state alone, because
-    they lie in another piece too. slots [b] int64: where their states are kept, None where the tokens are whole
-    sequences. `begun`: a state is there. `apart`: which of their tokens, end to end, have which adapter.
+    they lie in another batch too. slots [b] int64: where their states are kept, None where the tokens are whole
+    sequences. `begun`: a state is there. `assignment`: which of their tokens, end to end, have which adapter.
     """
 
     rows: torch.Tensor
     known: int
     slots: torch.Tensor | None
     begun: bool
-    apart: Apart | None
+    assignment: AdapterAssignment | None
 
 
-class Layout(NamedTuple):
-    """All sequences of a forward. order [N] int64: where each token lies in the pieces' outputs end to end."""
+class MixerLayout(NamedTuple):
+    """Batches of all sequences of a forward. order [N] int64: the place of each token in the batches' outputs end to
+    end."""
 
-    pieces: list[Piece]
+    batches: list[MixerBatch]
     order: torch.Tensor
-    states: States | None
+    states: RecurrentStates | None
     adapters: Adapters
 
     @staticmethod
-    def of(attention: Attention, device: torch.device, adapters: Adapters) -> Layout:
-        """Sequences of equal length that begin alike make a piece."""
+    def of(attention: Attention, device: torch.device, adapters: Adapters) -> MixerLayout:
+        """Group sequences of equal length that begin alike into batches."""
         paths, slots, states = _paths(attention)
         members: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
         for index, (rows, known, begun) in enumerate(paths):
             if len(rows) > known:
                 members[len(rows), known, begun].append(index)
-        pieces = []
+        batches = []
         for (_, known, begun), same in members.items():
             rows = torch.stack([paths[index].rows for index in same])
             where = None if slots is None else slots[same].to(device)
-            pieces.append(Piece(rows.to(device), known, where, begun, adapters.among(rows.flatten())))
-        order = torch.cat([piece.rows[:, piece.known :].flatten() for piece in pieces]).argsort()
-        return Layout(pieces, order, states, adapters)
+            batches.append(MixerBatch(rows.to(device), known, where, begun, adapters.assignment_of(rows.flatten())))
+        order = torch.cat([batch.rows[:, batch.known :].flatten() for batch in batches]).argsort()
+        return MixerLayout(batches, order, states, adapters)
 
 
-class _Path(NamedTuple):
-    """Where a sequence's tokens lie, rows [n]; `known` of them another has too; `begun`: others were computed
+class _SequenceRows(NamedTuple):
+    """Rows [n] of a sequence's tokens; `known` of them another sequence has too; `begun`: others were computed
     before."""
 
     rows: torch.Tensor
@@ -152,14 +73,14 @@ class _Path(NamedTuple):
     begun: bool
 
 
-def _paths(attention: Attention) -> tuple[list[_Path], torch.Tensor | None, States | None]:
+def _paths(attention: Attention) -> tuple[list[_SequenceRows], torch.Tensor | None, RecurrentStates | None]:
     if isinstance(attention, Paged):
         assert attention.states is not None, "pages of a recurrent model come with states"
         states, slots = attention.states
         cu_rows, ends = attention.rows.cu_rows.tolist(), attention.rows.context_lengths.tolist()
         bounds = zip(cu_rows, cu_rows[1:], ends, strict=False)
         return (
-            [_Path(torch.arange(begin, end), 0, length > end - begin) for begin, end, length in bounds],
+            [_SequenceRows(torch.arange(begin, end), 0, length > end - begin) for begin, end, length in bounds],
             slots,
             states,
         )
@@ -168,13 +89,13 @@ def _paths(attention: Attention) -> tuple[list[_Path], torch.Tensor | None, Stat
     paths, path = [], torch.arange(0)
     for begin, end, known in zip(offsets, offsets[1:], shared, strict=False):
         path = torch.cat([path[:known], torch.arange(begin, end)])
-        paths.append(_Path(path, known, False))
+        paths.append(_SequenceRows(path, known, False))
     return paths, None, None
 
 
 @torch.no_grad()
-def split(module: nn.Module) -> Recurrent:
-    """Let the library's mixers compute flat tokens as a `Layout` says; parameters keep their names.
+def split(module: nn.Module) -> RecurrentLayers:
+    """Let the library's mixers compute flat tokens as a `MixerLayout` says; parameters keep their names.
 
     Args:
         module: a Hugging Face causal LM.
@@ -185,7 +106,7 @@ def split(module: nn.Module) -> Recurrent:
     recurrent = {}
     token = torch.zeros_like(module.get_input_embeddings().weight[:1]).unsqueeze(0)
     for mixer in filter(_is_mixer, module.modules()):
-        carried = Carried()
+        carried = MixerCache()
         mixer(token, cache_params=carried)
         recurrent[mixer.layer_idx] = carried.states
         mixer.forward = partial(_forward, mixer.forward, mixer.layer_idx)
@@ -193,22 +114,22 @@ def split(module: nn.Module) -> Recurrent:
 
 
 def _is_mixer(part: nn.Module) -> bool:
-    """One that takes a cache of states, has a convolution and knows its layer."""
+    """Whether it takes a cache of states, has a convolution and knows its layer."""
     convolves = isinstance(getattr(part, "conv1d", None), nn.Conv1d) and hasattr(part, "layer_idx")
     return convolves and "cache_params" in inspect.signature(part.forward).parameters
 
 
 def _forward(mix: Any, layer: int, hidden_states: torch.Tensor, **options: Any) -> torch.Tensor:
-    """hidden_states[1, N, D] -> [1, N, D] where a layout is given, else the library's own call."""
-    layout: Layout | None = options.pop(LAYOUT, None)
+    """Compute hidden_states[1, N, D] -> [1, N, D] where a layout is given, else call the library's own forward."""
+    layout: MixerLayout | None = options.pop(LAYOUT, None)
     if layout is None:
         return mix(hidden_states, **options)
     outputs = []
-    for rows, known, slots, begun, apart in layout.pieces:
+    for rows, known, slots, begun, assignment in layout.batches:
         carried = None
         if slots is not None:
-            carried = layout.states.read(layer, slots) if begun else Carried()
-        with layout.adapters.told(apart):
+            carried = layout.states.read(layer, slots) if begun else MixerCache()
+        with layout.adapters.assigned(assignment):
             # not hidden_states[0][rows]: torch adds the gradients of a row that several sequences share as threads come
             inputs = hidden_states[0].index_select(0, rows.flatten()).unflatten(0, rows.shape)
             output = mix(inputs, cache_params=carried)

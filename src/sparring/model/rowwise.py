@@ -1,4 +1,4 @@
-"""What the library computes between our modules, row by row.
+"""Row-invariant computing of the library's own code between our modules.
 
 torch changes an element's bits with the place that it has: vectorised functions treat what is behind the last whole
 vector, or where the next thread begins, in another way; sums and products go in an order that depends on the shape.
@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from sparring.errors import refusal
-from sparring.model.kernels import gradients, ops
+from sparring.kernels import gradients, ops
 
 Result = TypeVar("Result")
 
@@ -68,8 +68,8 @@ SUMMING = frozenset(("alpha", "reduce", "accumulate"))
 """Keywords with which some of these multiply and add, or add what falls on one place."""
 
 
-def ours(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Code of ours in the middle of the library's: what it calls is row-invariant in its own way."""
+def row_invariant(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Run our own function outside of the mode: the operations that it calls are row-invariant already."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Result:
@@ -80,10 +80,10 @@ def ours(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 class RowWise(TorchFunctionMode):
-    """For the library's code within, outside of functions that are `ours`. `replaced`: functions of torch that were
-    computed in another way. `unknown`: those that gave numbers and are not known to give a row the same bits in any
-    batch. With `is_proven` one that comes later is refused: the model calls others than at load. What TorchScript has
-    compiled is not seen."""
+    """Mode for the library's code within, outside of `row_invariant` functions. `replaced`: functions of torch that
+    were computed in another way. `unknown`: functions that gave numbers and are not known to give a row the same bits
+    in any batch. With `is_proven` a new unknown function is refused: the model calls others than at load. Code that
+    TorchScript has compiled is not seen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,13 +100,13 @@ class RowWise(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Called in the place of every function of torch."""
+        """Compute a function of torch row by row, or refuse it; torch calls this for every function."""
         named = kwargs or {}
         if (safe := self._safe.get(function)) is None:
             name = function.__name__.strip("_")
             safe = self._safe[function] = name in SAFE and not (self._has_complex and name in PRODUCTS)
         if safe and (not named or SUMMING.isdisjoint(named)):
-            return spread(function, args, named) if torch.is_grad_enabled() else function(*args, **named)
+            return broadcast_weight(function, args, named) if torch.is_grad_enabled() else function(*args, **named)
         name = function.__name__ if _is_in_place(function) else function.__name__.strip("_")
         if name == "view_as_complex" and not self._has_complex:
             self._has_complex = True
@@ -152,7 +152,7 @@ def _is_complex(values: Iterable[Any]) -> bool:
 
 
 def complex_product(a: Any, b: Any) -> torch.Tensor:
-    """a * b of tensors that broadcast, or numbers, one of them complex, in real operations that each round once."""
+    """Multiply tensors that broadcast, or numbers, one of them complex, in real operations that each round once."""
     (a, ai), (b, bi) = (_parts(a), _parts(b))
     return torch.complex(a * b - ai * bi, a * bi + ai * b)
 
@@ -166,8 +166,8 @@ def _has_tensors(values: Iterable[Any]) -> bool:
 
 
 def pointwise(function: Callable[..., torch.Tensor], x: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
-    """function(x) of any shape, in whole vectors and without a second thread; on a GPU every element is computed
-    alike."""
+    """Compute function(x) of any shape, in whole vectors and without a second thread; on a GPU every element is
+    computed alike."""
     if x.device.type != "cpu":
         return function(x, *rest, **named)
     flat = x.reshape(-1)
@@ -176,7 +176,7 @@ def pointwise(function: Callable[..., torch.Tensor], x: torch.Tensor, *rest: Any
 
 
 def row_sums(x: torch.Tensor, dim: int, *, keepdim: bool = False) -> torch.Tensor:
-    """Sums along one dimension, which is halved again and again, so that elements are only added one to one."""
+    """Sum along one dimension, which is halved again and again, so that elements are only added one to one."""
     sums = x.movedim(dim, -1)
     while sums.shape[-1] > 1:
         half = -(-sums.shape[-1] // 2)
@@ -227,17 +227,17 @@ def _rms_norm(
     return (wide if weight is None else wide * weight).to(x.dtype)
 
 
-def spread(function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """function(*args, **named); where it repeats a weight for many rows, the gradient of the weight is added up in an
-    order of ours: see `kernels.threads`."""
+def broadcast_weight(function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """Call function(*args, **named); where it repeats a weight for many rows, the gradient of the weight is added up in
+    a fixed order: see `kernels.threads`."""
     name = function.__name__.strip("_")
     if name in COPYING and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
-        return gradients.Spread.apply(args[0], function(*args, **named).shape)
+        return gradients.Broadcast.apply(args[0], function(*args, **named).shape)
     if name in SPREADING and len(args) == 2 and all(isinstance(one, torch.Tensor) for one in args):
         a, b = args
         if a.shape != b.shape and (a.requires_grad or b.requires_grad):
             shape = torch.broadcast_shapes(a.shape, b.shape)
-            args = tuple(gradients.Spread.apply(one, shape) if _repeats_rows(one, shape) else one for one in args)
+            args = tuple(gradients.Broadcast.apply(one, shape) if _repeats_rows(one, shape) else one for one in args)
     return function(*args, **named)
 
 
@@ -254,14 +254,14 @@ def _layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor | None:
-    """torch's: each row its own, by one thread, in one order."""
+    """Call torch's layer norm: each row by one thread, in one order."""
     if len(normalized_shape) != 1:
         return None
     return gradients.LayerNorm.apply(x, weight, bias, eps)
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
-    """A small weight that is no module's, such as a router's: packed for this one call."""
+    """Multiply by a small weight that is no module's, such as a router's: packed for this one call."""
     if (
         x.dtype is not weight.dtype
         or x.dtype not in (torch.float32, torch.bfloat16)

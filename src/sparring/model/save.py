@@ -1,4 +1,4 @@
-"""Weights back to where everybody's tools find them: a plain Hugging Face folder."""
+"""Writing of weights as a plain Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import transformers
 from huggingface_hub import save_torch_state_dict, snapshot_download
 from transformers.core_model_loading import revert_weight_conversion
 
-from sparring.model.library import Senses, class_of, text_model
+from sparring.model.library import NonTextParts, class_of, text_model
 
 SCALAR = "ForSequenceClassification"
 COPIED = (".json", ".jinja", ".txt", ".model", ".py")
@@ -54,7 +54,8 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
         config["id2label"], config["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     state = {
-        name: tensor.detach().cpu().contiguous() for name, tensor in {**model_state, **_senses(source, dtype)}.items()
+        name: tensor.detach().cpu().contiguous()
+        for name, tensor in {**model_state, **_non_text_parts(source, dtype)}.items()
     }
     on_disk = revert_weight_conversion(skeleton(source), state)
     # what was taken apart is a view of the whole, which the file format does not know
@@ -62,19 +63,19 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
     return out
 
 
-def _senses(source: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """What `Senses` are in the checkpoint of a model that has any. In the files' own dtype it is mapped, not read as a
+def _non_text_parts(source: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Read the `NonTextParts` of a multimodal checkpoint. In the files' own dtype they are mapped, not read as a
     whole."""
     if text_model(empty := skeleton(source)) is empty.base_model:
         return {}
     module = class_of(empty.config).from_pretrained(source, dtype="auto")
-    senses = Senses(module)
-    found = {name: tensor for name, tensor in module.state_dict().items() if name in senses}
+    non_text = NonTextParts(module)
+    found = {name: tensor for name, tensor in module.state_dict().items() if name in non_text}
     return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in found.items()}
 
 
 def skeleton(source: str | Path) -> transformers.PreTrainedModel:
-    """The library's module of a checkpoint without weights: it knows its layers, and how files name them (experts,
+    """Make the library's module of a checkpoint without weights: it knows its layers, and how files name them (experts,
     stacked in memory, lie one by one)."""
     config = transformers.AutoConfig.from_pretrained(source)
     with torch.device("meta"):

@@ -13,7 +13,7 @@ from sparring.model.attention import IMPLEMENTATION
 from sparring.model.causal import CausalModel
 from sparring.model.decoder import DENSE
 from sparring.model.library import class_of
-from sparring.model.load import DTYPES, load, read_config, refuse_incomplete, served
+from sparring.model.load import DTYPES, build_model, load, read_config, refuse_incomplete
 from sparring.model.peft import base_of
 
 SMALL_BYTES = 1 << 30
@@ -52,7 +52,7 @@ def check_servable(
     with boundary(BadInput, where, "a config that the library makes a model of", "repair it or take another"):
         short = _shortened(config)
         module = class_of(short).from_config(short, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION)
-    return served(module.to(device), where, numerics=numerics)
+    return build_model(module.to(device), where, numerics=numerics)
 
 
 def _check_headers(where: str, config: Any, files: list[Path]) -> None:
@@ -71,7 +71,7 @@ def _check_headers(where: str, config: Any, files: list[Path]) -> None:
 
 
 def _shortened(config: Any) -> Any:
-    """The same architecture with two layers, or one of every kind, and few token ids."""
+    """Shorten a config to two layers, or one of every kind, and few token ids."""
     text = config.get_text_config()
     if "per_layer_config" in (fields := text.to_dict()):
         short = type(text).from_dict(_with_few_layers(fields))
@@ -94,8 +94,8 @@ def _shortened(config: Any) -> Any:
 
 
 def _with_few_layers(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a config whose layers differ by their number: the first layer of each kind, and, where the last ones
-    read the keys of others, the first of each kind of these."""
+    """Return fields of a config whose layers differ by their number: the first layer of each kind, and, where the last
+    ones read the keys of others, the first of each kind of these."""
     kinds = fields["layer_types"]
     own = len(kinds) - (fields.get("num_kv_shared_layers") or 0)
     halves = ((0, kinds[:own]), (own, kinds[own:]))

@@ -1,4 +1,4 @@
-"""Other weights for a model, made ready beside those that it computes with: to commit them is to exchange pointers."""
+"""Double-buffered weights: prepared on any thread, committed by swapping pointers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from sparring.model.causal import CausalModel
 
 
-class Staged:
-    """A copy of `state` and of all that a model derives from it. Making one touches nothing that the model computes
-    with, so any thread may; `commit` and `undo` are for the thread that computes.
+class StagedWeights:
+    """Copy of `state` and of all that a model derives from it. Making one touches nothing that the model computes with,
+    so any thread may; `commit` and `undo` are for the thread that computes.
 
     Args:
         model: whose weights these are to be.
@@ -37,7 +37,7 @@ class Staged:
         self._old: list[tuple[object, str, Any]] = []
 
     def commit(self) -> None:
-        """Let the model compute with these. What fails here is for `undo` to put right."""
+        """Let the model compute with these weights. After an exception here, call `undo`."""
         for owner, name, value in self._new:
             self._old.append((owner, name, getattr(owner, name)))
             setattr(owner, name, value)

@@ -1,4 +1,4 @@
-"""Which parts of a library module are replaced by the row-invariant ones in `layers` and `experts`: all, for exact
+"""Replacement of parts of a library module by the row-invariant ones in `layers` and `experts`: all parts, for exact
 numerics."""
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _alike(theirs: nn.Module, ours: Sequence[nn.Module], x: torch.Tensor) -> nn.
 
 
 def _closest(expected: torch.Tensor, found: Sequence[torch.Tensor], dtype: torch.dtype) -> int | None:
-    """Which of `found` is meant: the first of the closest, unless none is close."""
+    """Return the index of the first of the closest candidates, None where none is close."""
     if expected.is_meta:
         return 0
     scale = float(expected.detach().float().abs().mean())

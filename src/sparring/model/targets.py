@@ -1,4 +1,4 @@
-"""What adapters may add to: the linear layers of a model by name, and the stacked matrices of its experts.
+"""Weights that adapters may add to: the linear layers of a model by name, and the stacked matrices of its experts.
 
 K inputs, M outputs, E experts.
 """
@@ -23,8 +23,8 @@ DEFAULT = ("q_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn")
 """Ends of the names of layers that make queries and values, alone or with keys."""
 
 
-class Target(NamedTuple):
-    """A weight that an adapter may add to: the name of its parameter, its shape (M, K) or (E, M, K), and whether the
+class AdaptableWeight(NamedTuple):
+    """Weight that an adapter may add to: the name of its parameter, its shape (M, K) or (E, M, K), and whether the
     parameter has the last two the other way round."""
 
     weight: str
@@ -33,8 +33,8 @@ class Target(NamedTuple):
 
 
 def linears_of(module: nn.Module) -> dict[str, nn.Module]:
-    """The linear layers of a Hugging Face model that may have adapters, by name: neither the head nor routers and
-    experts."""
+    """Return the linear layers of a Hugging Face model that may have adapters, by name: neither the head nor routers
+    and experts."""
     text = {*text_model(module).modules()} - {module.get_output_embeddings(), getattr(module, "score", None)}
     return {
         name: part
@@ -44,30 +44,33 @@ def linears_of(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def shape_of(layer: nn.Module) -> tuple[int, int]:
-    """(M, K) of a linear layer."""
+    """Return (M, K) of a linear layer."""
     first, second = layer.weight.shape
     return (second, first) if type(layer) in LYING else (first, second)
 
 
-def targets_of(module: nn.Module) -> dict[str, Target]:
-    """What adapters may add to: linear layers by name, and stacked matrices of experts by the name of their
-    parameter."""
+def targets_of(module: nn.Module) -> dict[str, AdaptableWeight]:
+    """Return the weights that adapters may add to: linear layers by name, and stacked matrices of experts by the name
+    of their parameter."""
     linears = linears_of(module)
-    targets = {name: Target(f"{name}.weight", shape_of(layer), type(layer) in LYING) for name, layer in linears.items()}
+    targets = {
+        name: AdaptableWeight(f"{name}.weight", shape_of(layer), type(layer) in LYING)
+        for name, layer in linears.items()
+    }
     for path, part in module.named_modules():
         for name in STACKED if type(part).__name__.endswith("Experts") else ():
             weight, transposed = getattr(part, name, None), bool(getattr(part, "is_transposed", False))
             if isinstance(weight, nn.Parameter) and weight.dim() == 3:
                 experts, outputs, inputs = weight.mT.shape if transposed else weight.shape
-                targets[f"{path}.{name}"] = Target(f"{path}.{name}", (experts, outputs, inputs), transposed)
+                targets[f"{path}.{name}"] = AdaptableWeight(f"{path}.{name}", (experts, outputs, inputs), transposed)
     return targets
 
 
 def targeted(
     module: nn.Module, target_modules: str | Sequence[str], target_parameters: Sequence[str] = ()
 ) -> list[str]:
-    """Names of the linear layers and of the stacked matrices of experts that a `LoraConfig` means, as the PEFT library
-    understands it.
+    """Return the names of the linear layers and of the stacked matrices of experts that a `LoraConfig` means, as the
+    PEFT library understands it.
 
     Raises:
         BadInput: an entry means none.
@@ -82,13 +85,15 @@ def targeted(
         for target in targets:
             meant = [name for name in known if name == target or name.endswith(f".{target}")]
             if not meant:
-                raise unknown(target, known, "target_modules" if known is names else "target_parameters")
+                raise unknown_target(target, known, "target_modules" if known is names else "target_parameters")
             found += [name for name in meant if name not in found]
     return found
 
 
-def unknown(name: str, known: Sequence[str] | Mapping[str, object], setting: str = "target_modules") -> Exception:
-    """The refusal of an adapter for something else than one of these."""
+def unknown_target(
+    name: str, known: Sequence[str] | Mapping[str, object], setting: str = "target_modules"
+) -> Exception:
+    """Make the refusal of an adapter for a weight that the model does not have."""
     ends = ", ".join(sorted({one.rpartition(".")[2] for one in known})) or "none"
     what = "linear layers" if setting == "target_modules" else "stacked matrices of experts"
     return refusal(f"lora {setting}", f"{what} of the model: {ends}", repr(name), "name some of these")

@@ -40,7 +40,7 @@ class ChatTemplate:
         generation: bool,
         thinking: bool,
     ) -> str:
-        """The conversation as the template writes it.
+        """Render the conversation as the template writes it.
 
         Raises:
             BadInput: the template refuses this conversation.
@@ -59,8 +59,8 @@ class ChatTemplate:
 
 
 def read_chat_template(path: str | Path, special: Mapping[str, str]) -> ChatTemplate | None:
-    """The template of a checkpoint folder: chat_template.jinja, else `chat_template` in tokenizer_config.json, else
-    None."""
+    """Read the template of a checkpoint folder: chat_template.jinja, else `chat_template` in tokenizer_config.json,
+    else None."""
     folder = Path(path)
     file = folder / "chat_template.jinja"
     if file.is_file():

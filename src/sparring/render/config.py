@@ -8,7 +8,7 @@ import msgspec
 
 
 class RenderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How messages become tokens."""
+    """Rendering of messages as tokens."""
 
     control_tokens: tuple[Literal["system", "user"], ...] = ()
     """Roles whose messages before the first reply may write the tokenizer's added tokens (`<|im_end|>`, `<think>`) as

@@ -1,8 +1,8 @@
-"""Added tokens in text: which of them are control tokens of a format, and which are only written in what somebody said.
+"""Added tokens in text: control tokens of a format, told apart from text of messages that looks like them.
 
-A chat template puts its own control tokens and what messages say into one text. So what is said is marked first, inside
-every added token that it writes. The template, or a renderer of the library, copies the marks. When the text is
-encoded, a token with a mark in it is plain text; every other one is a control token.
+A chat template puts its own control tokens and the text of messages into one text. So the text of messages is marked
+first, inside every added token that it writes. The template, or a renderer of the library, copies the marks. When the
+text is encoded, a token with a mark in it is plain text; every other one is a control token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 
 
 def _secret() -> str:
-    """A text that nobody who writes to a model can know. It never leaves the process, and no id depends on it.
+    """Draw a text that no writer of messages can know. It never leaves the process, and no id depends on it.
 
     It has no letters, for the case filters of templates, and nothing that JSON, XML or a URL escapes.
     """
@@ -37,23 +37,25 @@ class ControlTokens:
     """
 
     def __init__(self, backend: Tokenizer) -> None:
-        every = backend.get_added_tokens_decoder()
-        added = {id: token for id, token in every.items() if token.content.strip(" \t\r\n▁")}
-        found = {token.content: id for id, token in added.items()}
+        tokens_by_id = backend.get_added_tokens_decoder()
+        added = {id: token for id, token in tokens_by_id.items() if token.content.strip(" \t\r\n▁")}
+        ids = {token.content: id for id, token in added.items()}
         unknown = getattr(backend.model, "unk_token", None)
-        self.ids = {text: id for text, id in found.items() if text != unknown}
+        self.ids = {text: id for text, id in ids.items() if text != unknown}
         self._controls = set(self.ids.values())
         self._normalizer = backend.normalizer if any(token.normalized for token in added.values()) else None
         # never matches where there is nothing to find
-        tokens = _any_of(found) if found else "(?!)"
+        tokens = _any_of(ids) if ids else "(?!)"
         self._pattern = re.compile(f"{re.escape(MARK)}|(?:{tokens})(?!{re.escape(MARK)})")
-        self._alias = {text: _secret() for text in found}
-        self._plain = _renamed(backend, every.values(), self._alias)
-        self._own_id = {self._plain.token_to_id(self._alias.get(t.content, t.content)): id for id, t in every.items()}
+        self._alias = {text: _secret() for text in ids}
+        self._plain = _renamed(backend, tokens_by_id.values(), self._alias)
+        self._own_id = {
+            self._plain.token_to_id(self._alias.get(t.content, t.content)): id for id, t in tokens_by_id.items()
+        }
         self._split = self._plain.token_to_id(_SPLIT)
 
     def marked(self, text: str) -> str:
-        """The text with a mark in each added token that it writes."""
+        """Return the text with a mark in each added token that it writes."""
         for _ in range(len(text)):  # a token may hold a shorter one, found when the longer one is broken
             before, text = text, self._pattern.sub(_broken, text)
             if text == before:
@@ -64,7 +66,7 @@ class ControlTokens:
         return MARK.join(text) if hidden else text
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text with marks: those of a token that has a mark in it are never its own."""
+        """Return the ids of a text with marks: those of a token that has a mark in it are never its own."""
         wanted = sum(match[0] in self.ids for match in self._pattern.finditer(text))
         ids = self._encode(text, "")
         if sum(id in self._controls for id in ids) == wanted:
@@ -83,7 +85,7 @@ def _broken(match: re.Match[str]) -> str:
 
 
 def _renamed(backend: Tokenizer, tokens: Iterable[AddedToken], alias: dict[str, str]) -> Tokenizer:
-    """The same tokenizer with added tokens under other names, so that their own names are plain text."""
+    """Return the same tokenizer with added tokens under other names, so that their own names are plain text."""
     plain = Tokenizer(backend.model)
     plain.normalizer = backend.normalizer
     plain.pre_tokenizer = backend.pre_tokenizer
@@ -104,8 +106,8 @@ def _like(token: AddedToken, content: str) -> AddedToken:
 
 
 def _any_of(texts: Iterable[str]) -> str:
-    """A regular expression of the longest of some texts, as a tree of their beginnings: thousands are found as fast as
-    one."""
+    """Return a regular expression of the longest of some texts, as a tree of their beginnings, so that thousands are
+    found as fast as one."""
     tree: dict[str, dict] = {}
     for text in texts:
         node = tree

@@ -13,7 +13,8 @@ _QUESTION = Message(role="user", content="?")
 
 
 def reply_tokens(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
-    """The ids a model would sample to say `reply`, its end of turn included: what a render adds to a generation prompt.
+    """Return the ids that a model would sample for `reply`, its end of turn included: what a render adds to a
+    generation prompt.
 
     Raises:
         BadInput: the format does not continue a generation prompt with this reply (a thought where thinking is off).
@@ -34,7 +35,7 @@ def reply_tokens(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec] =
 
 
 def demonstration_tokens(renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Rendered:
-    """A whole conversation for supervised fine-tuning: `sampled` marks the replies, the only tokens to learn.
+    """Render a whole conversation for supervised fine-tuning: `sampled` marks the replies, the only tokens to learn.
 
     It is built turn by turn, as a recorded session builds it: the first prompt is rendered, every later one bridges the
     ids so far. What follows the last reply is left out.
@@ -46,7 +47,7 @@ def demonstration_tokens(renderer: Renderer, messages: Sequence[Message], tools:
     if not replies or replies[0] == 0:
         raise refusal("demonstration", "a question and a reply", f"{len(messages)} messages", "leave this row out")
     tokens = renderer.render(messages[: replies[0]], tools).tokens
-    sampled = [False] * len(tokens)
+    sampled, start = [False] * len(tokens), 0
     for previous, at in zip([None, *replies], replies, strict=False):
         if previous is not None:
             tokens = _bridged(renderer, tokens, start, messages[previous + 1 : at], tools)
@@ -65,8 +66,8 @@ def _bridged(
     if bridged is None:
         raise refusal(
             "demonstration",
-            "a conversation that only grows",
-            f"a template that rewrites history before {new[-1].role if new else 'assistant'!r}",
+            "a chat template that keeps earlier messages unchanged",
+            f"a rewrite before {new[-1].role if new else 'assistant'!r}",
             "split the conversation there",
         )
     return bridged

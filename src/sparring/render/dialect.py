@@ -11,7 +11,7 @@ from sparring.types import Message, ToolCall, ToolSpec
 
 
 def tool_dicts(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
-    """Tool schemas in the function-calling form that templates print."""
+    """Convert tool schemas to the function-calling form that templates print."""
     return [
         {
             "type": "function",
@@ -22,13 +22,14 @@ def tool_dicts(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
 
 
 def message_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages in the chat-completions form. A malformed tool call goes back into the text it was written as."""
+    """Convert messages to the chat-completions form. A malformed tool call goes back into the text it was written
+    as."""
     return [_message_dict(message) for message in messages]
 
 
 def tool_call(id: str, name: Any, arguments: Any, raw: str) -> ToolCall:
-    """A parsed call. Anything a tool could not be called with (no name, arguments that are no JSON object, text that
-    UTF-8 cannot carry) is malformed: `arguments` is None and `raw` keeps what was written."""
+    """Make a call of parsed parts. A call that no tool could be given (no name, arguments that are no JSON object, text
+    that UTF-8 cannot carry) is malformed: `arguments` is None and `raw` keeps what was written."""
     named = isinstance(name, str) and bool(name) and _encodes(name)
     if named and isinstance(arguments, Mapping) and _encodes(json.dumps(arguments, ensure_ascii=False, default=str)):
         return ToolCall(id=id, name=name, arguments=arguments)

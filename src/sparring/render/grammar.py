@@ -1,7 +1,7 @@
-"""Grammars that a turn keeps to, by the `llguidance` library: which tokens may follow those so far.
+"""Grammars that a turn keeps to, by the `llguidance` library: the tokens that may follow those so far.
 
-The engine knows ids only; whoever has the tokenizer hands it a `Grammar` as `GenerateRequest.allowed`. What it allows
-comes back as the kept set of each token, so training renormalises over it as over any other (law 2).
+The engine knows ids only; the renderer, which has the tokenizer, hands it a `Grammar` as `GenerateRequest.allowed`.
+What it allows comes back as the kept set of each token, so training renormalises over it as over any other (law 2).
 """
 
 from __future__ import annotations
@@ -32,29 +32,30 @@ class Grammar:
         self._taken: list[int] = []
 
     def __call__(self, tokens: Sequence[int]) -> bytes:
-        """A bit for each token of the vocabulary, lowest first: set where it may follow `tokens`, the turn so far.
+        """Return a bit for each token of the vocabulary, lowest first: set where it may follow `tokens`, the turn so
+        far.
 
         Raises:
             ValueError: the grammar does not allow `tokens`.
         """
-        known = len(self._taken)
-        if list(tokens[:known]) != self._taken:
-            self._matcher, known = self._start.deep_copy(), 0
+        taken = len(self._taken)
+        if list(tokens[:taken]) != self._taken:
+            self._matcher, taken = self._start.deep_copy(), 0
         self._taken = list(tokens)
-        if not self._matcher.consume_tokens(self._taken[known:]):
+        if not self._matcher.consume_tokens(self._taken[taken:]):
             problem = self._matcher.get_error().splitlines()[0]
             # a matcher never leaves an error
             self._matcher, self._taken = self._start.deep_copy(), []
-            raise ValueError(f"grammar: expected tokens that it allows, got {list(tokens[known:])}: {problem}")
+            raise ValueError(f"grammar: expected tokens that it allows, got {list(tokens[taken:])}: {problem}")
         return bytes(self._matcher.compute_bitmask())
 
 
 class Grammars:
-    """Makes grammars for one tokenizer.
+    """Factory of grammars for one tokenizer.
 
     Args:
-        tokenizer: of the model that is asked.
-        stop_ids: what ends a turn, allowed where a grammar is complete.
+        tokenizer: of the model that generates.
+        stop_ids: ids that end a turn, allowed where a grammar is complete.
 
     Raises:
         BadInput: there are no stop tokens, or the library cannot read the tokenizer.
@@ -63,7 +64,10 @@ class Grammars:
     def __init__(self, tokenizer: FileTokenizer, stop_ids: Sequence[int]) -> None:
         if not stop_ids:
             raise refusal(
-                "constraint", "stop tokens, which end what is complete", "none", "give the request stop tokens"
+                "constraint",
+                "stop tokens, which end a turn whose grammar is complete",
+                "none",
+                "give the request stop tokens",
             )
         import llguidance  # only where a turn is constrained
 
@@ -74,7 +78,7 @@ class Grammars:
         self._compiled = lru_cache(REMEMBERED)(self._compile)
 
     def of(self, constraint: Constraint) -> Grammar:
-        """A grammar for one request.
+        """Return a grammar for one request.
 
         Raises:
             BadInput: the constraint does not compile.

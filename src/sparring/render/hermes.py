@@ -18,7 +18,7 @@ _BLOCK = re.compile(f"{OPEN}(.*?){CLOSE}", re.DOTALL)
 
 
 def parse_reply(text: str, *, thinking: bool) -> Message:
-    """A reply's text as a message; every text parses.
+    """Parse a reply's text as a message; every text parses.
 
     Args:
         text: what was sampled, without the token that ended it.
@@ -31,8 +31,8 @@ def parse_reply(text: str, *, thinking: bool) -> Message:
 
 
 def plain_parts(text: str) -> list[tuple[str, bool]]:
-    """The text of a reply in order, each part with whether it is plain: a whole thought at the beginning and whole
-    calls are not, which rows of conversations have in their text."""
+    """Return the text of a reply in order, each part with whether it is plain: a whole thought at the beginning and
+    whole calls, which rows of conversations have in their text, are not."""
     parts = []
     if text.lstrip().startswith(THINK) and THINK_END in text:
         thought, end, text = text.partition(THINK_END)

@@ -13,8 +13,8 @@ from sparring.generation import GenerateRequest
 from sparring.protocols import Rendered
 from sparring.render.control import MARK
 from sparring.render.dialect import tool_call, tool_dicts
+from sparring.render.escaping import TextEscaper
 from sparring.render.hermes import parse_reply
-from sparring.render.said import Said
 from sparring.render.text_rules import TextRules
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolCall, ToolSpec
@@ -32,12 +32,12 @@ _REMEMBERED_TOKENS = 8192
 
 
 class LibraryRenderer:
-    """Adapts one hand-written renderer of the library. `name` is the library's own name of it."""
+    """Adapter of one hand-written renderer of the library. `name` is the library's own name of it."""
 
-    def __init__(self, library: Any, tokenizer: FileTokenizer, name: str, said: Said) -> None:
+    def __init__(self, library: Any, tokenizer: FileTokenizer, name: str, escaper: TextEscaper) -> None:
         self._library = library
         own = MARK in tokenizer.decode(library.render([{"role": "user", "content": MARK}]).token_ids)
-        self._said = said.unmarked() if own else said
+        self._escaper = escaper.without_marks() if own else escaper
         self.tokenizer = tokenizer
         self.name = name
         self._stop_ids = tuple(library.get_stop_token_ids())
@@ -50,25 +50,26 @@ class LibraryRenderer:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Ids that end a turn; the first is the one this format writes."""
+        """Return the ids that end a turn; the first is the one this format writes."""
         return self._stop_ids
 
     @property
     def control_ids(self) -> Mapping[str, int]:
-        """Added tokens of the tokenizer, text -> id: what messages and tools say never becomes one of them."""
+        """Return the added tokens of the tokenizer, text -> id: the text of messages and tools never becomes one of
+        them."""
         return self.tokenizer.control.ids
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered:
-        """A whole conversation as ids [T], ending where the next reply begins when `generation`.
+        """Render a whole conversation as ids [T], ending where the next reply begins when `generation`.
 
         Raises:
             BadInput: the format refuses the conversation.
         """
         key = _key(messages, tools, generation)
-        known = None if key is None else self._remembered.get(key)
-        if known is not None:
-            return known
-        rendered = self._rendered(self._said.messages(messages), self._said.tools(tools), generation)
+        remembered = None if key is None else self._remembered.get(key)
+        if remembered is not None:
+            return remembered
+        rendered = self._rendered(self._escaper.messages(messages), self._escaper.tools(tools), generation)
         if key is not None and len(rendered.tokens) <= _REMEMBERED_TOKENS:
             self._remembered[key] = rendered
             if len(self._remembered) > _REMEMBERED_RENDERS:
@@ -82,25 +83,25 @@ class LibraryRenderer:
         new: Sequence[Message],
         tools: Sequence[ToolSpec],
     ) -> tuple[int, ...] | None:
-        """The next prompt: prompt + completion to the id, its end where it lacks the format's own, then the new
-        messages. None where the format cannot, and where the turn ended inside a thought, which nothing can close any
-        more."""
+        """Return the next prompt: prompt + completion to the id, the format's end of turn where the completion lacks
+        it, then the new messages. None where the format cannot, and where the turn ended inside a thought, which
+        nothing can close any more."""
         if not completion:
             return None
         # the library takes any stop id for the end of a turn; one that the format does not write is a cut
         foreign = bool(self._ends) and completion[-1] in self._stop_ids and completion[-1] not in self._ends
-        said = completion[:-1] if foreign else completion
+        reply = completion[:-1] if foreign else completion
         bridged = self._library.bridge_to_next_turn(
-            list(prompt), list(said), self._said.answers(new), tools=self._said.tools(tools) or None
+            list(prompt), list(reply), self._escaper.answers(new), tools=self._escaper.tools(tools) or None
         )
         if bridged is None:
             return None
-        before = (*prompt, *said)
+        before = (*prompt, *reply)
         tokens = tuple(bridged.token_ids)
         return (*prompt, *completion, *tokens[len(before) :]) if tokens[: len(before)] == before else None
 
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message:
-        """The reply that sampled ids stand for. Every sequence parses: what no grammar accepts is plain text."""
+        """Parse sampled ids as a reply. Every sequence parses: text that no grammar accepts is plain content."""
         try:
             with boundary(PolicyFailure, f"renderers {self.name}"):
                 parsed = self._library.parse_response(
@@ -117,11 +118,11 @@ class LibraryRenderer:
         )
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of some ids, special tokens included."""
+        """Return the text of some ids, special tokens included."""
         return self.tokenizer.decode(tokens)
 
     def bind(self, request: GenerateRequest) -> GenerateRequest:
-        """The request with what its sampling says in text also said in ids."""
+        """Return the request with its stop strings and its constraint as rules over ids."""
         return self._text_rules.bind(request)
 
     def _rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> Rendered:
@@ -137,7 +138,8 @@ class LibraryRenderer:
         return Rendered(tokens=tokens, sampled=tuple(sampled))
 
     def _end(self, reply: dict[str, Any]) -> int | None:
-        """The id with which the format itself ends this reply; None where the next turn's beginning is its end."""
+        """Return the id with which the format itself ends this reply; None where the next turn's beginning is its
+        end."""
         rendered = self._rendered([*_PROBE, reply], [], False)
         ends = [
             t for t, sampled in zip(rendered.tokens, rendered.sampled, strict=True) if sampled and t in self._stop_ids
@@ -149,7 +151,8 @@ class LibraryRenderer:
         return self.decode(completion[:end])
 
     def _unmark_generation_prompts(self, tokens: Sequence[int], sampled: list[bool]) -> None:
-        """The library counts a prefilled block (an empty thought) as sampled; in a live rollout the prompt holds it."""
+        """Unmark prefilled blocks (an empty thought), which the library counts as sampled: in a live rollout the prompt
+        holds them."""
         prefix = self._generation_prompt
         for start, token in enumerate(tokens):
             if prefix and token == prefix[0] and tuple(tokens[start : start + len(prefix)]) == prefix:
@@ -157,8 +160,8 @@ class LibraryRenderer:
 
 
 def _key(messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> bytes | None:
-    """Different for all that may render differently (1, 1.0 and True are); None for what has no bytes: an integer
-    beyond 64 bits, a lone surrogate, an argument that is no plain data."""
+    """Return bytes that differ for all that may render differently (1, 1.0 and True do); None for what has no bytes: an
+    integer beyond 64 bits, a lone surrogate, an argument that is no plain data."""
     try:
         return msgspec.msgpack.encode((tuple(messages), tuple(tools), generation))
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Which renderer serves a checkpoint."""
+"""Choice of the renderer that serves a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sparring.errors import BadInput, boundary, refusal
 from sparring.render.chat_template import ChatTemplate, read_chat_template
 from sparring.render.dialect import message_dicts, tool_dicts
 from sparring.render.difference import TemplateRenderer
+from sparring.render.escaping import TextEscaper
 from sparring.render.library import LibraryRenderer
-from sparring.render.said import Said
 from sparring.render.tokenizer import FileTokenizer, load_tokenizer, read_json
 from sparring.types import Message, ToolCall, ToolSpec
 
@@ -27,7 +27,7 @@ _FAMILIES = (
 def load_renderer(
     path: str | Path, name: str = "auto", thinking: bool = False, control_tokens: Sequence[str] = ()
 ) -> LibraryRenderer | TemplateRenderer:
-    """The renderer of a local checkpoint folder. Never imports torch or transformers.
+    """Load the renderer of a local checkpoint folder. Never imports torch or transformers.
 
     Args:
         path: folder with tokenizer.json and, for a family that is not recognised, a chat template.
@@ -42,12 +42,12 @@ def load_renderer(
             or a template without turn ends.
     """
     tokenizer = load_tokenizer(path)
-    said = Said(tokenizer.control, control_tokens)
+    escaper = TextEscaper(tokenizer.control, control_tokens)
     template = read_chat_template(path, tokenizer.special)
     if name not in ("auto", "template"):
-        return _library_renderer(name, tokenizer, thinking, said)
+        return _library_renderer(name, tokenizer, thinking, escaper)
     if name == "auto":
-        family = _recognise(path, tokenizer, template, thinking, said)
+        family = _recognise(path, tokenizer, template, thinking, escaper)
         if family is not None:
             return family
     if template is None:
@@ -57,10 +57,10 @@ def load_renderer(
             "neither",
             "add the template of the model this tokenizer belongs to, or name its renderer",
         )
-    return TemplateRenderer(template, tokenizer, said, thinking=thinking, stop_ids=_end_ids(Path(path), tokenizer))
+    return TemplateRenderer(template, tokenizer, escaper, thinking=thinking, stop_ids=_end_ids(Path(path), tokenizer))
 
 
-def _library_renderer(name: str, tokenizer: FileTokenizer, thinking: bool, said: Said) -> LibraryRenderer:
+def _library_renderer(name: str, tokenizer: FileTokenizer, thinking: bool, escaper: TextEscaper) -> LibraryRenderer:
     from renderers import config_from_name, create_renderer
 
     try:
@@ -74,25 +74,26 @@ def _library_renderer(name: str, tokenizer: FileTokenizer, thinking: bool, said:
     with boundary(
         BadInput, f"renderer {name}", f"a tokenizer of its family in {tokenizer.name_or_path}", "name another"
     ):
-        return LibraryRenderer(create_renderer(tokenizer, config), tokenizer, name, said)
+        return LibraryRenderer(create_renderer(tokenizer, config), tokenizer, name, escaper)
 
 
 def _recognise(
-    path: str | Path, tokenizer: FileTokenizer, template: ChatTemplate | None, thinking: bool, said: Said
+    path: str | Path, tokenizer: FileTokenizer, template: ChatTemplate | None, thinking: bool, escaper: TextEscaper
 ) -> LibraryRenderer | None:
-    """A family's renderer, when the tokens are there and the checkpoint's template (or its model type) confirms it."""
+    """Return a family's renderer, when the tokens are there and the checkpoint's template (or its model type) confirms
+    it."""
     model_type = read_json(Path(path) / "config.json").get("model_type")
     for name, types, tokens in _FAMILIES:
         if not set(tokens) <= set(tokenizer.added_tokens):
             continue
-        renderer = _library_renderer(name, tokenizer, thinking, said)
+        renderer = _library_renderer(name, tokenizer, thinking, escaper)
         if model_type in types if template is None else _agrees(renderer, template, thinking):
             return renderer
     return None
 
 
 def _agrees(renderer: LibraryRenderer, template: ChatTemplate, thinking: bool) -> bool:
-    """Whether the library writes what the checkpoint's template writes: a fine-tune may have changed it."""
+    """Return whether the library's text is that of the checkpoint's template: a fine-tune may have changed it."""
     tool = ToolSpec(name="look", description="Looks.", parameters={"type": "object", "properties": {}})
     call = ToolCall(id="call_0", name="look", arguments={"at": "it"})
     system, user = Message(role="system", content="Be brief."), Message(role="user", content="Who?")
@@ -113,7 +114,7 @@ def _agrees(renderer: LibraryRenderer, template: ChatTemplate, thinking: bool) -
 
 
 def _end_ids(folder: Path, tokenizer: FileTokenizer) -> list[int]:
-    """Ids that the checkpoint itself says end a generation."""
+    """Return the ids that the checkpoint itself names as ends of a generation."""
     named = read_json(folder / "generation_config.json").get("eos_token_id")
     ids = named if isinstance(named, list) else [named]
     return [id for id in (*ids, tokenizer.eos_token_id) if isinstance(id, int)]

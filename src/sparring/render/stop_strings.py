@@ -1,4 +1,4 @@
-"""Strings that end a turn, watched by whoever has the tokenizer: an engine knows ids only."""
+"""Strings that end a turn. The renderer finds them, because an engine knows ids only."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ _SLACK = 4
 """Tokens that one character can take: the text of some ids may begin in the middle of one."""
 
 
-class Decoder(Protocol):
-    """The part of a tokenizer that is needed here."""
+class TextDecoder(Protocol):
+    """Part of a tokenizer that decodes ids."""
 
-    def decode(self, token_ids: Sequence[int]) -> str: ...
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids."""
+        ...
 
 
 class StopStrings:
-    """Says where the text of sampled ids first holds one of some strings: what `GenerateRequest.ends` asks for.
+    """Finder of the first place where the text of sampled ids holds one of some strings: a `GenerateRequest.ends`.
 
     A function of the ids alone, without memory: a request that is sent again, or whose work is done twice, ends at the
     same token. It decodes the last ids only, as many as the longest string has bytes, because a token that is text is
     at least one.
 
     Args:
-        tokenizer: of the model that is asked.
+        tokenizer: of the model that generates.
         strings: none of them empty.
 
     Raises:
         BadInput: there is no string, or an empty one.
     """
 
-    def __init__(self, tokenizer: Decoder, strings: Sequence[str]) -> None:
+    def __init__(self, tokenizer: TextDecoder, strings: Sequence[str]) -> None:
         if not strings or not all(strings):
             raise refusal(
                 "stop strings", "at least one, none of them empty", repr(list(strings)), "leave the empty ones out"
@@ -43,8 +45,8 @@ class StopStrings:
         self._window = max(len(string.encode("utf-8", "replace")) for string in strings) + _SLACK
 
     def __call__(self, tokens: Sequence[int], new: int) -> int | None:
-        """How many of a turn's ids it takes to hold one of the strings, at least one of the last `new` among them; or
-        None."""
+        """Count the first of a turn's ids that together hold one of the strings, at least one of the last `new` ids
+        among them; None where there is no such string."""
         for count in range(len(tokens) - new + 1, len(tokens) + 1):
             first = max(0, count - 1 - self._window)
             before = self._tokenizer.decode(tokens[first : count - 1]).rstrip(_BROKEN)

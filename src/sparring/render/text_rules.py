@@ -1,4 +1,4 @@
-"""What a request says in text, said in ids: stop strings and a constraint."""
+"""Rules of a request that are written as text, stop strings and a constraint, as rules over ids."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sparring.render.tokenizer import FileTokenizer
 
 
 class TextRules:
-    """Binds requests to one tokenizer.
+    """Binding of requests to one tokenizer.
 
     Args:
-        tokenizer: of the model that is asked.
-        stop_ids: what ends a turn.
+        tokenizer: of the model that generates.
+        stop_ids: ids that end a turn.
     """
 
     def __init__(self, tokenizer: FileTokenizer, stop_ids: Sequence[int]) -> None:
@@ -25,7 +25,7 @@ class TextRules:
         self._stop_ids = tuple(stop_ids)
 
     def bind(self, request: GenerateRequest) -> GenerateRequest:
-        """The request with `ends` made of its sampling's stop strings and `allowed` of its constraint.
+        """Return the request with `ends` made of its stop strings and `allowed` of its constraint.
 
         Raises:
             BadInput: the constraint does not compile, or there is an empty stop string.

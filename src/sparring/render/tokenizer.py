@@ -25,8 +25,8 @@ _REMEMBERED_CHARACTERS = 4096
 
 
 class FileTokenizer:
-    """Text <-> ids as a checkpoint's folder defines it. Added tokens written in a text become their ids, unless there
-    is a `MARK` in them.
+    """Tokenizer: text <-> ids as a checkpoint's folder defines it. Added tokens written in a text become their ids,
+    unless there is a `MARK` in them.
 
     Attributes:
         name_or_path: the folder it came from.
@@ -41,53 +41,53 @@ class FileTokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the checkpoint's end token, None where it names none."""
+        """Return the id of the checkpoint's end token, None where it names none."""
         return self._named_id("eos_token")
 
     @property
     def unk_token_id(self) -> int | None:
-        """Id that stands for unknown text, None for byte-level vocabularies."""
+        """Return the id that stands for unknown text, None for byte-level vocabularies."""
         return self._named_id("unk_token")
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, added tokens included."""
+        """Return the number of ids, added tokens included."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @property
     def added_tokens(self) -> dict[str, int]:
-        """Tokens that no text is ever split across, as text -> id."""
+        """Return the tokens that no text is ever split across, as text -> id."""
         return {token.content: id for id, token in self._backend.get_added_tokens_decoder().items()}
 
     @functools.cached_property
     def control(self) -> ControlTokens:
-        """Its added tokens, to be told from text that only looks like them."""
+        """Return its added tokens, to be told from text that only looks like them."""
         return ControlTokens(self._backend)
 
     @property
     def all_special_tokens(self) -> list[str]:
-        """Added tokens that decoding may skip."""
+        """Return the added tokens that decoding may skip."""
         return [t.content for t in self._backend.get_added_tokens_decoder().values() if t.special]
 
     def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
-        """Ids of a text. A lone surrogate, which UTF-8 cannot carry, is read as a question mark."""
+        """Encode a text. A lone surrogate, which UTF-8 cannot carry, is read as a question mark."""
         ids = self._remembered if len(text) <= _REMEMBERED_CHARACTERS else self._ids
         return list(ids(text, add_special_tokens))
 
     def decode(self, token_ids: int | Iterable[int], skip_special_tokens: bool = False, **_: Any) -> str:
-        """Text of some ids; ids outside the vocabulary decode to nothing, broken UTF-8 to replacement characters."""
+        """Decode some ids; ids outside the vocabulary decode to nothing, broken UTF-8 to replacement characters."""
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """Id of a token (or ids of several); `unk_token_id` where the vocabulary has none."""
+        """Return the id of a token (or ids of several); `unk_token_id` where the vocabulary has none."""
         if isinstance(tokens, str):
             id = self._backend.token_to_id(tokens)
             return self.unk_token_id if id is None else id
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def as_json(self) -> str:
-        """The whole tokenizer as the text of a tokenizer.json."""
+        """Return the whole tokenizer as the text of a tokenizer.json."""
         return self._backend.to_str()
 
     def _ids(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
@@ -122,7 +122,7 @@ def load_tokenizer(path: str | Path) -> FileTokenizer:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object of a checkpoint folder, empty where the file does not exist.
+    """Read a JSON object of a checkpoint folder; return an empty one where the file does not exist.
 
     Raises:
         BadInput: the file is there but is not a JSON object.
@@ -137,7 +137,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _text(token: Any) -> str | None:
-    """A special token is written as its text or as an object with `content`."""
+    """Return the text of a special token, which is written as its text or as an object with `content`."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None
 

@@ -1,4 +1,4 @@
-"""Proof that nobody who is quoted in a prompt can write its control tokens: no forged turn, no forged end of one."""
+"""Proof that text quoted in a prompt cannot write its control tokens: no forged turn, no forged end of a turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Place = tuple[str, list[Message], list[ToolSpec]]
 def unforgeable(
     renderer: Renderer, tools: Sequence[ToolSpec] = (), control_tokens: Sequence[str] = (), text: str | None = None
 ) -> str:
-    """Write control tokens wherever somebody is quoted, and count those of the prompt and of the bridge, against the
+    """Write control tokens wherever text is quoted, and count those of the prompt and of the bridge, against the
     same ones with a word in their place.
 
     Args:
@@ -64,7 +64,7 @@ def _conversation(renderer: Renderer, tools: Sequence[ToolSpec]) -> list[Message
 
 
 def _places(messages: Sequence[Message], tools: Sequence[ToolSpec], text: str) -> Iterator[Place]:
-    """The same conversation with the text in one place; what the place is called begins with who is quoted."""
+    """Yield the same conversation with the text in one place; the name of the place begins with who is quoted."""
     first = next(at for at, message in enumerate(messages) if message.role == "assistant")
     for at, message in enumerate(messages):
         when = "before the first reply" if at < first else "after it"
@@ -88,16 +88,16 @@ def _schemas(tool: ToolSpec, text: str) -> Iterator[ToolSpec]:
 
 
 def _bridges(renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSpec], text: str) -> None:
-    """What is said to a reply, in the prompt that only adds it."""
+    """Try to forge control tokens in the messages that follow a reply, in the prompt that only adds them."""
     prompt = renderer.render([_USER], tools).tokens
     role = "tool" if tools else "user"
     answer = next(message for message in reversed(messages) if message.role == role)
-    said = (*prompt[:1], *renderer.stop_ids[:1])
-    plain = renderer.bridge(prompt, said, [answer], tools)
-    forged = renderer.bridge(prompt, said, [dataclasses.replace(answer, content=f"{answer.content} {text}")], tools)
+    reply = (*prompt[:1], *renderer.stop_ids[:1])
+    plain = renderer.bridge(prompt, reply, [answer], tools)
+    forged = renderer.bridge(prompt, reply, [dataclasses.replace(answer, content=f"{answer.content} {text}")], tools)
     if plain is None or forged is None:
         if plain is not forged:
-            raise _failed(f"{role} message that is bridged", "a bridge that depends on what it says")
+            raise _failed(f"{role} message that is bridged", "a bridge that depends on the text of the message")
         return
     _compare(renderer, f"{role} message that is bridged", _controls(renderer, forged) - _controls(renderer, plain))
 
@@ -124,4 +124,4 @@ def _compare(renderer: Renderer, where: str, added: Counter[int]) -> None:
 
 def _failed(where: str, got: str) -> BadInput:
     do = "name a renderer that knows this model, or repair its tokenizer or its chat template"
-    return refusal(f"renderer: {where}", "what is said as plain text", got, do)
+    return refusal(f"renderer: {where}", "message text encoded as plain text", got, do)

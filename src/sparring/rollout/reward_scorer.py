@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sparring.protocols import Worth
+from sparring.protocols import ValueModel
 from sparring.types import Rollout, Score, Task
 
 PART = "reward_model"
@@ -23,7 +23,7 @@ class RewardScorer:
         weight: what its rewards are multiplied with.
     """
 
-    def __init__(self, model: Worth, *, weight: float = 1.0) -> None:
+    def __init__(self, model: ValueModel, *, weight: float = 1.0) -> None:
         self._model, self._weight = model, weight
 
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> list[Score]:
@@ -33,7 +33,7 @@ class RewardScorer:
             EngineError: the model failed.
         """
         texts = [_text(rollout) for rollout in rollouts]
-        found = await self._model.worth(texts)
+        found = await self._model.values(texts)
         return [
             replace(score, reward=(score.reward or 0.0) + self._weight * value, parts={**score.parts, PART: value})
             for score, value in zip(scores, found, strict=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from sparring.errors import refusal
-from sparring.protocols import Worth
+from sparring.protocols import ValueModel
 from sparring.rollout.reward_scorer import PART
 from sparring.types import Rollout, Score, Task
 
@@ -34,7 +34,7 @@ class TurnScorer:
     """
 
     def __init__(
-        self, model: Worth, *, weight: float = 1.0, steps: Callable[[Sequence[int]], Sequence[int]] | None = None
+        self, model: ValueModel, *, weight: float = 1.0, steps: Callable[[Sequence[int]], Sequence[int]] | None = None
     ) -> None:
         self._model, self._weight, self._steps = model, weight, steps
 
@@ -54,7 +54,7 @@ class TurnScorer:
             for (before, said), at in zip(of, of_ends, strict=True)
             for end in at
         ]
-        values = iter(await self._model.worth(asked))
+        values = iter(await self._model.values(asked))
         found = [[{end: _sigmoid(next(values)) for end in at} for at in of] for of in ends]
         lengths = [[len(said) for _, said in of] for of in turns]
         return [self._with(*each) for each in zip(rollouts, scores, found, lengths, strict=True)]

@@ -167,10 +167,10 @@ async def _teacher(context: Context, name: str) -> AsyncIterator[_Teacher]:
     spec, sampling = config.models[name], config.rollout.sampling()
     if spec.served is not None and spec.served.kind == "chat":
         from sparring.engine.adapters.chat_endpoint import ChatEndpoint
-        from sparring.engine.adapters.key import key_of
+        from sparring.engine.adapters.client import read_api_key
 
         served = spec.served
-        endpoint = ChatEndpoint(served.url, model=served.served_model, api_key=key_of(served.api_key_env))
+        endpoint = ChatEndpoint(served.url, model=served.served_model, api_key=read_api_key(served.api_key_env))
         transcripts = TranscriptRecorder(ChatSessions(endpoint, sampling))
         close = endpoint.close
     else:

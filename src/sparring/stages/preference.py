@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from sparring.algo.loss.preference.config import WITHOUT_REFERENCE, KtoConfig
+from sparring.annotations import Annotation
 from sparring.batch.preference import CHOSEN, REJECTED, mismatched, preference_batch, reply
 from sparring.errors import refusal
 from sparring.protocols import Renderer, Trainer, TrainPlan
@@ -112,7 +113,9 @@ async def _referred(trainer: Trainer, units: Sequence[Unit]) -> list[Unit]:
     """The units with what the trainer's model says of them now as the annotation `reference`."""
     rows = [row for unit in units for row in unit]
     known = iter(await trainer.forward(rows, frozenset({"logprob"})))
-    return [[replace(row, annotations={"reference": next(known)["logprob"]}) for row in unit] for unit in units]
+    return [
+        [replace(row, annotations={Annotation.REFERENCE: next(known)["logprob"]}) for row in unit] for unit in units
+    ]
 
 
 async def _judged(trainer: Trainer, loss: PairLoss | Kto, units: Sequence[Unit]) -> dict[str, float]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sparring.annotations import Annotation
 from sparring.batch.preference import CHOSEN, REJECTED, labelled_steps, preference_batch, whole_text
 from sparring.errors import refusal
 from sparring.protocols import Loss, Renderer, Trainer, TrainPlan
@@ -117,7 +118,7 @@ async def _judged(trainer: Trainer, units: Sequence[Unit]) -> dict[str, float]:
         if len(unit) == 2:
             right.append(values[0][-1] > values[1][-1])
             continue
-        weights, labels = unit[0].weights["value"], unit[0].annotations["step_label"]
+        weights, labels = unit[0].weights["value"], unit[0].annotations[Annotation.STEP_LABEL]
         right += [
             (value > 0) == (label > 0.5)
             for value, label, weight in zip(values[0], labels, weights, strict=True)

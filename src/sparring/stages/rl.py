@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparring.algo.annotate.kl import KlCoefficient
+from sparring.annotations import Annotation
 from sparring.batch.batches import Plan
 from sparring.batch.critic import value_rows
 from sparring.batch.implicit import implicit_rows
@@ -20,8 +21,8 @@ from sparring.stages.models.reference import reference_beside
 from sparring.stages.runtime.online import OnlineObjective, OnlineTraining
 
 STAGE = "rl"
-ANNOTATIONS = frozenset({"reference", "value", "implicit", "baseline", "probability_squares"})
-"""What the stage can give a credit rule beside scores and what was recorded."""
+ANNOTATIONS = frozenset({Annotation.REFERENCE, Annotation.VALUE, Annotation.IMPLICIT, Annotation.PROBABILITY_SQUARES})
+"""Annotations that the stage can write for a credit rule."""
 
 
 async def run(context: Context) -> dict[str, Any]:
@@ -46,7 +47,7 @@ async def run(context: Context) -> dict[str, Any]:
         plan=_plan(config),
         kept={"kl": coefficient},
         metrics=coefficient.metrics,
-        baseline=config.rl.preference is None and config.algo.reads("baseline"),
+        baseline=config.rl.preference is None and config.algo.credit.needs_baselines,
     )
     result = await training.train(objective)
     if critic is not None:

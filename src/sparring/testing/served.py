@@ -22,14 +22,21 @@ class ServerThread:
         engine: native, made of the checkpoint folder `folder`.
         folder: its tokenizer, where there is one, makes constraints.
         api_key: what clients must send.
+        unix: path of a Unix socket to listen on, replaced if it exists; None for a free TCP port.
 
     Attributes:
-        url: where.
+        url: where clients reach it.
     """
 
-    def __init__(self, engine: NativeEngine, folder: Path, *, api_key: str = "") -> None:
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+    def __init__(self, engine: NativeEngine, folder: Path, *, api_key: str = "", unix: Path | None = None) -> None:
+        if unix is None:
+            self._listening = socket.create_server(("127.0.0.1", 0))
+            self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        else:
+            unix.unlink(missing_ok=True)
+            self._listening, self.url = socket.socket(socket.AF_UNIX), f"unix:{unix}"
+            self._listening.bind(str(unix))
+            self._listening.listen()
         ready = threading.Event()
         self._server: StoppingServer = server_of(engine, ServeConfig(folder=folder, api_key=api_key), ready.set)
         self._thread = threading.Thread(

@@ -1,4 +1,4 @@
-"""A moving average of the weights that a trainer trains, as a model that computes."""
+"""Moving average of the trained weights, as a model that computes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from sparring.model.causal import CausalModel
 
 @torch.no_grad()
 def follow(averages: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], decay: float) -> None:
-    """average = decay * average + (1 - decay) * weights, in place (WARP, arXiv 2406.16768, section 3.1, whose mu is 1 -
-    decay). Where the weights are the average it keeps its bits."""
+    """Compute average = decay * average + (1 - decay) * weights in place (WARP, arXiv 2406.16768, section 3.1, whose mu
+    is 1 - decay). Where the weights equal the average it keeps its bits."""
     # not as it is written, which would not keep them
     torch._foreach_lerp_(averages, weights, 1 - decay)
 
 
 class Average:
-    """A model beside the trained one whose weights follow it:
+    """Model beside the trained one whose weights follow it:
 
         average_0 = weights_0        average_n = decay average_{n-1} + (1 - decay) weights_n     after update n
 
-    (see `follow`). decay 0 is the weights of the update before. Of a model with an adapter everywhere the adapter's
-    factors are averaged. The average is kept in float32, whatever the model computes in.
+    (see `follow`). decay 0 gives the weights of the previous update. Of a model with an adapter everywhere the
+    adapter's factors are averaged. The average is stored in float32, whatever the model's dtype.
 
     Args:
-        model: of the weights that training starts from; nobody else may change it.
-        decay: 0 or more, below 1.
+        model: with the weights that training starts from; nobody else may change it.
+        decay: from 0 to below 1.
     """
 
     def __init__(self, model: CausalModel, decay: float) -> None:
@@ -40,18 +40,18 @@ class Average:
 
     @torch.no_grad()
     def follow(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """One update: `weights` are what is trained, float32, by name."""
+        """Apply one update: `weights` are the trained ones, float32, by name."""
         names = sorted(weights)
         follow([self._values[name] for name in names], [weights[name] for name in names], self.decay)
         self._write_back()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The average, float32, by name; the tensors are its own."""
+        """Return the average, float32, by name; the tensors are its own."""
         return dict(self._values)
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `state` gave.
+        """Restore the average from `state`.
 
         Raises:
             BadInput: it is of another model.

@@ -1,4 +1,4 @@
-"""Checkpoint folders: written whole or not at all, read verified, kept within bounds."""
+"""Checkpoint folders: written whole or not at all, verified when read, limited in number."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from sparring.weights.checksum import checksum
 MODEL = "model.safetensors"
 OPTIMISER = "optimiser.safetensors"
 AVERAGE = "average-{}.safetensors"
-"""Of a moving average by its name."""
+"""File of a moving average, by its name."""
 MANIFEST = "trainer.json"
 
 
 def write(path: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], manifest: Mapping[str, Any]) -> None:
     """Write one checkpoint folder: every file of `tensors`, then the manifest with their checksums, then one rename.
 
-    Until the rename nothing stands at `path` but what stood there before; all bytes are on disk by then.
+    Before the rename `path` is unchanged and all bytes are on disk.
 
     Args:
         path: the folder.
@@ -36,7 +36,7 @@ def write(path: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], manifes
         manifest: everything else, as JSON.
 
     Raises:
-        StoreError: the disk is full or cannot be written; what stood at `path` is intact.
+        StoreError: the disk is full or cannot be written; the earlier contents of `path` are intact.
     """
     staging = path.with_name(path.name + ".tmp")
     try:
@@ -56,16 +56,16 @@ def write(path: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], manifes
         size = sum(t.numel() * t.element_size() for values in tensors.values() for t in values.values())
         raise StoreError(
             f"checkpoint {path}: expected to write {size / 1e6:.1f} MB, got {cause}; "
-            "free disk space and run the same command again: it goes on from the checkpoint before, which is intact"
+            "free disk space and run the same command again: it resumes from the previous checkpoint, which is intact"
         ) from cause
 
 
 def read(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
-    """The manifest and the tensors of every file of a checkpoint folder, verified.
+    """Return the manifest and the tensors of every file of a checkpoint folder, verified.
 
     Raises:
         BadInput: there is no checkpoint at `path`.
-        StoreError: it is there but damaged.
+        StoreError: it is damaged.
     """
     replaced = path.with_name(path.name + ".old")
     if not path.exists() and replaced.exists():  # a crash between the two renames of `_swap`
@@ -82,9 +82,9 @@ def read(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Any]
     except (OSError, ValueError, KeyError, SafetensorError) as cause:
         raise StoreError(f"checkpoint {path}: cannot be read ({cause}); restore an earlier one") from cause
     for name, expected in manifest["checksums"].items():
-        if (found := checksum(tensors[name])) != expected:
+        if (actual := checksum(tensors[name])) != expected:
             raise StoreError(
-                f"checkpoint {path}: expected checksum {expected} of {name}, got {found}; restore an earlier one"
+                f"checkpoint {path}: expected checksum {expected} of {name}, got {actual}; restore an earlier one"
             )
     return manifest, tensors
 
@@ -106,21 +106,20 @@ def retain(
     Returns:
         What is left, oldest first.
     """
-    kept = list(refs[-keep_last:])
+    retained = list(refs[-keep_last:])
     sign = 1.0 if best_is_highest else -1.0
     rated = [ref for ref in refs if not math.isnan(ref.metrics.get(best_metric, math.nan))]
     if rated:
         best = max(rated, key=lambda ref: sign * ref.metrics[best_metric])
-        if best not in kept:
-            kept.insert(0, best)
-    for path in {ref.path for ref in refs} - {ref.path for ref in kept}:
+        if best not in retained:
+            retained.insert(0, best)
+    for path in {ref.path for ref in refs} - {ref.path for ref in retained}:
         shutil.rmtree(path, ignore_errors=True)
-    return kept
+    return retained
 
 
 def _swap(staging: Path, path: Path) -> None:
-    """Put `staging` at `path`. A folder that is already there steps aside first, for a folder cannot be renamed over
-    another."""
+    """Put `staging` at `path`. An existing folder is renamed first, because a folder cannot be renamed over another."""
     replaced = path.with_name(path.name + ".old")
     shutil.rmtree(replaced, ignore_errors=True)
     if path.exists():
@@ -130,7 +129,7 @@ def _swap(staging: Path, path: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Have a file's bytes, or a folder's entries, on disk."""
+    """Flush a file's bytes, or a folder's entries, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

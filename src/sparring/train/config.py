@@ -8,7 +8,7 @@ import msgspec
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """AdamW, its schedule, and when to write checkpoints."""
+    """`[train]`: AdamW, its schedule, and when to write checkpoints."""
 
     learning_rate: float = 1e-5
     """Peak learning rate."""

@@ -1,4 +1,4 @@
-"""What one forward_backward measures, added up over its micro-batches.
+"""Metrics of one forward_backward, summed over its micro-batches.
 
 Shapes: M weighted tokens of a micro-batch.
 """
@@ -16,11 +16,11 @@ from sparring.protocols import LossResult
 
 
 class Measures:
-    """Sums, counts and maxima of an update. A measure that nothing contributed to does not exist, which is not 0.
+    """Sums, counts and maxima of an update. A metric to which nothing contributed is absent, which is not 0.
 
     Args:
         version: of the weights that are trained.
-        pristine: whether they are those that were published as that version; after an optimiser step they are not.
+        pristine: whether they are those published as that version; after an optimiser step they are not.
     """
 
     def __init__(self, version: int, *, pristine: bool = True) -> None:
@@ -33,7 +33,7 @@ class Measures:
         self._mismatch = np.zeros(4)
 
     def add_loss(self, term: str, result: LossResult) -> None:
-        """One term on one micro-batch."""
+        """Add the result of one term on one micro-batch."""
         self._losses[term] += result.loss.item()
         for name, (amount, count) in result.metrics.items():
             before = self._sums.get(name, (0.0, 0.0))
@@ -79,7 +79,7 @@ class Measures:
         self._counts["stale"] += int(stale.sum())
 
     def result(self) -> dict[str, float]:
-        """All measures by name."""
+        """Return all metrics by name."""
         metrics = {f"loss_{term}": value for term, value in self._losses.items()}
         metrics |= {name: amount / count for name, (amount, count) in self._sums.items() if count}
         metrics |= self._maxima
@@ -96,8 +96,7 @@ class Measures:
         return metrics
 
     def _compare(self, difference: np.ndarray) -> None:
-        """Add up what the mismatch of the fresh tokens is made of; float64, because an exact engine's must come out
-        exact."""
+        """Add up the parts of the mismatch of fresh tokens, in float64, because an exact engine's must be exactly 0."""
         # an engine may call impossible what it sampled: one such token must not make infinity of the others
         bounded = np.clip(difference, -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
         weights = np.exp(bounded)
@@ -108,6 +107,6 @@ class Measures:
     def _maximum(self, name: str, values: np.ndarray) -> None:
         if len(values):
             # NaN must win: a comparison with it is false, so it would vanish from a plain max
-            found = values.max().item()
-            known = self._maxima.get(name, 0.0)
-            self._maxima[name] = found if found != found or found > known else known
+            largest = values.max().item()
+            before = self._maxima.get(name, 0.0)
+            self._maxima[name] = largest if largest != largest or largest > before else before

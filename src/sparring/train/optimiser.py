@@ -1,14 +1,15 @@
-"""AdamW on float32 masters, with gradients accumulated in float32."""
+"""AdamW on float32 masters, with gradients accumulated in float32, and the schedule of its learning rate."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from sparring.errors import refusal
-from sparring.model.kernels.threads import one_thread
+from sparring.kernels.threads import one_thread
 from sparring.train.config import TrainConfig
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -45,16 +46,17 @@ class Optimiser:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What gradients are taken of."""
+        """Parameters that gradients are taken of."""
         return list(self._parameters.values())
 
     @property
     def masters(self) -> dict[str, torch.Tensor]:
-        """What is trained, float32, by name; the tensors are its own."""
+        """Trained weights, float32, by name; the tensors are its own."""
         return {name: master.detach() for name, master in self._masters.items()}
 
     def add(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """The gradients of one micro-batch, in the order of `parameters`; None where it does not depend on one."""
+        """Add the gradients of one micro-batch, in the order of `parameters`; None for a parameter that it does not
+        depend on."""
         for master, gradient in zip(self._masters.values(), gradients, strict=True):
             if gradient is None:
                 continue
@@ -84,11 +86,12 @@ class Optimiser:
             master.grad = None
 
     def cast(self) -> dict[str, torch.Tensor]:
-        """Every master in its parameter's own dtype."""
+        """Return every master weight in its parameter's own dtype."""
         return {name: self._masters[name].detach().to(p.dtype) for name, p in self._parameters.items()}
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Moments, step counts and (where they are not the parameters themselves) masters, by `<kind>/<parameter>`."""
+        """Return moments, step counts and (where they are not the parameters themselves) master weights, by
+        `<kind>/<parameter>`."""
         tensors = {}
         for name, master in self._masters.items():
             if master is not self._parameters[name]:
@@ -98,7 +101,7 @@ class Optimiser:
         return tensors
 
     def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `state` gave.
+        """Restore the optimiser from `state`.
 
         Raises:
             BadInput: the tensors belong to other parameters or another dtype.
@@ -108,7 +111,7 @@ class Optimiser:
         given = {name.removeprefix("master/") for name in tensors if name.startswith("master/")}
         if masters != given:
             do = "restore with the dtype it was saved with"
-            raise refusal("optimiser state", f"{len(masters)} masters", str(len(given)), do)
+            raise refusal("optimiser state", f"{len(masters)} float32 master weights", str(len(given)), do)
         strangers = {name.partition("/")[2] for name in tensors} - self._masters.keys()
         if strangers:
             do = "restore the model it was saved from"
@@ -121,3 +124,22 @@ class Optimiser:
             if f"step/{name}" in tensors:
                 moments = {kind: tensors[f"{kind}/{name}"].to(master.device).clone() for kind in _MOMENTS}
                 self._adamw.state[master] = {"step": tensors[f"step/{name}"].to(master.device).clone(), **moments}
+
+
+def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
+    """Return the learning rate of the step after `step` finished ones.
+
+    Warm-up: peak * (step + 1) / warmup_steps. Then, with x from 0 to 1 over the remaining steps and m = min_ratio:
+    constant 1, linear 1 - (1 - m) x, cosine m + (1 - m) (1 + cos(pi x)) / 2 (SGDR, arXiv 1608.03983, equation 5), times
+    the peak.
+    """
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    x = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
+    if config.schedule == "linear":
+        share = 1.0 - (1.0 - config.min_ratio) * x
+    elif config.schedule == "cosine":
+        share = config.min_ratio + (1.0 - config.min_ratio) * (1.0 + math.cos(math.pi * x)) / 2
+    else:
+        share = 1.0
+    return config.learning_rate * share

@@ -1,4 +1,4 @@
-"""The first pass of losses whose tokens depend on all others of an optimiser step.
+"""First pass for losses that depend on all tokens of an optimiser step.
 
 Shapes: M weighted tokens of the step.
 """
@@ -21,11 +21,10 @@ Forward = Callable[[Sequence[Sample], Set[str]], Sequence[Mapping[str, tuple[flo
 def surveyed(
     rows: Sequence[Sample], denominators: Mapping[str, float], losses: Sequence[Loss], forward: Forward
 ) -> Sequence[Sample]:
-    """The rows with what `losses` say of each token in view of all the step's, as annotations; the rows themselves
-    where none of them asks.
+    """Annotate rows with the values that losses compute for each token from all tokens of the step. Without such a loss
+    the rows are returned as they are.
 
-    The tokens stand in the order of the rows, so that what is found depends neither on the token budget nor on how
-    micro-batches are cut.
+    The tokens are in the order of the rows, so the result depends neither on the token budget nor on the micro-batches.
 
     Args:
         rows: all rows of the optimiser step.
@@ -36,22 +35,24 @@ def surveyed(
     asking = [loss for loss in losses if loss.needs.survey and loss.term in denominators]
     if not asking or not rows:
         return rows
-    # what is singled out hangs on no model beside the trained one, and asking one costs a forward
+    # the choice of tokens depends on the trained model alone, and a teacher costs a forward
     needs = sorted(set[str]().union(*(loss.needs.quantities for loss in asking)) - {"divergence"})
     values = forward(rows, set(needs))
     micro = micro_batch(rows, denominators, idle_tokens=True)
-    there = [[any(weights) for weights in zip(*row.weights.values(), strict=True)] for row in rows]
+    weighted = [[any(weights) for weights in zip(*row.weights.values(), strict=True)] for row in rows]
     quantities = {
-        name: torch.tensor([x for of, one in zip(values, there, strict=True) for x in compress(of[name], one)])
+        name: torch.tensor([x for row, mask in zip(values, weighted, strict=True) for x in compress(row[name], mask)])
         for name in needs
     }
-    found = {name: iter(column.tolist()) for loss in asking for name, column in loss.survey(quantities, micro).items()}
+    columns = {
+        name: iter(column.tolist()) for loss in asking for name, column in loss.survey(quantities, micro).items()
+    }
     return [
-        replace(row, annotations={**row.annotations, **{n: _spread(column, mask) for n, column in found.items()}})
-        for row, mask in zip(rows, there, strict=True)
+        replace(row, annotations={**row.annotations, **{n: _spread(column, mask) for n, column in columns.items()}})
+        for row, mask in zip(rows, weighted, strict=True)
     ]
 
 
 def _spread(column: Iterator[float], mask: Sequence[bool]) -> tuple[float, ...]:
-    """The next values of `column` where the mask is set, 0.0 elsewhere."""
-    return tuple([next(column) if one else 0.0 for one in mask])
+    """Take the next values of `column` where the mask is set, 0.0 elsewhere."""
+    return tuple([next(column) if is_weighted else 0.0 for is_weighted in mask])

@@ -1,4 +1,4 @@
-"""`LocalTrainer`: one model on one device, driven from the event loop and computed on its own thread."""
+"""`LocalTrainer`: one model on one device, called from the event loop and computed on its own thread."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from sparring.generation import ScoreRequest, Scores
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.divergence import from_teacher, from_tops
-from sparring.model.head import Asked, judge, token_quantities
+from sparring.model.head import TargetRows, score_tokens, token_quantities
 from sparring.protocols import Divergence, Loss, LossResult
 from sparring.train import checkpoint
 from sparring.train.average import Average
 from sparring.train.config import TrainConfig
 from sparring.train.measure import Measures
-from sparring.train.optimiser import Optimiser
-from sparring.train.schedule import learning_rate
+from sparring.train.optimiser import Optimiser, learning_rate
 from sparring.train.survey import surveyed
 from sparring.types import Batch, CheckpointRef, Sample, StepResult, WeightRef
 from sparring.weights.inline import Probe, publish
@@ -39,14 +38,14 @@ PerToken = tuple[float, ...]
 
 _PROBE_TOKENS = 16
 _LANES = 2
-"""Micro-batches that a CPU computes side by side: between the parallel regions of one, the other uses its threads. The
-same number on every machine, because which rows are summed together decides the last bits of a gradient."""
+"""Micro-batches that a CPU computes at the same time: between the parallel regions of one, the other uses its threads.
+The same number on every machine, because the rows that are summed together decide the last bits of a gradient."""
 _UNITS = ("token", "turn", "sequence", "pair")
-"""A micro-batch holds whole rows, so that only pairs could be split."""
+"""Units that fit: a micro-batch holds whole rows, so that only pairs could be split."""
 
 
-class _Part(NamedTuple):
-    """What one micro-batch gives: its log-probabilities [M] (None of a scalar head), results by term, and a gradient or
+class _MicroBatchResult(NamedTuple):
+    """Result of one micro-batch: its log-probabilities [M] (None of a scalar head), results by term, and a gradient or
     None for each parameter."""
 
     micro: MicroBatch
@@ -56,23 +55,23 @@ class _Part(NamedTuple):
 
 
 class LocalTrainer:
-    """Trains a `CausalModel` in place; implements `Trainer`. Of a model with an adapter everywhere it trains that
-    alone: the model's own weights stay, and what it publishes and saves is the adapter.
+    """Trainer of a `CausalModel` in place; implements `Trainer`. Of a model with an adapter everywhere it trains the
+    adapter alone: the model's own weights stay, and the adapter is published and saved.
 
-    float32 trains the module's own parameters. Any other dtype keeps float32 masters, accumulates gradients in float32
-    and casts after each step. All tensor work runs in one worker thread, in the order it was asked for, but for the
+    float32 trains the module's own parameters. Any other dtype keeps float32 master weights, accumulates gradients in
+    float32 and casts after each step. All tensor work runs in one worker thread, in the order of the calls, except the
     second half of a micro-batch on a CPU, which another thread computes meanwhile.
 
     Args:
         model: the model; nobody else may compute with it.
         config: `[train]`.
         losses: the terms that are trained; a batch may carry any of them and no other.
-        name: which model of the run this is.
-        total_steps: how many optimiser steps the learning rate's schedule spans.
+        name: model of the run.
+        total_steps: optimiser steps that the learning rate's schedule spans.
         version: of the weights that `model` holds.
         threads: CPU threads of the worker; 0 keeps torch's number.
-        teachers: models by name that rows are compared with; nobody else may compute with them. An average follows what
-            is trained, from version to version.
+        teachers: models by name that rows are compared with; nobody else may compute with them. A moving average
+            follows the trained weights, from version to version.
     """
 
     def __init__(
@@ -91,17 +90,20 @@ class LocalTrainer:
             if loss.needs.unit not in _UNITS:
                 got = f"{loss.needs.unit!r}, which micro-batches may split"
                 raise refusal(
-                    f"loss {loss.term}", f"a unit out of {', '.join(_UNITS)}", got, "use a loss with one of these"
+                    f"loss {loss.term}", f"one of the units {', '.join(_UNITS)}", got, "use a loss with one of these"
                 )
         self._model = model
         self._config = config
         self._losses = {loss.term: loss for loss in losses}
         self._paired = frozenset(loss.term for loss in losses if loss.needs.unit == "pair")
-        # what is told of every token: it is compared with what an engine recorded
-        self._told = frozenset() if model.is_scalar else frozenset({"logprob"})
+        # computed for every token, to compare it with the log-probability that the engine recorded
+        self._always_needed = frozenset() if model.is_scalar else frozenset({"logprob"})
         self._divergence = next((loss.needs.divergence for loss in losses if loss.needs.divergence), None)
-        self._averages = {name: of for name, of in (teachers or {}).items() if isinstance(of, Average)}
-        self._teachers = {name: of.model if isinstance(of, Average) else of for name, of in (teachers or {}).items()}
+        self._averages = {name: teacher for name, teacher in (teachers or {}).items() if isinstance(teacher, Average)}
+        self._teachers = {
+            name: teacher.model if isinstance(teacher, Average) else teacher
+            for name, teacher in (teachers or {}).items()
+        }
         self._name = name
         self._total_steps = total_steps
         self._version = version
@@ -116,8 +118,8 @@ class LocalTrainer:
         self._optimiser = Optimiser(self._trained.parameters(), config)
         # fixed, and spread over the vocabulary
         self._probe_tokens = tuple(
-            xxhash.xxh3_64_intdigest(f"probe/{place}".encode()) % model.vocab_size
-            for place in range(min(_PROBE_TOKENS, model.max_positions))
+            xxhash.xxh3_64_intdigest(f"probe/{index}".encode()) % model.vocab_size
+            for index in range(min(_PROBE_TOKENS, model.max_positions))
         )
         self._idle_tokens = any(loss.needs.idle_tokens for loss in losses)
         self._lanes = _LANES if model.device.type == "cpu" else 1
@@ -130,20 +132,19 @@ class LocalTrainer:
 
     @property
     def version(self) -> int:
-        """The version of the weights that the model holds now."""
+        """Version of the weights that the model holds now."""
         return self._version
 
     async def forward(
         self, rows: Sequence[Sample], needs: Set[str] = frozenset({"logprob"})
     ) -> list[Mapping[str, PerToken]]:
-        """Quantities of every token that some term weighs, under the weights that the trainer holds now, without
-        gradients.
+        """Compute quantities of every token that some term weighs, under the present weights, without gradients.
 
-        Packed and computed as in `forward_backward`, so that a log-probability has the bits that training would find.
-        What the credit will say does not matter: a token counts also where its advantage is zero.
+        Rows are packed and computed as in `forward_backward`, so a log-probability has the same bits as in training. A
+        token counts also where its advantage is zero.
 
         Args:
-            rows: such as an annotator is handed.
+            rows: to compute.
             needs: names out of `model.head.QUANTITIES`, and `teacher`: the log-probability under the teacher that the
                 row names.
 
@@ -153,7 +154,7 @@ class LocalTrainer:
         return await self._work(self._forward, rows, needs)
 
     async def score(self, teacher: str, request: ScoreRequest) -> Scores:
-        """What a teacher that this trainer holds says of given tokens; its version is the trainer's."""
+        """Compute a teacher's log-probabilities of given tokens; their version is the trainer's."""
         return await self._work(self._score, teacher, request)
 
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
@@ -161,10 +162,10 @@ class LocalTrainer:
 
         Returns:
             loss_<term>; the losses' own metrics; tokens_trained, tokens_forward (computed), tokens_shared (of the rows,
-            but not computed: another row began with them), micro_batches; forward_backward_s; and, where sampled tokens
-            were trained, logprob_max_abs_diff, logprob_mean_abs_diff, mismatch_k3 and mismatch_ess (fresh tokens: see
-            `Measures.add_tokens`), logprob_stale_max_abs_diff, logprob_stale_share and version_lag_max. A batch without
-            rows has none of the latter.
+                but not computed: another row began with them), micro_batches; forward_backward_s; and, where sampled
+                tokens were trained, logprob_max_abs_diff, logprob_mean_abs_diff, mismatch_k3 and mismatch_ess (fresh
+                tokens: see `Measures.add_tokens`), logprob_stale_max_abs_diff, logprob_stale_share and version_lag_max.
+                A batch without rows has none of the latter.
 
         Raises:
             ValueError: the batch is for another model or carries a term that no loss of this trainer takes.
@@ -172,22 +173,21 @@ class LocalTrainer:
         return await self._work(self._forward_backward, batch)
 
     async def step(self, *, ends_update: bool = True) -> StepResult:
-        """Apply the gradients and, at the end of an update, count the version up. Without any gradients (all groups
+        """Apply the gradients and, at the end of an update, increment the version. Without any gradients (all groups
         filtered) the weights stay as they are. Within an update no token counts as fresh after its first step.
 
         Metrics: learning_rate, step_s and updated (1 when weights changed); grad_norm (before clipping) where there
-            were
-        gradients. A gradient that is not finite is dropped, and updated is 0.
+        were gradients. A gradient that is not finite is dropped, and updated is 0.
         """
         return await self._work(self._step, ends_update)
 
     async def push(self) -> WeightRef:
-        """Publish a copy of what is trained with a probe: a fixed row of tokens and its log-probabilities under them.
-        What has a scalar head samples nothing, and has no probe."""
+        """Publish a copy of the trained weights with a probe: a fixed row of tokens and its log-probabilities under
+        them. A model with a scalar head samples nothing, and has no probe."""
         return await self._work(self._push)
 
     async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
-        """Write everything a bitwise resume needs as folder `path`, whole or not at all.
+        """Write everything that a bitwise resume needs as folder `path`, whole or not at all.
 
         Raises:
             StoreError: the disk is full or cannot be written; earlier checkpoints are intact.
@@ -195,7 +195,7 @@ class LocalTrainer:
         return await self._work(self._save, path, stage, metrics)
 
     async def restore(self, ref: CheckpointRef) -> None:
-        """Go back to a checkpoint of a trainer with the same model and config: training on is bitwise as if never
+        """Restore a checkpoint of a trainer with the same model and config: training continues bitwise as if never
         stopped.
 
         Raises:
@@ -205,7 +205,7 @@ class LocalTrainer:
         await self._work(self._restore, ref)
 
     async def close(self) -> None:
-        """Finish what was asked for and end the worker thread. Safe to call twice."""
+        """Finish pending calls and end the worker thread. Safe to call twice."""
         await asyncio.to_thread(self._worker.shutdown)
         await asyncio.to_thread(self._beside.shutdown)
 
@@ -214,34 +214,35 @@ class LocalTrainer:
 
     @torch.no_grad()
     def _forward(self, rows: Sequence[Sample], needs: Set[str]) -> list[Mapping[str, PerToken]]:
-        found: dict[int, Mapping[str, PerToken]] = {}
+        values_of: dict[int, Mapping[str, PerToken]] = {}
         for packed in pack(rows, self._config.token_budget):
             terms = dict.fromkeys({term for row in packed for term in row.weights}, 1.0)
             micro = micro_batch([replace(row, advantages=None) for row in packed], terms, self._model.device)
             values = self._quantities(micro, needs) if len(micro.targets) else {}
             columns = {name: iter(values[name].tolist() if values else ()) for name in needs}
             for row in packed:
-                weighed = [any(weights) for weights in zip(*row.weights.values(), strict=True)] or [False] * len(
+                weighted = [any(weights) for weights in zip(*row.weights.values(), strict=True)] or [False] * len(
                     row.tokens
                 )
-                found[id(row)] = {
-                    name: tuple(next(column) if there else 0.0 for there in weighed) for name, column in columns.items()
+                values_of[id(row)] = {
+                    name: tuple(next(column) if is_weighted else 0.0 for is_weighted in weighted)
+                    for name, column in columns.items()
                 }
-        return [found[id(row)] for row in rows]
+        return [values_of[id(row)] for row in rows]
 
     @torch.no_grad()
     def _score(self, teacher: str, request: ScoreRequest) -> Scores:
         model, count = self._teachers[teacher], len(request.tokens) - 1
         tokens, places = torch.tensor(request.tokens, device=model.device), torch.arange(count, device=model.device)
-        where = Packed(torch.tensor([0, count], dtype=torch.int32, device=model.device))
-        hidden = model.hidden(tokens[:-1], places, where, places[request.first - 1 :])
-        heat = torch.full((len(hidden),), request.temperature, device=model.device)
-        found = judge(model, hidden, tokens[request.first :], heat, request.top_k)
+        layout = Packed(torch.tensor([0, count], dtype=torch.int32, device=model.device))
+        hidden = model.hidden(tokens[:-1], places, layout, places[request.first - 1 :])
+        temperature = torch.full((len(hidden),), request.temperature, device=model.device)
+        judged = score_tokens(model, hidden, tokens[request.first :], temperature, request.top_k)
         return Scores(
-            logprobs=tuple(found.logprob.tolist()),
-            entropies=tuple(found.entropy.tolist()),
-            top_ids=tuple(map(tuple, found.top_ids.tolist())),
-            top_logprobs=tuple(map(tuple, found.top_logprobs.tolist())),
+            logprobs=tuple(judged.logprob.tolist()),
+            entropies=tuple(judged.entropy.tolist()),
+            top_ids=tuple(map(tuple, judged.top_ids.tolist())),
+            top_logprobs=tuple(map(tuple, judged.top_logprobs.tolist())),
             version=self._version,
         )
 
@@ -255,16 +256,16 @@ class LocalTrainer:
                 f"batch {batch.step} carries terms {sorted(unknown)}, this trainer has {sorted(self._losses)}"
             )
         measures = Measures(self._version, pristine=self._pristine)
-        every = surveyed(batch.rows, batch.denominators, list(self._losses.values()), self._forward)
-        for rows in self._packed([row for row in every if row.label != 0]):
+        all_rows = surveyed(batch.rows, batch.denominators, list(self._losses.values()), self._forward)
+        for rows in self._packed([row for row in all_rows if row.label != 0]):
             parts = cut_units(rows, self._lanes, self._paired, self._model.context)
-            found = self._side_by_side(parts, batch.denominators)
-            while found:  # a part's gradients are as large as the model: none outlives its sum
-                self._add(found.pop(0), measures)
+            results = self._compute_lanes(parts, batch.denominators)
+            while results:  # a part's gradients are as large as the model: none outlives its sum
+                self._add(results.pop(0), measures)
         return {**measures.result(), "forward_backward_s": time.perf_counter() - started}
 
-    def _add(self, part: _Part, measures: Measures) -> None:
-        """Add up what a micro-batch gave."""
+    def _add(self, part: _MicroBatchResult, measures: Measures) -> None:
+        """Add the gradients and metrics of a micro-batch."""
         measures.add_tokens(part.micro, part.logprobs)
         for term, result in part.results.items():
             measures.add_loss(term, result)
@@ -272,86 +273,94 @@ class LocalTrainer:
         self._has_gradients = True
 
     def _packed(self, rows: Sequence[Sample]) -> list[list[Sample]]:
-        """The rows of each micro-batch; of different teachers apart, so that each of these computes its own rows
-        alone."""
+        """Pack rows into micro-batches, separately for each teacher, so that a teacher computes its own rows alone."""
         parts = [list(rows)]
         if len(self._teachers) > 1:
             names = sorted({str(row.teacher) for row in rows})
             parts = [[row for row in rows if str(row.teacher) == name] for name in names]
         return [packed for part in parts for packed in pack_units(part, self._config.token_budget, self._paired)]
 
-    def _side_by_side(self, parts: Sequence[Sequence[Sample]], denominators: Mapping[str, float]) -> list[_Part]:
-        """One or two micro-batches; those without a token to train are left out."""
+    def _compute_lanes(
+        self, parts: Sequence[Sequence[Sample]], denominators: Mapping[str, float]
+    ) -> list[_MicroBatchResult]:
+        """Compute one or two micro-batches at the same time; those without a token to train are left out."""
         if len(parts) == 1 or self._threads == 1:
-            found = [self._micro_batch(rows, denominators) for rows in parts]
+            results = [self._micro_batch(rows, denominators) for rows in parts]
         else:
             beside = self._beside.submit(self._micro_batch, parts[1], denominators)
             torch.set_num_threads(self._threads - self._threads // 2)
             try:
-                found = [self._micro_batch(parts[0], denominators)]
+                results = [self._micro_batch(parts[0], denominators)]
             finally:
                 torch.set_num_threads(self._threads)
                 wait([beside])
-            found.append(beside.result())
-        return [part for part in found if part is not None]
+            results.append(beside.result())
+        return [part for part in results if part is not None]
 
-    def _micro_batch(self, rows: Sequence[Sample], denominators: Mapping[str, float]) -> _Part | None:
+    def _micro_batch(self, rows: Sequence[Sample], denominators: Mapping[str, float]) -> _MicroBatchResult | None:
         micro = micro_batch(rows, denominators, self._model.device, idle_tokens=self._idle_tokens)
         if not len(micro.targets):
             return None
         losses = [self._losses[term] for term in micro.weights]
-        quantities = self._quantities(micro, self._told.union(*(loss.needs.quantities for loss in losses)))
+        quantities = self._quantities(micro, self._always_needed.union(*(loss.needs.quantities for loss in losses)))
         results = {loss.term: loss(quantities, micro) for loss in losses}
         total = sum(result.loss for result in results.values())
         # not backward(): two of these run at once, and who adds to a parameter first must not be left to chance
         gradients = torch.autograd.grad(total, self._optimiser.parameters, allow_unused=True)
-        return _Part(micro, quantities["logprob"].detach() if self._told else None, results, gradients)
+        return _MicroBatchResult(
+            micro, quantities["logprob"].detach() if self._always_needed else None, results, gradients
+        )
 
     def _quantities(self, micro: MicroBatch, needs: Set[str]) -> dict[str, torch.Tensor]:
-        where = Packed(micro.cu_seqlens, micro.shared)
-        hidden = self._model.hidden(micro.tokens, micro.positions, where, micro.predicting)
-        asked, ours = Asked(micro.targets, micro.temperature, micro.kept, micro.bias), needs - {"divergence", "teacher"}
-        found = token_quantities(self._model, hidden, asked.targets, asked.temperature, ours, asked.kept, asked.bias)
+        layout = Packed(micro.cu_seqlens, micro.shared)
+        hidden = self._model.hidden(micro.tokens, micro.positions, layout, micro.predicting)
+        drawn = TargetRows(micro.targets, micro.temperature, micro.kept, micro.bias)
+        own = needs - {"divergence", "teacher"}
+        quantities = token_quantities(
+            self._model, hidden, drawn.targets, drawn.temperature, own, drawn.kept, drawn.bias
+        )
         if "divergence" in needs and self._divergence is not None:
-            found["divergence"] = self._diverging(micro, hidden, asked, self._divergence)
+            quantities["divergence"] = self._teacher_divergence(micro, hidden, drawn, self._divergence)
         if "teacher" in needs:
-            found["teacher"] = self._taught(micro, asked)
-        return found
+            quantities["teacher"] = self._teacher_logprobs(micro, drawn)
+        return quantities
 
-    def _diverging(self, micro: MicroBatch, hidden: torch.Tensor, asked: Asked, form: Divergence) -> torch.Tensor:
-        """[M]: how far the model, whose output is `hidden` [M, D], is from the teacher of each token; 0 where there is
-        none."""
+    def _teacher_divergence(
+        self, micro: MicroBatch, hidden: torch.Tensor, drawn: TargetRows, form: Divergence
+    ) -> torch.Tensor:
+        """Return [M]: divergence of the model, whose output is `hidden` [M, D], from the teacher of each token; 0
+        without a teacher."""
         if form.over == "top_k":
             if micro.tops is None:
-                raise ValueError("expected rows with a teacher's likeliest tokens, got none; annotate them")
+                raise ValueError("expected rows with a teacher's top-k tokens, got none; run its annotator first")
             return from_tops(self._model, hidden, micro.temperature, micro.tops, form)
-        found = hidden.new_zeros(len(hidden), dtype=torch.float32)
-        for its, teacher, theirs in self._asked_teachers(micro):
-            found = found.index_put(
-                (its,), from_teacher(self._model, hidden[its], teacher, theirs, asked.of(its), form)
+        divergence = hidden.new_zeros(len(hidden), dtype=torch.float32)
+        for mask, teacher, output in self._teacher_outputs(micro):
+            divergence = divergence.index_put(
+                (mask,), from_teacher(self._model, hidden[mask], teacher, output, drawn.of(mask), form)
             )
-        return found
+        return divergence
 
     @torch.no_grad()
-    def _taught(self, micro: MicroBatch, asked: Asked) -> torch.Tensor:
-        """[M]: the log-probability of each token under its teacher, of what it was drawn from; 0 where there is
-        none."""
-        found = torch.zeros_like(micro.temperature)
-        for its, teacher, theirs in self._asked_teachers(micro):
-            found[its] = token_quantities(teacher, theirs, *asked.of(its)[:2], {"logprob"}, *asked.of(its)[2:])[
+    def _teacher_logprobs(self, micro: MicroBatch, drawn: TargetRows) -> torch.Tensor:
+        """Return [M]: log-probability of each token under its teacher, of the distribution it was drawn from; 0 without
+        a teacher."""
+        logprobs = torch.zeros_like(micro.temperature)
+        for mask, teacher, output in self._teacher_outputs(micro):
+            logprobs[mask] = token_quantities(teacher, output, *drawn.of(mask)[:2], {"logprob"}, *drawn.of(mask)[2:])[
                 "logprob"
             ]
-        return found
+        return logprobs
 
-    def _asked_teachers(self, micro: MicroBatch) -> Iterator[tuple[torch.Tensor, CausalModel, torch.Tensor]]:
-        """Of each teacher that rows name: which of the M tokens are theirs [M] bool, itself, and its output for
-        them."""
-        where = Packed(micro.cu_seqlens, micro.shared)
-        for name, its in micro.teachers.items():
+    def _teacher_outputs(self, micro: MicroBatch) -> Iterator[tuple[torch.Tensor, CausalModel, torch.Tensor]]:
+        """Yield for each teacher that rows name: which of the M tokens it teaches ([M] bool), the teacher, and its
+        output for them."""
+        layout = Packed(micro.cu_seqlens, micro.shared)
+        for name, mask in micro.teachers.items():
             teacher = self._teachers[name]
             with torch.no_grad():
-                theirs = teacher.hidden(micro.tokens, micro.positions, where, micro.predicting[its])
-            yield its, teacher, theirs
+                output = teacher.hidden(micro.tokens, micro.positions, layout, micro.predicting[mask])
+            yield mask, teacher, output
 
     def _step(self, ends_update: bool) -> StepResult:
         started = time.perf_counter()
@@ -372,7 +381,7 @@ class LocalTrainer:
         return StepResult(version=self._version, metrics={**metrics, "step_s": time.perf_counter() - started})
 
     def _write_back(self) -> None:
-        """Bring the model up to date with the masters."""
+        """Cast the master weights into the model."""
         if self._optimiser.has_masters:
             self._trained.load_state({**self._trained.state(), **self._optimiser.cast()})
         else:
@@ -385,7 +394,7 @@ class LocalTrainer:
         return publish(self._name, self._version, self._trained.state(), probe, adapter=adapter)
 
     def _probe(self) -> Probe:
-        """The probe's tokens [T] and the log-probabilities [T - 1] of all but the first."""
+        """Return the probe's tokens [T] and the log-probabilities [T - 1] of all but the first."""
         tokens = self._probe_tokens
         device = self._model.device
         row = torch.tensor(tokens[:-1], device=device)
@@ -421,9 +430,9 @@ class LocalTrainer:
         if manifest["config"] != self._config_digest():
             raise refusal(
                 f"checkpoint {ref.path}",
-                "the [train] settings, and a moving average's decay, that it was written with",
-                "others",
-                "set them back, or start a new run from its weights",
+                "the [train] settings and moving averages that it was written with",
+                "different ones",
+                "restore those settings, or start a new run from its weights",
             )
         self._optimiser.load_state(tensors[checkpoint.OPTIMISER])
         self._trained.load_state(tensors[checkpoint.MODEL])
@@ -434,7 +443,8 @@ class LocalTrainer:
         self._version, self._pristine = manifest["version"], True
 
     def _config_digest(self) -> str:
-        """What decides the numbers: two runs with equal digests (and equal data) make equal weights."""
+        """Return a digest of the settings that decide the numbers: two runs with equal digests and equal data make
+        equal weights."""
         settings = msgspec.to_builtins(self._config)
         for name in ("save_every", "keep_last", "best_metric", "best_is_highest"):
             del settings[name]

@@ -1,1 +1,1 @@
-"""What was published and how it travels from trainer to engine."""
+"""Published weights and how they travel from trainer to engine."""

@@ -1,4 +1,4 @@
-"""One number for a set of named tensors."""
+"""Checksum of a set of named tensors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 import xxhash
 
 PIECE = 1 << 22
-"""Bytes. Hashing holds the interpreter's lock: after so much of it, a thread that computes a step gets its turn."""
+"""Bytes hashed before another thread gets its turn: hashing holds the interpreter's lock, and an engine may be
+computing."""
 
 
 def checksum(state: Mapping[str, torch.Tensor]) -> str:
-    """xxh3-128 over names, dtypes, shapes and bytes in the order of the names, as 32 hexadecimal digits.
+    """Return xxh3-128 over names, dtypes, shapes and bytes in the order of the names, as 32 hexadecimal digits.
 
     Equal exactly when every tensor is equal to the bit (0.0 and -0.0 differ); the device does not matter.
     """

@@ -1,4 +1,4 @@
-"""What a reference names, whichever way it travels: the one place that knows the transports."""
+"""Tensors of a reference, by its transport: the one place that knows all transports."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ TRANSPORTS: Mapping[str, Callable[[WeightRef], dict[str, torch.Tensor]]] = Mappi
 
 
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """The published tensors, verified. They may be the reference's own: a receiver copies them
+    """Return the published tensors, verified. They may be the reference's own: a receiver copies them
     (`CausalModel.load_state` does).
 
     Raises:
-        WeightsError: nothing here knows the transport, or what it says (see the transports).
+        WeightsError: the transport is unknown, or fails (see the transports).
     """
     if ref.transport not in TRANSPORTS:
-        where, known = f"weights of {ref.model} version {ref.version}", ", ".join(TRANSPORTS)
+        where, transports = f"weights of {ref.model} version {ref.version}", ", ".join(TRANSPORTS)
         raise WeightsError(
-            f"{where}: expected a transport out of {known}, got {ref.transport!r}; publish them with one"
+            f"{where}: expected one of the transports {transports}, got {ref.transport!r}; publish them with one"
         )
     return TRANSPORTS[ref.transport](ref)

@@ -21,15 +21,15 @@ def publish(
     *,
     adapter: str | None = None,
 ) -> WeightRef:
-    """Copy `state` and name it. The reference shares no storage with the trainer (law 9): training on does not change
-    it.
+    """Copy `state` and return a reference to the copy, which shares no storage with the trainer (law 9): training on
+    does not change it.
 
     Args:
-        model: whose weights these are.
-        version: number of optimiser steps that made them.
+        model: name of the model whose weights these are.
+        version: number of updates that made them.
         state: parameters by Hugging Face name, or an adapter's state.
-        probe: tokens [T] and the log-probabilities [T - 1] of tokens[1:] under these weights at temperature 1, for
-            the receiver to reproduce.
+        probe: tokens [T] and the log-probabilities [T - 1] of tokens[1:] under these weights at temperature 1, for the
+            receiver to reproduce.
         adapter: which of the model's adapters these are; None for the model itself.
     """
     copies = {name: tensor.detach().clone() for name, tensor in state.items()}
@@ -45,18 +45,18 @@ def publish(
 
 
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """The published tensors, verified. They are the reference's own: a receiver copies them (`CausalModel.load_state`
-    does).
+    """Return the published tensors, verified. They are the reference's own: a receiver copies them
+    (`CausalModel.load_state` does).
 
     Raises:
-        WeightsError: the reference travels another way, or its tensors are not the ones that were published.
+        WeightsError: the reference has another transport, or its tensors are not the ones that were published.
     """
     where = f"weights of {ref.model} version {ref.version}"
     if ref.transport != "inline":
         raise WeightsError(
             f"{where}: expected transport 'inline', got {ref.transport!r}; fetch them with that transport"
         )
-    found = checksum(ref.location)
-    if found != ref.checksum:
-        raise WeightsError(f"{where}: expected checksum {ref.checksum}, got {found}; publish them again")
+    actual = checksum(ref.location)
+    if actual != ref.checksum:
+        raise WeightsError(f"{where}: expected checksum {ref.checksum}, got {actual}; publish them again")
     return dict(ref.location)

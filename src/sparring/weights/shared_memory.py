@@ -1,8 +1,7 @@
-"""Weights between processes of one machine: a file in shared memory that lives as long as its publisher lends it.
+"""Weights between processes of one machine: a file in shared memory that exists while its publisher lends it.
 
-The publisher alone takes it away: `published` is a context, and what it made is gone behind it. Until then it holds a
-lock on the file; the kernel drops the lock of a process that died, so whoever publishes next can tell what nobody owns
-any longer and removes it (`sweep`).
+`published` is a context, and removes its file at the end. Until then the publisher holds a lock on the file. The kernel
+drops the lock of a process that died, so the next publisher can recognise and remove files without an owner (`sweep`).
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from sparring.weights.inline import Probe
 TRANSPORT = "shared_memory"
 FOLDER = Path("/dev/shm")
 PREFIX = "sparring-weights-"
-"""A file is called this, then its publisher's process id, then at random."""
+"""Beginning of a file's name; the publisher's process id and a random part follow."""
 ALIGNMENT = 64
 """Bytes; a tensor begins at a multiple of it."""
 
 _NAME = re.compile(re.escape(PREFIX) + "[0-9]+-[0-9a-f]{16}")
 
 
-class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where one tensor lies: `offset` in bytes, `dtype` as torch calls it ("float32")."""
+class TensorSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Position of one tensor in the file: `offset` in bytes, `dtype` as torch names it ("float32")."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -44,12 +43,11 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Location(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`WeightRef.location` of this transport, there as plain data: the file's name, its size in bytes, the tensors by
-    name."""
+    """Plain data in `WeightRef.location` for this transport: the file's name, its size in bytes, tensors by name."""
 
     segment: str
     size: int
-    tensors: dict[str, Place]
+    tensors: dict[str, TensorSpan]
 
 
 @contextmanager
@@ -61,19 +59,19 @@ def published(
     *,
     adapter: str | None = None,
 ) -> Iterator[WeightRef]:
-    """A copy of `state` that other processes of this machine can fetch until the context ends. Arguments: as
+    """Publish a copy of `state` that other processes of this machine can fetch until the context ends. Arguments as for
     `inline.publish`.
 
-    The file gets its name when it is complete, so a crash on the way leaves nothing behind.
+    The file gets its name when it is complete, so a crash while writing leaves nothing behind.
 
     Raises:
-        WeightsError: there is no room for it, or no shared memory.
+        WeightsError: shared memory is full or missing.
     """
     sweep()
     location = _located(f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}", state)
     with ExitStack() as stack:
-        where, room = f"weights of {model} version {version}", f"{location.size} bytes of {FOLDER}"
-        with boundary(WeightsError, where, room, "make room there"):
+        where, room = f"weights of {model} version {version}", f"{location.size} free bytes in {FOLDER}"
+        with boundary(WeightsError, where, room, "free some space there"):
             _lend(stack, location, state)
         yield WeightRef(
             model=model,
@@ -87,11 +85,11 @@ def published(
 
 
 def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
-    """A copy of the published tensors, verified: what the publisher does afterwards does not touch it.
+    """Return a copy of the published tensors, verified: later changes by the publisher do not affect it.
 
     Raises:
-        WeightsError: the reference travels another way, has outlived what it names, or its tensors are not the ones
-            that were published.
+        WeightsError: the reference has another transport, its file is gone, or its tensors are not the ones that were
+            published.
     """
     where = f"weights of {ref.model} version {ref.version}"
     if ref.transport != TRANSPORT:
@@ -104,15 +102,15 @@ def fetch(ref: WeightRef) -> dict[str, torch.Tensor]:
         raise WeightsError(f"{where}: expected a segment {PREFIX}..., got {location.segment!r}; publish them again")
     data = _read(FOLDER / location.segment, location.size, where)
     with boundary(WeightsError, where, "tensors within their segment", "publish them again"):
-        state = {name: _view(data, place) for name, place in location.tensors.items()}
-    found = checksum(state)
-    if found != ref.checksum:
-        raise WeightsError(f"{where}: expected checksum {ref.checksum}, got {found}; publish them again")
+        state = {name: _view(data, span) for name, span in location.tensors.items()}
+    actual = checksum(state)
+    if actual != ref.checksum:
+        raise WeightsError(f"{where}: expected checksum {ref.checksum}, got {actual}; publish them again")
     return state
 
 
 def sweep() -> None:
-    """Remove what publishers left that died while they lent it: whatever nobody holds the lock of."""
+    """Remove files of publishers that died while they lent them: those that no process holds a lock on."""
     for path in FOLDER.glob(f"{PREFIX}*"):
         # gone meanwhile, another user's, or lent by somebody alive
         with suppress(OSError):
@@ -125,15 +123,15 @@ def sweep() -> None:
 
 
 def _lend(stack: ExitStack, location: Location, state: Mapping[str, torch.Tensor]) -> None:
-    """Write the file, under its lock from the beginning, and name it; `stack` takes all of it back."""
+    """Write the file, locked from the beginning, and name it; `stack` undoes all of it."""
     folder = os.open(FOLDER, os.O_PATH)
     stack.callback(os.close, folder)
     file = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR, 0o600)
     stack.callback(os.close, file)
     fcntl.flock(file, fcntl.LOCK_EX)
     os.posix_fallocate(file, 0, max(1, location.size))
-    for name, place in location.tensors.items():
-        _write(file, place.offset, _bytes(state[name]))
+    for name, span in location.tensors.items():
+        _write(file, span.offset, _bytes(state[name]))
     # only with a folder given does Python follow the link to the file that has no name yet
     os.link(f"/proc/self/fd/{file}", location.segment, dst_dir_fd=folder, follow_symlinks=True)
     stack.callback((FOLDER / location.segment).unlink, missing_ok=True)
@@ -142,7 +140,9 @@ def _lend(stack: ExitStack, location: Location, state: Mapping[str, torch.Tensor
 def _located(segment: str, state: Mapping[str, torch.Tensor]) -> Location:
     places, offset = {}, 0
     for name, tensor in state.items():
-        places[name] = Place(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape), offset=offset)
+        places[name] = TensorSpan(
+            dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape), offset=offset
+        )
         offset += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
     return Location(segment=segment, size=offset, tensors=places)
 
@@ -158,7 +158,7 @@ def _write(descriptor: int, offset: int, data: memoryview) -> None:
 
 
 def _read(path: Path, size: int, where: str) -> torch.Tensor:
-    """The whole file as uint8 [size]."""
+    """Return the whole file as uint8 [size]."""
     data = None
     with boundary(WeightsError, where, "a readable segment", "publish them again"):
         try:
@@ -168,7 +168,7 @@ def _read(path: Path, size: int, where: str) -> torch.Tensor:
                     file.readinto(data.numpy())
         except FileNotFoundError:
             raise WeightsError(
-                f"{where}: expected the segment {path.name}, got none: its publisher has taken it back or is gone; "
+                f"{where}: expected the segment {path.name}, got none: its publisher has removed it or has ended; "
                 "publish them again"
             ) from None
     if data is None:
@@ -176,9 +176,9 @@ def _read(path: Path, size: int, where: str) -> torch.Tensor:
     return data
 
 
-def _view(data: torch.Tensor, place: Place) -> torch.Tensor:
-    dtype: Any = getattr(torch, place.dtype)
-    end = place.offset + math.prod(place.shape) * dtype.itemsize
-    if not 0 <= place.offset <= end <= len(data):
-        raise ValueError(f"bytes {place.offset} to {end} of {len(data)}")
-    return data[place.offset : end].view(dtype).reshape(place.shape)
+def _view(data: torch.Tensor, span: TensorSpan) -> torch.Tensor:
+    dtype: Any = getattr(torch, span.dtype)
+    end = span.offset + math.prod(span.shape) * dtype.itemsize
+    if not 0 <= span.offset <= end <= len(data):
+        raise ValueError(f"bytes {span.offset} to {end} of {len(data)}")
+    return data[span.offset : end].view(dtype).reshape(span.shape)

@@ -24,8 +24,7 @@ def samples_of(case):
         ours = [False, False, *(one for length in row["turns"] for one in (*[True] * length, False))]
 
         def spread(values, ours=ours):
-            column = iter(values)
-            return tuple(next(column) if one else 0.0 for one in ours)
+            return spread_over(ours, values)
 
         found.append(
             Sample(
@@ -39,8 +38,6 @@ def samples_of(case):
                 annotations={
                     name: spread(row[of])
                     for name, of in (
-                        ("logprob", "logprob"),
-                        ("entropy", "entropy"),
                         ("proximal", "before"),
                         ("proximal_share", "share"),
                         ("reference", "reference"),
@@ -51,17 +48,23 @@ def samples_of(case):
     return aggregated(found, config_of(case).aggregation, case["max_tokens"])
 
 
+def spread_over(mask, values):
+    """The next of the values where the mask is set, 0.0 elsewhere."""
+    column = iter(values)
+    return tuple(next(column) if one else 0.0 for one in mask)
+
+
 def computed(case, dtype=torch.float64, parts=None):
     """Loss, gradients per row, and metrics; `parts`: which rows make one micro-batch, all where none are said."""
     config = config_of(case)
     loss = PolicyLoss(config)
     samples = samples_of(case)
     over = denominators(samples, policy=denominator(samples, config.aggregation))
-    whole, quantities = _tensors(samples, over, dtype)
+    whole, quantities = _tensors(case, samples, over, dtype)
     told = loss.survey(quantities, whole) if loss.needs.survey else {}
     total, gradients, entropies, metrics = 0.0, {}, {}, {}
     for part in parts or [range(len(samples))]:
-        micro, quantities = _tensors([samples[row] for row in part], over, dtype)
+        micro, quantities = _tensors(case, [samples[row] for row in part], over, dtype)
         there = torch.isin(whole.rows, torch.tensor(list(part)))
         micro = replace(
             micro, annotations={**micro.annotations, **{name: values[there] for name, values in told.items()}}
@@ -81,7 +84,7 @@ def computed(case, dtype=torch.float64, parts=None):
     return total, [gradients[row] for row in sorted(gradients)], [entropies[row] for row in sorted(entropies)], metrics
 
 
-def _tensors(samples, over, dtype):
+def _tensors(case, samples, over, dtype):
     micro = micro_batch(samples, over, idle_tokens=True)
 
     def column(values):
@@ -100,7 +103,9 @@ def _tensors(samples, over, dtype):
         },
     )
     quantities = {
-        name: column(lambda row, name=name: row.annotations[name]).requires_grad_(True)
+        name: column(
+            lambda row, name=name: spread_over(row.weights["policy"], case["rows"][row.branch][name])
+        ).requires_grad_(True)
         for name in ("logprob", "entropy")
     }
     return micro, quantities

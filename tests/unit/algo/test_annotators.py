@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from worlds import TASK, group, rollout, segment, watched
 
-from sparring.algo.annotate.across import AcrossTokenizers, Tongue, aligned, ends
-from sparring.algo.annotate.feedback import sibling_reading
-from sparring.algo.annotate.observed import Observed
-from sparring.algo.annotate.teacher import Asker
+from sparring.algo.annotate.across import AcrossTokenizers, TeacherTokenizer, aligned, ends
+from sparring.algo.annotate.feedback import sibling_feedback
+from sparring.algo.annotate.observations import ObservationTargets
+from sparring.algo.annotate.teacher import ScoreClient
 from sparring.errors import BadInput
 from sparring.generation import Scores
 from sparring.render.demonstrate import reply_tokens
@@ -46,20 +46,20 @@ def forked():
 
 def test_each_observed_token_is_imitated_once():
     watch, rows = watched([group([rollout(0, forked())], [True])])
-    first, second = asyncio.run(Observed(watch).annotate(rows))
+    first, second = asyncio.run(ObservationTargets(watch).annotate(rows))
     assert first.tokens == (1, 2, 3, 4, 5, 6) and first.weights["imitate"] == (0, 0, 0, 1, 1, 0)
     assert second.tokens == (1, 2, 3, 4, 5, 7, 8) and second.weights["imitate"] == (0, 0, 0, 0, 0, 1, 0)
     assert first.weights["policy"] == (0, 0, 1, 0, 0, 1), "the policy term is as it was"
     silent = [segment(0, None, "prompt", (1, 2)), segment(1, 0, "policy", (3,))]
     watch, rows = watched([group([rollout(0, silent)], [True])])
-    assert asyncio.run(Observed(watch).annotate(rows)) == rows
+    assert asyncio.run(ObservationTargets(watch).annotate(rows)) == rows
 
 
 def test_the_teacher_is_shown_a_success_and_reads_the_same_tokens(renderers):
     renderer = renderers[0]
     texts = ("the answer is not five", "the answer is five", "five")
     watch, rows = watched([group([answering(renderer, i, text) for i, text in enumerate(texts)], [False, True, False])])
-    reading = sibling_reading(watch, renderer, ())
+    reading = sibling_feedback(watch, renderer, ())
     found = reading(rows[0])
     prompt = renderer.render(TASK.messages, ()).tokens
     told = renderer.decode(found.tokens[: len(prompt) + found.shift])
@@ -73,7 +73,7 @@ def test_a_world_that_opens_otherwise_cannot_be_told(renderers):
     changed = [segment(0, None, "prompt", (1, 2)), segment(1, 0, "policy", (3,))]
     watch, rows = watched([group([rollout(0, changed), answering(renderers[0], 1, "five")], [False, True])])
     with pytest.raises(BadInput, match="distill.feedback"):
-        sibling_reading(watch, renderers[0], ())(rows[0])
+        sibling_feedback(watch, renderers[0], ())(rows[0])
 
 
 class Uniform:
@@ -90,15 +90,15 @@ class Uniform:
 
 def across(folders, renderers, rollouts, engine, student=0, room=999):
     teacher = 1 - student
-    tongue = Tongue(
+    tongue = TeacherTokenizer(
         renderer=renderers[teacher],
         encode=load_tokenizer(folders[teacher]).encode,
         end=reply_tokens(renderers[teacher], Message(role="assistant", content="."))[-1],
-        room=room,
+        max_tokens=room,
     )
     watch, rows = watched([group(rollouts, [True] * len(rollouts))])
     annotator = AcrossTokenizers(
-        watch, {"*": "t"}, {"t": engine}, Asker(), student=renderers[student], tongues={"t": tongue}
+        watch, {"*": "t"}, {"t": engine}, ScoreClient(), student=renderers[student], tokenizers={"t": tongue}
     )
     return rows, asyncio.run(annotator.annotate(rows))
 

@@ -94,18 +94,18 @@ def test_the_shuffled_control_works_where_turns_earn_and_passes_state_on():
 
 
 def test_what_a_rule_reads_and_compares_is_checked_before_the_run():
-    everything = {"value", "implicit", "reference", "probability_squares", "baseline"}
+    everything = {"value", "implicit", "reference", "probability_squares"}
     for algo, size, written, said in (
-        (config(credit="gae"), 8, set(), "algo.credit: expected a credit that can do without 'value'"),
-        (config(credit="prime"), 8, {"reference"}, "without 'implicit'"),
-        (config(credit="remax"), 8, set(), "without 'baseline'"),
+        (config(credit="gae"), 8, set(), "algo.credit: expected a credit that does not need the annotation 'value'"),
+        (config(credit="prime"), 8, {"reference"}, "annotation 'implicit'"),
+        (config(credit="optimal_token_baseline"), 8, {"value"}, "annotation 'probability_squares'"),
         (config(), 1, everything, "rollout.group_size: expected at least 2"),
         (config(credit={"name": "pass_at_k", "k": 4}), 3, everything, "rollout.group_size: expected at least 4"),
         (
             config(credit="reinforce", zero_variance_filter=True),
             1,
             everything,
-            "algo.zero_variance_filter: expected groups that",
+            "algo.zero_variance_filter: expected false with rollout.group_size = 1",
         ),
     ):
         with pytest.raises(BadInput, match=said):

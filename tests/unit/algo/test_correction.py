@@ -54,7 +54,7 @@ def tokens_of(weights, rows=None, turns=None, advantages=None, ours=None):
         behaviour=torch.full((count,), -1.0),
         advantages=torch.tensor(advantages or [1.0] * count),
         entropy=torch.zeros(count),
-        ours=torch.tensor(ours or [True] * count),
+        weighted=torch.tensor(ours or [True] * count),
         rows=torch.tensor(rows or [0] * count),
         turns=torch.tensor(turns or [0] * count),
         annotations={},

@@ -10,7 +10,9 @@ import msgspec
 import pytest
 
 from sparring.algo.credit.members import members
-from sparring.algo.credit.rules import CreditRule, name_of, open_rule, refuse_group_size
+from sparring.algo.facts import name_of
+from sparring.algo.rules import CreditRule
+from sparring.annotations import DECLARED
 from sparring.errors import BadInput
 from sparring.testing.golden.credit import KINDS, REFERENCES, cases
 from sparring.testing.golden.groups import by_member, nouns, simple_group
@@ -26,7 +28,7 @@ def rule(name, **settings):
 def advantages(name, groups, **settings):
     """Of each token of each member, in the order of time."""
     made, samples = nouns(groups)
-    return by_member(groups, open_rule(rule(name, **settings)).credit(made, samples))
+    return by_member(groups, rule(name, **settings).open().credit(made, samples))
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -115,9 +117,9 @@ def test_what_a_reward_model_says_of_the_last_turn_counts_in_turn_level():
 @pytest.mark.parametrize("name", RULES)
 def test_groups_too_small_to_compare_are_refused_by_name_before_the_run(name):
     least = rule(name).least_members
-    refuse_group_size(rule(name), least)
+    rule(name).check(least, DECLARED)
     with pytest.raises(BadInput, match=rf"rollout.group_size: .*at least {least} rollouts .*'{name}', got {least - 1}"):
-        refuse_group_size(rule(name), least - 1)
+        rule(name).check(least - 1, DECLARED)
     if least > 1:
         [case] = [case for case in cases(name) if case["name"] == f"{name}/0/only_one_member"]
         # grpo keeps a lone member, at zero; and a state that one member visits twice can be compared
@@ -171,7 +173,7 @@ def test_a_config_names_a_rule_with_its_settings():
 def test_what_a_rule_needs_and_is_not_there_is_refused_by_name(name, missing, said):
     groups, samples = nouns([simple_group([1.0, 0.0], **missing)])
     with pytest.raises(BadInput, match=rf"credit '{name}'.*{said}"):
-        open_rule(rule(name)).credit(groups, samples)
+        rule(name).open().credit(groups, samples)
 
 
 def test_a_policy_that_broke_its_world_has_a_score_without_parts_turns_and_states():
@@ -219,10 +221,10 @@ def test_maxrl_refuses_negative_rewards():
 def test_moving_averages_go_on_exactly_where_they_stopped():
     [case] = [case for case in cases("rae") if case["name"] == "rae/0/several_roles"]
     groups, samples = nouns(case["groups"])
-    whole = open_rule(rule("rae")).credit(groups, samples)
-    first = open_rule(rule("rae"))
+    whole = rule("rae").open().credit(groups, samples)
+    first = rule("rae").open()
     before = first.credit(groups[:1], samples[:1])
-    second = open_rule(rule("rae"))
+    second = rule("rae").open()
     second.restore(json.loads(json.dumps(first.state())))
     assert before + second.credit(groups[1:], samples[1:]) == whole
 
@@ -276,6 +278,6 @@ def test_who_never_spoke_is_given_nothing(name):
         member.update({"turns": [], "follows": [], "tokens": {key: [] for key in member.get("tokens", {})}})
         member.update({key: [] for key in ("per_turn", "states") if member.get(key) is not None})
     made, samples = nouns(groups)
-    credited = open_rule(rule(name, **case["settings"])).credit(made, samples)
+    credited = rule(name, **case["settings"]).open().credit(made, samples)
     silent = made[0].rollouts[0].trajectories[0].id
     assert not any(row.id.startswith(f"{silent}#") for rows in credited for row in rows)

@@ -8,7 +8,7 @@ import pytest
 from sparring.algo.config import AlgoConfig
 from sparring.algo.correction.rule import Correction
 from sparring.algo.credit.grpo import Grpo
-from sparring.algo.credit.load import Assigned, load_credit
+from sparring.algo.credit.load import CreditPipeline, load_credit
 from sparring.algo.credit.shuffled import Shuffled
 from sparring.algo.gate.clip import Clip
 from sparring.types import Group, Outcome, Rollout, Sample, Score, Task, Trajectory
@@ -136,7 +136,7 @@ def test_shuffled_permutes_rewards_across_groups_and_repeats_itself():
 
 def test_config_selects_the_control_and_refuses_nonsense():
     assert isinstance(load_credit(AlgoConfig(control="shuffled"), seed=0), Shuffled)
-    assert isinstance(load_credit(AlgoConfig(), seed=0), Assigned)
+    assert isinstance(load_credit(AlgoConfig(), seed=0), CreditPipeline)
     nonsense = [
         (Grpo, {"epsilon": 0.0}),
         (Clip, {"low": 0.0}),

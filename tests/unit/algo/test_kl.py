@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sparring.algo.annotate.kl import KlCoefficient
-from sparring.algo.annotate.loglinear import ProximalShare
+from sparring.algo.annotate.trainer_quantity import ProximalShare
 from sparring.algo.config import AlgoConfig
 from sparring.algo.kl import Kl
 from sparring.algo.shaping.kl_reward import KlReward
@@ -70,7 +70,7 @@ def test_what_has_no_reference_is_refused():
 
 def test_one_coefficient_adapts():
     both = {"kl": Kl(coefficient=0.1, target=1.0), "kl_reward": KlReward(target=1.0)}
-    with pytest.raises(ValueError, match="kl_reward.target must be left out beside kl.target"):
+    with pytest.raises(ValueError, match="kl_reward.target must be left out with kl.target"):
         AlgoConfig(**both)
     assert AlgoConfig(kl_reward=both["kl_reward"]).adaptive is both["kl_reward"]
     assert KlCoefficient(Kl(coefficient=0.1)).metrics() == {}
@@ -86,7 +86,7 @@ def test_the_references_signs_matter():
     ("settings", "message"),
     [
         ({"coefficient": -1.0}, "coefficient must be 0 or more"),
-        ({"target": 6.0}, "target must be above 0 beside a coefficient"),
+        ({"target": 6.0}, "target must be above 0 with a coefficient"),
         ({"coefficient": 0.1, "gain": 0.0}, "gain must lie above 0"),
     ],
 )

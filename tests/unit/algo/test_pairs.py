@@ -73,5 +73,5 @@ def test_a_group_without_a_best_leaves():
 
 
 def test_a_reward_that_is_no_number_is_an_error():
-    with pytest.raises(ValueError, match="not all finite"):
+    with pytest.raises(ValueError, match="expected finite rewards"):
         made(group_of([1.0, float("nan")]))

@@ -9,16 +9,16 @@ import torch
 from policy_cases import computed
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.credit.rules import CreditRule, open_rule
 from sparring.algo.gate.clip_cov import ClipCov
 from sparring.algo.gate.geometric import Geometric
 from sparring.algo.gate.kl_cov import KlCov
 from sparring.algo.gate.kl_mask import KlMask
 from sparring.algo.gate.m2po import M2po
 from sparring.algo.gate.sapo import Sapo
-from sparring.algo.gate.topr import Topr
+from sparring.algo.gate.topr import ToprGate
 from sparring.algo.gate.tv_mask import TvMask
 from sparring.algo.gate.vespo import Vespo
+from sparring.algo.rules import CreditRule
 from sparring.testing.golden.groups import by_member, nouns, simple_group
 
 LENGTH = 2
@@ -50,7 +50,7 @@ def objective(algo, *rows):
 
 def credited(rule, *groups):
     made, samples = nouns(groups)
-    return by_member(groups, open_rule(msgspec.convert(rule, CreditRule)).credit(made, samples))
+    return by_member(groups, msgspec.convert(rule, CreditRule).open().credit(made, samples))
 
 
 def test_defaults_are_the_authors():
@@ -61,7 +61,7 @@ def test_defaults_are_the_authors():
         3.0,
         2.0,
     )
-    assert (M2po().bound, TvMask().above, KlMask().above, Topr().bound) == (0.04, 0.15, 0.05, 1.0)
+    assert (M2po().bound, TvMask().above, KlMask().above, ToprGate().bound) == (0.04, 0.15, 0.05, 1.0)
     assert (Geometric().low, Geometric().high) == pytest.approx((exp(-0.4), exp(0.4)), rel=1e-5)
     assert (ClipCov().share, ClipCov().low, ClipCov().high, ClipCov().clip_low, ClipCov().clip_high) == (
         2e-4,

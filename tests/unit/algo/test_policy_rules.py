@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from policy_cases import computed
 
-from sparring.algo.config import RULES_BY_KEY, AlgoConfig, named
+from sparring.algo.config import AlgoConfig, named
 from sparring.algo.correction.presets import CORRECTIONS
 from sparring.algo.correction.rule import Correction
 from sparring.algo.presets import ALGORITHMS
+from sparring.algo.rules import RULES_BY_KEY
 from sparring.testing.golden.policy import SETTINGS, draw
 
 TAGS = {key: [str(rule.__struct_config__.tag) for rule in of] for key, of in RULES_BY_KEY.items()}
@@ -87,44 +88,54 @@ def test_a_preset_is_understood_and_sets_something(name):
 @pytest.mark.parametrize(
     ("algo", "message"),
     [
-        ({"gate": "tv_mask", "ratio": "sequence"}, 'ratio must be "token" beside the gate "tv_mask"'),
-        ({"gate": "kl_mask", "ratio": "sequence"}, 'ratio must be "token" beside the gate "kl_mask"'),
-        ({"gate": "geometric", "ratio": "turn"}, 'ratio must be "token" beside the gate "geometric"'),
-        ({"gate": "m2po", "ratio": "product"}, 'ratio must be "token" beside the gate "m2po"'),
-        ({"gate": "vespo"}, 'ratio must be "product" beside the gate "vespo"'),
-        ({"gate": "clip", "ratio": "product"}, 'gate must be one of vespo, topr beside the ratio "product"'),
+        ({"gate": "tv_mask", "ratio": "sequence"}, 'ratio must be "token" with the gate "tv_mask"'),
+        ({"gate": "kl_mask", "ratio": "sequence"}, 'ratio must be "token" with the gate "kl_mask"'),
+        ({"gate": "geometric", "ratio": "turn"}, 'ratio must be "token" with the gate "geometric"'),
+        ({"gate": "m2po", "ratio": "product"}, 'ratio must be "token" with the gate "m2po"'),
+        ({"gate": "vespo"}, 'ratio must be "product" with the gate "vespo"'),
+        (
+            {"gate": "clip", "ratio": "product"},
+            'ratio must be "token" or "sequence" or "turn" with the gate "clip", got "product"; gates that take "product": '
+            "vespo, topr",
+        ),
         ({"top_entropy": 0.0}, "top_entropy must lie above 0"),
-        ({"correction": "tis", "anchor": "behaviour"}, 'anchor must be "proximal" beside weights'),
-        ({"correction": {"bound": "mask"}}, "bound is about weights"),
-        ({"correction": {"normalise": True}}, "normalise is about weights"),
-        ({"correction": {"only_negative": True}}, "only_negative is about what is rejected"),
-        ({"correction": {"reject_below": -0.1}}, "reject_below is about what is rejected"),
-        ({"correction": {"reject": "k2", "reject_below": -0.1}}, "reject_below is for k1 alone"),
+        ({"correction": "tis", "anchor": "behaviour"}, 'anchor must be "proximal" with a correction'),
+        ({"correction": {"bound": "mask"}}, "bound must be left out unless weight is set"),
+        ({"correction": {"normalise": True}}, "normalise must be left out unless weight is set"),
+        ({"correction": {"only_negative": True}}, "only_negative must be left out unless reject is set"),
+        ({"correction": {"reject_below": -0.1}}, "reject_below must be left out unless reject is set"),
+        ({"correction": {"reject": "k2", "reject_below": -0.1}}, "reject_below must be left out unless reject = "),
         (
             {"correction": {"reject": "k2", "reject_unit": "token", "reject_by": "max"}},
-            "reject_by is for several tokens",
+            "reject_by must be left out with reject_unit",
         ),
         ({"correction": {"metrics_only": True}}, "metrics_only must have a weight or a divergence"),
-        ({"correction": {"weight": "token", "denominator": "kept"}}, "is about tokens that are taken out"),
+        (
+            {"correction": {"weight": "token", "denominator": "kept"}},
+            'denominator must be "all" unless tokens are removed',
+        ),
         (
             {"correction": {"reject": "k3", "denominator": "kept", "metrics_only": True}},
-            "is about tokens that are taken out",
+            'denominator must be "all" unless tokens are removed',
         ),
         (
             {"correction": {"weight": "token", "bound": "mask", "denominator": "kept", "normalise": True}},
-            'denominator must be "all" beside normalise',
+            'denominator must be "all" with normalise',
         ),
-        ({"correction": {"weight": "token", "bound": "none", "high": 5.0}}, 'high is a bound; with bound = "none"'),
+        (
+            {"correction": {"weight": "token", "bound": "none", "high": 5.0}},
+            'high must be left out with bound = "none"',
+        ),
         (
             {"correction": {"weight": "token", "bound": "none", "low": 0.5}},
-            'low is a bound of masks; with bound = "none"',
+            'low must be 0 unless bound = "mask", got 0.5 with bound = "none"',
         ),
-        ({"correction": {"bound": "none"}}, "bound is about weights"),
+        ({"correction": {"bound": "none"}}, "bound must be left out unless weight is set"),
         ({"gate": {"name": "clip_cov", "clip_low": 1.5}}, "clip_low must lie above 0"),
         ({"credit": {"name": "rae", "decay": 0.0}}, "decay must be above 0, where every advantage is 0"),
         (
             {"correction": {"weight": "token", "normalise": True, "metrics_only": True}},
-            "normalise is for weights that are used",
+            "normalise must be false with metrics_only",
         ),
         ({"gate": {"name": "dual_clip", "bound": 1.0}}, "bound must be above 1 \\+ high"),
         ({"gate": {"name": "sapo", "tau_positive": 0.0}}, "tau_positive and tau_negative"),

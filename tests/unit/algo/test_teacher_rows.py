@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sparring.algo.annotate.teacher import Asker, Reading, TeacherRows
-from sparring.algo.annotate.watch import Watch
+from sparring.algo.annotate.provenance import SampleProvenance
+from sparring.algo.annotate.teacher import ScoreClient, TeacherInput, TeacherRows
 from sparring.errors import BadInput, EngineError, RequestRefused
 from sparring.generation import ScoreRequest, Scores
 from sparring.types import Group, Sample, Task
@@ -64,9 +64,9 @@ def annotated(rows, groups, teachers, engines, *, asker=None, **options):
             yield each
 
     async def run():
-        watch = Watch()
+        watch = SampleProvenance()
         assert [each async for each in watch.groups(source())] == groups
-        found = await TeacherRows(watch, teachers, engines, asker or Asker(), **options).annotate(rows)
+        found = await TeacherRows(watch, teachers, engines, asker or ScoreClient(), **options).annotate(rows)
         assert await watch.annotate(found) == found
         return found
 
@@ -95,28 +95,32 @@ def test_the_tag_comes_before_the_environment_and_that_before_the_rest():
 
 def test_a_failure_is_asked_again_and_a_refusal_is_not():
     judge = Judge(failures=2)
-    [found] = annotated([row("g")], [group("g")], {"*": "t"}, {"t": judge}, asker=Asker(retries=2, retry_delay_s=0.0))
+    [found] = annotated(
+        [row("g")], [group("g")], {"*": "t"}, {"t": judge}, asker=ScoreClient(retries=2, retry_delay_s=0.0)
+    )
     assert len(judge.asked) == 3 and found.annotations["teacher"][2] == -2.0
     for judge, asked in ((Judge(failures=3), 3), (Judge(failures=3, error=RequestRefused), 1)):
         with pytest.raises(judge.error, match="gone"):
-            annotated([row("g")], [group("g")], {"*": "t"}, {"t": judge}, asker=Asker(retries=2, retry_delay_s=0.0))
+            annotated(
+                [row("g")], [group("g")], {"*": "t"}, {"t": judge}, asker=ScoreClient(retries=2, retry_delay_s=0.0)
+            )
         assert len(judge.asked) == asked
 
 
 def test_no_more_than_so_many_are_asked_at_once():
     judge = Judge()
-    annotated([row("g") for _ in range(9)], [group("g")], {"*": "t"}, {"t": judge}, asker=Asker(max_concurrent=3))
+    annotated([row("g") for _ in range(9)], [group("g")], {"*": "t"}, {"t": judge}, asker=ScoreClient(max_concurrent=3))
     assert judge.most == 3 and len(judge.asked) == 9
 
 
 def test_a_teacher_may_read_something_else():
     judge = Judge()
-    longer = Reading(tokens=(1, 2, 3, *row("g").tokens[2:]), shift=1)
+    longer = TeacherInput(tokens=(1, 2, 3, *row("g").tokens[2:]), shift=1)
     [found] = annotated([row("g")], [group("g")], {"*": "t"}, {"t": judge}, reading=lambda row: longer)
     assert judge.asked[0].first == 3
     assert found.annotations["teacher"] == (0.0, 0.0, -3.0, -4.0, 0.0, -6.0, 0.0)
     for room, asked in ((8, 2), (7, 2)):
-        annotated([row("g")], [group("g")], {"*": "t"}, {"t": judge}, reading=lambda row: longer, room=room)
+        annotated([row("g")], [group("g")], {"*": "t"}, {"t": judge}, reading=lambda row: longer, max_tokens=room)
         assert len(judge.asked) == asked
     [silent] = annotated([row("g")], [group("g")], {"*": "t"}, {"t": judge}, top_k=1, reading=lambda row: None)
     assert silent.annotations["teacher"] == silent.logprobs and not any(silent.tops.rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from sparring.algo.annotate.watch import Watch
+from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.batch.flatten import flatten
 from sparring.generation import Runs, Sampling
 from sparring.types import Group, Message, Outcome, Rollout, Score, Segment, Task, Trajectory
@@ -40,7 +40,7 @@ def group(rollouts, successes):
 
 def watched(groups):
     """A watch that has seen the groups, and their rows."""
-    watch = Watch()
+    watch = SampleProvenance()
 
     async def source():
         for each in groups:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.batch.packing import SMALLEST_PIECE, lanes, pack, share
+from sparring.batch.packing import SMALLEST_PIECE, lanes, pack
 from sparring.types import Sample
 
 
@@ -83,44 +83,26 @@ def test_groups_too_large_for_what_is_left_are_parted_where_that_takes_fewer_mic
     assert len(pack(rows, 100)) == 3
 
 
-@given(ROWS, st.integers(1, 5), st.sampled_from([0.0, 3.0, 50.0]))
-def test_shares_hold_every_row_once_and_none_costs_much_more_than_it_must(rows, parts, context):
-    shared = share(rows, parts, context)
-    assert len(shared) == parts and share(rows, parts, context) == shared
-    assert sorted((row for part in shared for row in part), key=lambda row: int(row.id)) == rows
-    assert [bool(part) for part in shared] == sorted((bool(part) for part in shared), reverse=True)
-    costs = [cost(part, context) for part in shared]
-    dearest = max((cost([row], context) for row in rows), default=0.0)
-    assert max(costs) <= (sum(cost([row], context) for row in rows) - dearest) / parts + dearest + 1e-6
-
-
-def test_shares_are_equal_where_that_is_possible():
+def test_lanes_hold_every_row_once_and_cost_alike():
     draw = random.Random(0)
     rows = make_rows([min(900, round(draw.lognormvariate(5.0, 0.7))) for _ in range(64)], 1000)
     for context in (0.0, 200.0):
-        for parts in (2, 4, 8):
-            costs = [cost(part, context) for part in share(rows, parts, context)]
-            assert max(costs) < 1.02 * sum(costs) / parts
+        for count in (2, 4, 8):
+            parts = lanes(rows, count, context)
+            assert len(parts) == count and lanes(rows, count, context) == parts
+            assert sorted((row for part in parts for row in part), key=lambda row: int(row.id)) == rows
+            costs = [cost(part, context) for part in parts]
+            assert max(costs) < 1.02 * sum(costs) / count
     long = [*make_rows([300] * 4, 1000), *(make_row(4 + i, range(9000 + 10 * i, 9010 + 10 * i)) for i in range(120))]
-    assert [sum(len(row.tokens) == 300 for row in part) for part in share(long, 4, 10.0)] == [1] * 4
+    assert [sum(len(row.tokens) == 300 for row in part) for part in lanes(long, 4, 10.0)] == [1] * 4
 
 
-@given(ROWS, st.sampled_from([1, 2, 4]), st.integers(20, 80))
-def test_ranks_get_equally_many_micro_batches(rows, ranks, budget):
-    of_ranks = list(zip(*(share(part, ranks) for part in pack(rows, ranks * budget)), strict=True))
-    assert len(of_ranks) in (0, ranks)
-    found = [row for rank in of_ranks for part in rank for row in part]
-    assert sorted(found, key=lambda row: int(row.id)) == rows
-
-
-def test_shares_keep_groups_together():
+def test_lanes_keep_groups_together():
     groups = [tuple(range(1000 * group, 1000 * group + 30)) for group in range(6)]
     rows = [make_row(i, (*groups[i % 6], *range(20_000 + 100 * i, 20_040 + 100 * i))) for i in range(24)]
-    assert share(rows, 1) == [rows]
-    for parts in (2, 3):
-        shared = share(rows, parts)
-        assert [load(part) for part in shared] == [load(rows) // parts] * parts
-    uneven = share([*rows, *[make_row(24 + i, range(50_000, 50_100)) for i in range(3)]], 2)
+    for count in (2, 3):
+        assert [load(part) for part in lanes(rows, count)] == [load(rows) // count] * count
+    uneven = lanes([*rows, *[make_row(24 + i, range(50_000, 50_100)) for i in range(3)]], 2)
     assert len(uneven) == 2 and max(map(load, uneven)) < 0.6 * sum(map(load, uneven))
 
 
@@ -140,5 +122,3 @@ def test_lanes_leave_a_small_micro_batch_a_single_row_and_a_long_common_prefix_w
 def test_a_number_below_one_is_refused():
     with pytest.raises(ValueError, match="token_budget"):
         pack([], 0)
-    with pytest.raises(ValueError, match="parts"):
-        share([], 0)

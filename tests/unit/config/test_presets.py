@@ -63,7 +63,10 @@ def test_a_correction_by_name_replaces_that_of_a_preset_and_a_table_changes_it()
             {"preset": "decoupled_ppo", "correction": {"cap": 5.0}},
             "algo.correction.cap: expected one of bound, compare, denominator, high",
         ),
-        ({"preset": "grpo", "max_tokens": 9}, 'max_tokens must be 0 beside aggregation = "sequence_mean"'),
+        (
+            {"preset": "grpo", "max_tokens": 9},
+            'max_tokens must be 0 unless aggregation = "constant", got 9 with "sequence_mean"',
+        ),
         ({"preset": "gspoo", "gate": {"low": 0.1}}, "algo.preset: expected one of cispo, .* got 'gspoo'"),
     ],
 )
@@ -81,10 +84,10 @@ def test_a_key_of_another_rule_is_understood_where_that_rule_is_named() -> None:
     [
         (
             {"credit": {"name": "gdpo", "weights": {"a": 1.0}}, "kl_reward": {}},
-            "a credit that counts rewards of tokens, got 'gdpo'",
+            "a credit that reads per-token rewards, got 'gdpo'",
         ),
-        ({"credit": "process", "kl_reward": {}}, "a credit that counts rewards of tokens, got 'process'"),
-        ({"credit": "maxrl", "shaping": [{"name": "overlong"}]}, "rewards of at least 0 for 'maxrl'"),
+        ({"credit": "process", "kl_reward": {}}, "a credit that reads per-token rewards, got 'process'"),
+        ({"credit": "maxrl", "shaping": [{"name": "overlong"}]}, "rewards of at least 0 with 'maxrl'"),
         (
             {"shaping": [{"name": "overlong"}, {"name": "stop_properly"}]},
             "algo.shaping stop_properly: expected rewards of at least 0",

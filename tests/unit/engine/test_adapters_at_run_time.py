@@ -10,7 +10,7 @@ from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.errors import EngineError, WeightsError
 from sparring.generation import GenerateRequest, Sampling, ScoreRequest
-from sparring.model.kernels.compiled_library import COMPILED
+from sparring.kernels.compiled.library import COMPILED
 from sparring.model.load import load
 from sparring.model.lora import SCALE
 from sparring.model.peft import read
@@ -93,7 +93,7 @@ def test_one_that_is_not_loaded_fails_its_own_request_alone(run, states):
     assert len(fine.tokens) == len(plain.tokens) == 20
     assert (
         isinstance(unknown, EngineError)
-        and "adapter b: expected one that is loaded" in str(unknown)
+        and "adapter b: expected a loaded adapter" in str(unknown)
         and "loaded: a" in str(unknown)
     )
     assert isinstance(score, EngineError)
@@ -213,7 +213,7 @@ def test_a_dropped_one_finishes_what_it_has_begun_and_takes_nothing_new(run, sta
         stream = engine.stream(request(max_tokens=400))
         await anext(stream)
         await engine.drop("a")
-        with pytest.raises(EngineError, match="adapter a: expected one that is loaded"):
+        with pytest.raises(EngineError, match="adapter a: expected a loaded adapter"):
             await engine.generate(request(1))
         with pytest.raises(EngineError, match="adapter a"):
             await engine.drop("a")
@@ -224,7 +224,7 @@ def test_a_dropped_one_finishes_what_it_has_begun_and_takes_nothing_new(run, sta
             answer,
             fresh,
             await served_by(engine, states[0], "again", max_tokens=400),
-            list(engine._model.adapters._placed),
+            list(engine._model.adapters.by_number),
         )
 
     answer, fresh, expected, placed = run(scenario)
@@ -280,8 +280,8 @@ def damaged(state):
     yield "factors of a layer", ref(wide, version=2)
     yield "linear layers of the model", ref(stranger, version=2)
     yield "two factors for each layer", ref({name: state[name], SCALE: state[SCALE]}, version=2)
-    yield "expected a version after 1", ref(state, version=1)
-    yield "expected a version after 1", ref(state, version=0)
+    yield "expected a version above the served 1", ref(state, version=1)
+    yield "expected a version above the served 1", ref(state, version=0)
 
 
 def test_a_failed_update_leaves_the_old_one_serving(run, states):
@@ -315,7 +315,7 @@ def test_the_base_does_not_change_below_its_adapters(run, states, base):
 
     async def scenario(engine):
         await engine.pull(ref(states[0]))
-        with pytest.raises(WeightsError, match="drop the adapters first"):
+        with pytest.raises(WeightsError, match="got base weights; drop the loaded adapters first"):
             await engine.pull(weights)
         await engine.drop("a")
         await engine.pull(weights)
@@ -325,7 +325,7 @@ def test_the_base_does_not_change_below_its_adapters(run, states, base):
 
 
 def test_two_that_come_at_once_are_both_there(run, states):
-    """Staged side by side, before the model has had any adapter."""
+    """StagedWeights side by side, before the model has had any adapter."""
 
     async def scenario(engine):
         await asyncio.gather(*(engine.pull(ref(state, name)) for name, state in zip("abc", states, strict=True)))

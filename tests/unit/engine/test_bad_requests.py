@@ -38,7 +38,7 @@ BAD = {
     ),
     "more than the cache holds": (
         replace(changed(max_tokens=100), tokens=(7,) * 100),
-        f"within the cache of {CACHE}, got 100",
+        f"within the cache of {CACHE} tokens, got 100",
     ),
     "a stop string that nobody reads": (changed(stop_strings=("a",)), "bind the request"),
     "a constraint that nobody reads": (changed(constraint=Constraint(kind="regex", source="a")), "bind the request"),

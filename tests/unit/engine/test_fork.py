@@ -9,7 +9,7 @@ import torch
 
 from sparring.errors import EngineError
 from sparring.generation import Completion, GenerateRequest, Sampling
-from sparring.model.kernels.compiled_library import COMPILED
+from sparring.kernels.compiled.library import COMPILED
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.weights.inline import publish

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from sparring.engine.kv import Copy, KvCache
+from sparring.engine.kv import KvCache, PageCopy
 from sparring.engine.pages import PagePool
 
 PAGE = 4
@@ -22,16 +22,16 @@ def filled(kv, tokens, version=0):
 
 def park(kv, name, tokens, pages, version=0):
     """What is left when a sequence that held these pages has ended."""
-    kv.keep(name, tokens, pages, version)
+    kv.park(name, tokens, pages, version)
     kv.drop(pages)
 
 
 def resume(kv, name, tokens, version, digests):
     """The pages of a request that hold something already, and of how many tokens; the others are given back."""
-    seat = kv.admit(name, tokens, kv.pages_for(len(tokens)), version, digests, 0)
-    found = kv.pages_for(seat.known)
-    kv.drop(seat.pages[found:])
-    return seat.pages[:found], seat.known
+    allocation = kv.allocate(name, tokens, kv.pages_for(len(tokens)), version, digests, 0)
+    found = kv.pages_for(allocation.num_cached)
+    kv.drop(allocation.pages[found:])
+    return allocation.pages[:found], allocation.num_cached
 
 
 def test_taken_pages_are_distinct_and_run_out():
@@ -163,14 +163,14 @@ def test_pages_are_conserved_and_reused_ones_hold_the_right_tokens(actions, host
         if action == "start":
             tokens = [i // 3 for i in range(4 + 2 * number)] + [name]
             digests = []
-            seat = kv.admit(str(name), tokens, kv.pages_for(len(tokens)), 0, digests, 1)
+            allocation = kv.allocate(str(name), tokens, kv.pages_for(len(tokens)), 0, digests, 1)
             for way, source, target in kv.take_copies():
                 before, after = ways[way]
                 after.update({(target, i): before.get((source, i)) for i in range(PAGE)})
-            if seat is None:
+            if allocation is None:
                 continue
-            pages, known = seat[:2]
-            assert known >= seat.kept + seat.restored
+            pages, known = allocation[:2]
+            assert known >= allocation.num_parked + allocation.num_restored
             assert [memory[pages[i // PAGE], i % PAGE] for i in range(known)] == tokens[:known]
             memory.update({(pages[i // PAGE], i % PAGE): tokens[i] for i in range(known, len(tokens))})
             kv.publish(pages, tokens, len(tokens), 0, digests)
@@ -180,11 +180,11 @@ def test_pages_are_conserved_and_reused_ones_hold_the_right_tokens(actions, host
             assert idle_pages is None or kv.pool.num_idle <= idle_pages
         elif action == "fork" and live:
             tokens, pages = live[number % len(live)]
-            kv.keep(str(name), tokens[: len(tokens) - number], pages[: kv.pages_for(len(tokens) - number)], 0)
+            kv.park(str(name), tokens[: len(tokens) - number], pages[: kv.pages_for(len(tokens) - number)], 0)
         elif live:
             tokens, pages = live.pop(number % len(live))
             if action == "keep":
-                kv.keep(str(name), tokens, pages, 0)
+                kv.park(str(name), tokens, pages, 0)
             kv.drop(pages)
         for tokens, pages in live:
             assert [memory[pages[i // PAGE], i % PAGE] for i in range(len(tokens))] == tokens
@@ -202,9 +202,14 @@ def test_a_page_that_is_shared_and_not_full_is_copied_for_whoever_goes_on_in_it(
     kv = cache(share=False)
     live = kv.take(2)
     for name in ("a", "b"):
-        kv.keep(name, [1, 2, 3, 4, 5], live, 0)
+        kv.park(name, [1, 2, 3, 4, 5], live, 0)
     (first, known), copies = resume(kv, "a", [1, 2, 3, 4, 5, 6], 0, []), kv.take_copies()
-    assert known == 5 and first[0] == live[0] and copies == [Copy("within", live[1], first[1])] and first[1] not in live
+    assert (
+        known == 5
+        and first[0] == live[0]
+        and copies == [PageCopy("within", live[1], first[1])]
+        and first[1] not in live
+    )
     kv.drop(live)
     assert resume(kv, "b", [1, 2, 3, 4, 5, 7], 0, []) == (live, 5)
     assert kv.take_copies() == []
@@ -217,7 +222,7 @@ def test_a_page_that_is_written_in_again_is_not_found_as_what_it_was():
     kv = cache()
     tokens = [1, 2, 3, 4, 5, 6, 7, 8]
     live = filled(kv, tokens)
-    kv.keep("a", tokens[:6], live, 0)
+    kv.park("a", tokens[:6], live, 0)
     kv.drop(live)
     assert resume(kv, "a", [*tokens[:6], 9, 9, 9], 0, []) == (live, 6)
     assert resume(kv, None, [*tokens, 1], 0, []) == (live[:1], 4)
@@ -226,8 +231,8 @@ def test_a_page_that_is_written_in_again_is_not_found_as_what_it_was():
 def test_without_room_for_a_copy_a_request_waits_and_its_full_pages_stay_kept():
     kv = cache(num_pages=2, share=False)
     live = kv.take(2)
-    kv.keep("a", [1, 2, 3, 4, 5], live, 0)
-    assert kv.admit("a", [1, 2, 3, 4, 5, 6], 2, 0, [], 0) is None
+    kv.park("a", [1, 2, 3, 4, 5], live, 0)
+    assert kv.allocate("a", [1, 2, 3, 4, 5, 6], 2, 0, [], 0) is None
     assert kv.take_copies() == [] and kv.pool.references == [2, 1]
     kv.drop(live)
     assert resume(kv, "a", [1, 2, 3, 4, 5, 6], 0, []) == (live[:1], 4)
@@ -250,10 +255,17 @@ def test_what_others_need_the_room_of_goes_to_host_memory_and_comes_back():
     out = kv.take_copies()
     assert [copy[:2] for copy in out] == [("out", page) for page in first]
     kv.drop(other)
-    seat = kv.admit("a", [*tokens, 7, 7, 7], 4, 0, [], 0)
-    assert (seat.known, seat.kept, seat.restored, len(set(seat.pages))) == (10, 0, 10, 4)
-    assert kv.take_copies() == [Copy("back", copy.target, page) for copy, page in zip(out, seat.pages, strict=False)]
-    park(kv, "a", [*tokens, 7, 7, 7], seat.pages)
+    allocation = kv.allocate("a", [*tokens, 7, 7, 7], 4, 0, [], 0)
+    assert (allocation.num_cached, allocation.num_parked, allocation.num_restored, len(set(allocation.pages))) == (
+        10,
+        0,
+        10,
+        4,
+    )
+    assert kv.take_copies() == [
+        PageCopy("back", copy.target, page) for copy, page in zip(out, allocation.pages, strict=False)
+    ]
+    park(kv, "a", [*tokens, 7, 7, 7], allocation.pages)
     assert hosted(kv) == 0
 
 
@@ -264,7 +276,7 @@ def test_host_memory_that_is_full_loses_what_lay_there_longest():
     kv.drop(kv.take(2))
     assert kv.counts.evictions == 1 and hosted(kv) == 4
     assert resume(kv, "a", [1, 2, 3, 4, 5, 6], 0, []) == ([], 0)
-    assert kv.admit("b", [1, 2, 3, 4, 5, 6], 2, 0, [], 0).restored == 5
+    assert kv.allocate("b", [1, 2, 3, 4, 5, 6], 2, 0, [], 0).num_restored == 5
 
 
 def test_a_conversation_larger_than_host_memory_displaces_nobody_there():
@@ -274,7 +286,7 @@ def test_a_conversation_larger_than_host_memory_displaces_nobody_there():
     park(kv, "large", list(range(16)), kv.take(4))
     kv.drop(kv.take(4))
     assert kv.counts.evictions == 1
-    assert kv.admit("small", [1, 2, 3, 4, 5, 6], 2, 0, [], 0).restored == 5
+    assert kv.allocate("small", [1, 2, 3, 4, 5, 6], 2, 0, [], 0).num_restored == 5
 
 
 def test_pages_that_lie_in_host_memory_are_not_copied_there_again():
@@ -285,29 +297,29 @@ def test_pages_that_lie_in_host_memory_are_not_copied_there_again():
         kv.drop(kv.take(4))
         assert [copy.way for copy in kv.take_copies()] == ["out"] * count
         digests = []
-        seat = kv.admit("a", [*tokens, 7], 3, 0, digests, 0)
-        assert seat.restored == 10 and len(digests) == 2
+        allocation = kv.allocate("a", [*tokens, 7], 3, 0, digests, 0)
+        assert allocation.num_restored == 10 and len(digests) == 2
         assert [copy.way for copy in kv.take_copies()] == ["back"] * 3
-        park(kv, "a", tokens, seat.pages)
+        park(kv, "a", tokens, allocation.pages)
 
 
 def test_what_comes_back_is_found_by_others():
     kv, tokens = away(num_pages=4, share=True), list(range(10))
     park(kv, "a", tokens, filled(kv, tokens))
     kv.drop(kv.take(4))
-    seat = kv.admit("a", [*tokens, 7], 3, 0, [], 0)
-    assert kv.admit(None, [*tokens[:8], 9], 3, 0, [], 0).pages[:2] == seat.pages[:2]
+    allocation = kv.allocate("a", [*tokens, 7], 3, 0, [], 0)
+    assert kv.allocate(None, [*tokens[:8], 9], 3, 0, [], 0).pages[:2] == allocation.pages[:2]
 
 
 def test_what_the_cache_still_holds_is_not_copied_back():
     kv, tokens = away(num_pages=8, share=True), list(range(16))
     park(kv, "a", tokens, filled(kv, tokens))
-    live = kv.admit(None, tokens[:9], 3, 0, [], 0).pages
+    live = kv.allocate(None, tokens[:9], 3, 0, [], 0).pages
     kv.drop(kv.take(5))
     kv.take_copies()
-    seat = kv.admit("a", [*tokens, 7], 5, 0, [], 0)
-    assert seat.pages[:2] == live[:2]
-    assert (seat.known, seat.kept, seat.restored) == (16, 0, 8)
+    allocation = kv.allocate("a", [*tokens, 7], 5, 0, [], 0)
+    assert allocation.pages[:2] == live[:2]
+    assert (allocation.num_cached, allocation.num_parked, allocation.num_restored) == (16, 0, 8)
     assert [copy.way for copy in kv.take_copies()] == ["back"] * 2
 
 
@@ -316,11 +328,11 @@ def test_who_cannot_enter_yet_keeps_what_is_kept_here_or_there():
     park(kv, "a", tokens, kv.take(3))
     for where in ("kept", "restored"):
         live = kv.take(1)
-        assert kv.admit("a", [*tokens, 7, 8, 9], 4, 0, [], 0) is None
+        assert kv.allocate("a", [*tokens, 7, 8, 9], 4, 0, [], 0) is None
         kv.drop(live)
         if where == "kept":
             kv.drop(kv.take(4))
-    assert kv.admit("a", [*tokens, 7, 8, 9], 4, 0, [], 0).restored == 10
+    assert kv.allocate("a", [*tokens, 7, 8, 9], 4, 0, [], 0).num_restored == 10
 
 
 def test_other_versions_and_released_conversations_leave_host_memory():
@@ -332,7 +344,7 @@ def test_other_versions_and_released_conversations_leave_host_memory():
     assert kv.release_weights(1) == ["a"]
     kv.release("b")
     assert hosted(kv) == 2
-    assert kv.admit("c", [1, 2, 3, 4, 5, 6], 2, 3, [], 0).known == 0
+    assert kv.allocate("c", [1, 2, 3, 4, 5, 6], 2, 3, [], 0).num_cached == 0
 
 
 def test_after_a_step_that_failed_nothing_idle_is_trusted():
@@ -340,7 +352,7 @@ def test_after_a_step_that_failed_nothing_idle_is_trusted():
     park(kv, "a", tokens, filled(kv, tokens))
     kv.drop(kv.take(4))
     park(kv, "b", [1, 2], kv.take(1))
-    kv.distrust()
+    kv.invalidate()
     assert (kv.pool.num_free, hosted(kv), kv.host.num_pages) == (4, 0, 8)
     park(kv, "a", tokens, filled(kv, tokens))
     kv.take_copies()
@@ -351,13 +363,13 @@ def test_after_a_step_that_failed_nothing_idle_is_trusted():
 def test_idle_conversations_hold_no_more_than_they_may():
     kv = KvCache(16, PAGE, share_prefixes=False, idle_pages=5)
     live = kv.take(4)
-    kv.keep("live", [1] * 16, live, 0)
+    kv.park("live", [1] * 16, live, 0)
     for name in "abc":
         park(kv, name, [1] * 8, kv.take(2))
     assert (kv.pool.num_idle, kv.pool.num_free) == (6, 6)
     kv.trim()
     assert (kv.pool.num_idle, kv.counts.evictions) == (4, 1)
-    assert kv.admit("live", [1] * 17, 5, 0, [], 0).known == 16
+    assert kv.allocate("live", [1] * 17, 5, 0, [], 0).num_cached == 16
 
 
 def windowed(share=False, **settings):
@@ -368,15 +380,15 @@ def windowed(share=False, **settings):
 def test_pages_that_nobody_reads_are_given_back_early_and_once():
     kv, tokens = windowed(), list(range(18))
     pages = kv.take(5)
-    assert [kv.unread(count) for count in (0, 8, 9, 12, 13, 18)] == [0, 0, 1, 1, 2, 3]
-    kv.leave(pages, 0, 1)
-    kv.leave(pages, 1, 3)
+    assert [kv.num_unread(count) for count in (0, 8, 9, 12, 13, 18)] == [0, 0, 1, 1, 2, 3]
+    kv.drop_unread(pages, 0, 1)
+    kv.drop_unread(pages, 1, 3)
     assert kv.pool.num_free == 6
     park(kv, "a", tokens, pages)
     assert (kv.pool.num_free, kv.pool.num_idle) == (6, 2)
-    seat = kv.admit("a", [*tokens, 7, 7, 7], 6, 0, [], 0)
-    assert (seat.known, seat.pages[:5], kv.pool.num_free) == (18, pages, 5)
-    kv.drop(seat.pages)
+    allocation = kv.allocate("a", [*tokens, 7, 7, 7], 6, 0, [], 0)
+    assert (allocation.num_cached, allocation.pages[:5], kv.pool.num_free) == (18, pages, 5)
+    kv.drop(allocation.pages)
     assert kv.pool.num_free == 8 and not any(kv.pool.references)
 
 
@@ -385,7 +397,7 @@ def test_a_conversation_that_goes_another_way_begins_anew_where_its_window_is_go
         kv, tokens = KvCache(8, PAGE, share_prefixes=False, window=8), list(range(18))
         pages = kv.take(5)
         park(kv, "a", tokens, pages)
-        assert kv.admit("a", [*tokens[:cut], 99, 99], kv.pages_for(cut + 2), 0, [], 0).known == known
+        assert kv.allocate("a", [*tokens[:cut], 99, 99], kv.pages_for(cut + 2), 0, [], 0).num_cached == known
 
 
 def test_what_was_given_back_early_is_neither_copied_nor_found_as_what_it_was():
@@ -393,16 +405,16 @@ def test_what_was_given_back_early_is_neither_copied_nor_found_as_what_it_was():
     kv, tokens = windowed(share=True, host_pages=3), list(range(18))
     park(kv, "other", [1, 2], kv.take(1))
     pages = filled(kv, tokens)
-    kv.leave(pages, 0, 3)
+    kv.drop_unread(pages, 0, 3)
     park(kv, "a", tokens, pages)
     others = kv.take(8)
     assert [copy.way for copy in kv.take_copies()] == ["out"] * 3 and kv.counts.evictions == 0
     kv.drop(others[:2])
-    seat = kv.admit("a", [*tokens, 7], 5, 0, [], 0)
-    assert (seat.restored, [copy.way for copy in kv.take_copies()], kv.pool.num_free) == (18, ["back"] * 2, 0)
+    allocation = kv.allocate("a", [*tokens, 7], 5, 0, [], 0)
+    assert (allocation.num_restored, [copy.way for copy in kv.take_copies()], kv.pool.num_free) == (18, ["back"] * 2, 0)
     kv.release("other")
     kv.drop(others[2:])
-    assert kv.admit(None, [*tokens[:12], 9], 4, 0, [], 0).known == 0
+    assert kv.allocate(None, [*tokens[:12], 9], 4, 0, [], 0).num_cached == 0
     kv.release("a")
     assert hosted(kv) == 0
 
@@ -411,9 +423,9 @@ def test_a_page_that_another_is_still_filling_is_not_taken_for_full_in_host_memo
     kv, tokens, digests = windowed(share=True, host_pages=8), list(range(20)), []
     pages = kv.take(5)
     kv.publish(pages, tokens, 18, 0, digests)
-    kv.keep("fork", tokens[:18], pages, 0)
+    kv.park("fork", tokens[:18], pages, 0)
     kv.publish(pages, tokens, 20, 0, digests)  # planned, not computed yet
-    kv.leave(pages, 0, 4)
+    kv.drop_unread(pages, 0, 4)
     kv.take(7)
     assert [copy.way for copy in kv.take_copies()] == ["out"] * 2
     assert kv.host.find(digests[3]) is not None and kv.host.find(digests[4]) is None
@@ -423,7 +435,7 @@ def test_who_cannot_enter_yet_keeps_nothing_that_others_are_still_filling():
     kv, tokens = cache(num_pages=4), list(range(12))
     own = filled(kv, tokens[:4])
     park(kv, "a", tokens[:4], own)
-    others = kv.admit(None, [*tokens[:8], 1], 3, 0, [], 0).pages
+    others = kv.allocate(None, [*tokens[:8], 1], 3, 0, [], 0).pages
     kv.publish(others, tokens[:8], 8, 0, [])  # planned, not computed yet
-    assert kv.admit("a", tokens, 4, 0, [], 0) is None
+    assert kv.allocate("a", tokens, 4, 0, [], 0) is None
     assert [kv.pool.references[page] for page in others] == [2, 1, 1]

@@ -8,7 +8,7 @@ import pytest
 
 from sparring.errors import EngineError
 from sparring.generation import Completion, GenerateRequest, Sampling
-from sparring.model.kernels.compiled_library import COMPILED
+from sparring.kernels.compiled.library import COMPILED
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 
 # in plain torch these take minutes

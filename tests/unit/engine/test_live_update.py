@@ -40,7 +40,7 @@ def content(completion):
 
 async def until_held(engine):
     """Until an update waits for the requests under way."""
-    while not engine._scheduler.held and engine._scheduler.busy:
+    while not engine._scheduler.draining and engine._scheduler.busy:
         await asyncio.sleep(0)
 
 
@@ -110,7 +110,7 @@ def test_drain_waits_for_who_has_begun_and_lets_nobody_else_begin(serve, model_p
         await engine.abort("0")
         *_, answer = [piece async for piece in stream]
         await pull
-        return answer, await late, engine.version, engine._scheduler.held
+        return answer, await late, engine.version, engine._scheduler.draining
 
     answer, late, version, held = serve(scenario, path=model_path, live_kv="drain")
     assert (answer.versions.values, answer.kv_versions.values, answer.finish_reason) == ((0,), (0,), "abort")
@@ -136,7 +136,10 @@ def test_a_late_update_is_withdrawn_for_good_and_the_old_version_serves_on(serve
         crowd = [asyncio.create_task(engine.generate(request(number, max_tokens=8000))) for number in range(1, 30)]
         begun = engine.stream(request(30, max_tokens=8000))
         await anext(begun)
-        with pytest.raises(WeightsError, match="not in turn within 0.3 s; the old version serves on"):
+        with pytest.raises(
+            WeightsError,
+            match="not applied within engine.update_timeout_s = 0.3; the engine keeps serving the old version",
+        ):
             await engine.pull(trained[0])
         beside = asyncio.create_task(engine.generate(request()))
         for number in range(1, 31):
@@ -155,7 +158,7 @@ def test_a_late_update_is_withdrawn_for_good_and_the_old_version_serves_on(serve
 
 def test_weights_that_do_not_arrive_in_time_are_late(serve, model_path, trained):
     async def scenario(engine):
-        with pytest.raises(WeightsError, match="the old version serves on"):
+        with pytest.raises(WeightsError, match="the engine keeps serving the old version"):
             await engine.pull(trained[0])
         return engine.version
 
@@ -228,7 +231,7 @@ def test_what_is_served_is_acknowledged_again(serve, model_path, trained):
     async def scenario(engine):
         await engine.pull(trained[0])
         await engine.pull(trained[0])
-        with pytest.raises(WeightsError, match="expected a version after 1"):
+        with pytest.raises(WeightsError, match="expected a version above the served 1"):
             await engine.pull(replace(trained[1], version=1))
         return engine.version, engine.metrics["updates"]
 

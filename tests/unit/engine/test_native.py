@@ -11,9 +11,9 @@ import torch
 from sparring.engine.native import NativeEngine
 from sparring.errors import EngineError
 from sparring.generation import GenerateRequest, Runs, Sampling, ScoreRequest
+from sparring.kernels import ops
+from sparring.kernels.compiled.library import COMPILED
 from sparring.model.attention import Packed
-from sparring.model.kernels import ops
-from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY
 
@@ -193,7 +193,7 @@ def test_cancelling_frees_the_request(serve):
     [
         ({"tokens": (1, VOCABULARY)}, "token ids below"),
         ({"tokens": tuple(range(50)) * 6}, "fewer than 256 tokens"),
-        ({"tokens": (1,) * 100, "max_tokens": 100}, "within the cache of 128"),
+        ({"tokens": (1,) * 100, "max_tokens": 100}, "within the cache of 128 tokens"),
         ({"max_tokens": 0}, "max_tokens of at least 1"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
@@ -211,7 +211,7 @@ def test_cancelling_frees_the_request(serve):
         ({"logit_bias": ((1, float("inf")),)}, "a bias from"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens from 0 to max_tokens"),
-        ({"min_tokens": 2, "stop": tuple(range(VOCABULARY))}, "one outside of stop"),
+        ({"min_tokens": 2, "stop": tuple(range(VOCABULARY))}, "one token that is not in stop"),
         ({"top_logprobs": 21}, "0 to 20 top_logprobs"),
     ],
 )
@@ -349,7 +349,7 @@ def test_a_watcher_that_breaks_fails_its_own_request(serve, said):
         return answers, engine._scheduler.busy, content(await engine.generate(request(2)))
 
     (failed, fine), busy, again = serve(scenario)
-    assert isinstance(failed, EngineError) and "what watches for its end" in str(failed)
+    assert isinstance(failed, EngineError) and "its stop function `ends`" in str(failed)
     assert content(fine) == again and not busy
 
 
@@ -394,12 +394,12 @@ def test_a_limit_that_leaves_nothing_fails_its_own_request(serve, answer):
     async def scenario(engine):
         bad = replace(request(1), allowed=lambda tokens: bytes([255] * 10) if len(tokens) < 2 else answer)
         answers = await asyncio.gather(engine.generate(bad), engine.generate(request(2)), return_exceptions=True)
-        with pytest.raises(EngineError, match="min_tokens 0 where a grammar"):
+        with pytest.raises(EngineError, match="min_tokens 0 with a constraint, got 2"):
             await engine.generate(replace(request(3, min_tokens=2), allowed=lambda tokens: bytes([255] * 10)))
         return answers, engine._scheduler.busy, content(await engine.generate(request(2)))
 
     (failed, fine), busy, again = serve(scenario)
-    assert isinstance(failed, EngineError) and "which tokens are allowed" in str(failed)
+    assert isinstance(failed, EngineError) and "its constraint `allowed`" in str(failed)
     assert content(fine) == again and not busy
 
 

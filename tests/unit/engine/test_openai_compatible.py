@@ -89,7 +89,7 @@ def test_scores_are_the_engines_but_for_entropies(opened, serve):
 @pytest.mark.parametrize(
     ("settings", "model", "said"),
     [
-        ({"tells_ids": False}, "", "a server that tells token ids with log-probabilities, got text"),
+        ({"tells_ids": False}, "", "an answer with token ids and their log-probabilities, got text"),
         ({"models": ("a", "b")}, "", "expected one model, got a, b; name one"),
         ({"models": ()}, "", "expected one model, got none"),
         ({}, "large", "expected large, got tiny; name one"),
@@ -114,8 +114,8 @@ REFUSED = [
     (ask(tokens=(80,)), "status 400: .*token ids below 80"),
     (ask(temperature=-1.0), "status 400: .*a temperature of 0 or more"),
     (ask(constraint=Constraint(kind="regex", source="a")), "no constraint"),
-    (replace(ask(), ends=lambda tokens, new: None), "stop strings in its sampling"),
-    (replace(ask(temperature=0.5), prompt_logprobs=True), "judges at temperature 0.5"),
+    (replace(ask(), ends=lambda tokens, new: None), "stop strings as text"),
+    (replace(ask(temperature=0.5), prompt_logprobs=True), "temperature 1 from an OpenAI-compatible server, got 0.5"),
 ]
 
 

@@ -59,10 +59,10 @@ def test_the_bits_are_the_trainers_in_any_company(scalar_path):
 
     expected = asyncio.run(trained())
     assert len(set(expected)) == len(expected)
-    assert served(scalar_path, lambda model: model.worth(texts())) == expected
+    assert served(scalar_path, lambda model: model.values(texts())) == expected
 
     async def one_by_one(model):
-        return [(await model.worth([text]))[0] for text in texts()]
+        return [(await model.values([text]))[0] for text in texts()]
 
     assert served(scalar_path, one_by_one, token_budget=7, threads=2) == expected
 
@@ -70,7 +70,7 @@ def test_the_bits_are_the_trainers_in_any_company(scalar_path):
 def test_what_cannot_be_scored_is_refused(scalar_path):
     for text in ([], [1] * 257):
         with pytest.raises(EngineError, match=f"expected a text of 1 to 256 tokens, got {len(text)}"):
-            served(scalar_path, lambda model, text=text: model.worth([[1], text]))
+            served(scalar_path, lambda model, text=text: model.values([[1], text]))
 
 
 def test_a_group_is_scored_by_what_was_sampled(scalar_path):
@@ -87,7 +87,7 @@ def test_a_group_is_scored_by_what_was_sampled(scalar_path):
     scores = [Score(reward=None), Score(reward=1.0, parts={"format": 1.0}, success=True)]
 
     async def scored(model):
-        return await model.worth([[1, 2, 3, 4, 5], [1, 2, 3, 6]]), await RewardScorer(model, weight=0.5).score(
+        return await model.values([[1, 2, 3, 4, 5], [1, 2, 3, 6]]), await RewardScorer(model, weight=0.5).score(
             task, rollouts, scores
         )
 

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from sparring.engine.kv import KvCache
-from sparring.engine.scheduler import Scheduler
+from sparring.engine.scheduler import StepScheduler
 from sparring.engine.sequence import Sequence
 from sparring.generation import GenerateRequest, Sampling
 
@@ -15,7 +15,7 @@ PAGE = 4
 
 def scheduler(num_pages=64, max_running=8, max_batch_tokens=16):
     cache = KvCache(num_pages, PAGE, share_prefixes=False)
-    return Scheduler(cache, max_running=max_running, max_batch_tokens=max_batch_tokens)
+    return StepScheduler(cache, max_running=max_running, max_batch_tokens=max_batch_tokens)
 
 
 def sequence(arrival, prompt=3, max_new=4, priority=0, conversation=None):
@@ -36,7 +36,7 @@ def step(plan, work, version=0):
         if chunk.samples:
             chunk.sequence.extend([7], [-1.0], version)
             if chunk.sequence.finish_reason:
-                work.retire(chunk.sequence, version)
+                work.finish(chunk.sequence, version)
                 finished.append(chunk.sequence)
     return finished
 
@@ -88,7 +88,7 @@ def test_a_preempted_request_computes_its_own_answer_again():
 
 
 def test_what_a_request_finds_is_counted_once_and_not_what_it_has_computed_itself():
-    work = Scheduler(KvCache(64, PAGE, share_prefixes=True), max_running=8, max_batch_tokens=9)
+    work = StepScheduler(KvCache(64, PAGE, share_prefixes=True), max_running=8, max_batch_tokens=9)
     one = sequence(1, prompt=20)
     work.add(one)
     for _ in range(2):
@@ -177,9 +177,9 @@ def generating(work, *sequences):
 def test_steps_ahead_end_with_the_first_that_must_end():
     work = scheduler()
     plan = generating(work, sequence(1, max_new=30), sequence(2, max_new=8))
-    assert work.ahead(plan, 16) == 7
-    assert work.ahead(plan, 5) == 5
-    assert work.ahead(plan, 1) == 1
+    assert work.steps_ahead(plan, 16) == 7
+    assert work.steps_ahead(plan, 5) == 5
+    assert work.steps_ahead(plan, 1) == 1
 
 
 def test_no_steps_ahead_while_a_prompt_is_read():
@@ -187,7 +187,7 @@ def test_no_steps_ahead_while_a_prompt_is_read():
     work.add(sequence(1, max_new=30))
     step(work.plan(0), work)
     work.add(sequence(2, prompt=20))
-    assert work.ahead(work.plan(0), 16) == 1
+    assert work.steps_ahead(work.plan(0), 16) == 1
 
 
 def test_steps_ahead_take_no_page_that_others_will_soon_need():
@@ -195,27 +195,27 @@ def test_steps_ahead_take_no_page_that_others_will_soon_need():
     work = scheduler(num_pages=5)
     plan = generating(work, sequence(1, max_new=30), sequence(2, max_new=30))
     assert [chunk.sequence.computed for chunk in plan] == [4, 4]
-    assert work.ahead(plan, 16) == 1
+    assert work.steps_ahead(plan, 16) == 1
     assert [len(chunk.sequence.pages) for chunk in plan] == [1, 1]
     roomy = scheduler(num_pages=64)
     plan = generating(roomy, sequence(1, max_new=30), sequence(2, max_new=30))
-    assert roomy.ahead(plan, 16) == 16
+    assert roomy.steps_ahead(plan, 16) == 16
     assert [len(chunk.sequence.pages) for chunk in plan] == [5, 5]
 
 
 def test_tokens_sampled_ahead_are_found_by_others_once_their_pages_are_full():
     cache = KvCache(64, PAGE, share_prefixes=True)
-    work = Scheduler(cache, max_running=8, max_batch_tokens=64)
+    work = StepScheduler(cache, max_running=8, max_batch_tokens=64)
     first = sequence(1, max_new=30)
     plan = generating(work, first)
-    steps = work.ahead(plan, 16)
+    steps = work.steps_ahead(plan, 16)
     first.extend(list(range(50, 50 + steps)), [-1.0] * steps, 0)
     work.advance(first, steps - 1, 0)
     assert first.computed == 3 + steps == len(first.tokens) - 1
-    seat = cache.admit(None, first.tokens, cache.pages_for(len(first.tokens)), 0, [], 0)
+    allocation = cache.allocate(None, first.tokens, cache.pages_for(len(first.tokens)), 0, [], 0)
     assert (
-        seat.known == first.computed // PAGE * PAGE
-        and seat.pages[: seat.known // PAGE] == first.pages[: seat.known // PAGE]
+        allocation.num_cached == first.computed // PAGE * PAGE
+        and allocation.pages[: allocation.num_cached // PAGE] == first.pages[: allocation.num_cached // PAGE]
     )
 
 

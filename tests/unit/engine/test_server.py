@@ -17,7 +17,7 @@ from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.errors import BadInput, EngineError, RequestRefused, WeightsError
 from sparring.generation import Completion, GenerateRequest, Sampling
-from sparring.model.kernels import ops
+from sparring.kernels import ops
 from sparring.model.load import load
 from sparring.model.peft import read
 from sparring.testing.served import ServerThread
@@ -159,7 +159,7 @@ def test_a_refusal_has_its_class_at_the_client_too(server):
             await engine.generate(ask(tokens=()))
         with pytest.raises(RequestRefused, match="token ids below 80"):
             await anext(engine.stream(ask(tokens=(80,))))
-        with pytest.raises(RequestRefused, match="say them in text"):
+        with pytest.raises(RequestRefused, match="set them in its sampling"):
             await engine.generate(replace(ask(), ends=lambda tokens, new: None))
         with pytest.raises(RequestRefused, match=r"got `null` - at `\$.sampling.temperature`"):
             await engine.generate(ask(temperature=float("nan")))
@@ -212,9 +212,9 @@ def test_a_key_is_asked_for_under_v1_alone(model_path):
     engine = NativeEngine(load(model_path), EngineConfig(max_running=8), threads=1)
     thread = ServerThread(engine, model_path, api_key="secret")
     try:
-        with pytest.raises(BadInput, match="the key that the server wants"):
+        with pytest.raises(BadInput, match="the server's API key"):
             RemoteEngine(thread.url, api_key="secrets")
-        with pytest.raises(BadInput, match="the key that the server wants"):
+        with pytest.raises(BadInput, match="the server's API key"):
             RemoteEngine(thread.url)
         assert [httpx.get(f"{thread.url}/{path}").status_code for path in ("v1/model", "health", "metrics")] == [
             401,
@@ -308,7 +308,7 @@ def test_a_bad_update_is_a_conflict_and_the_old_version_serves_on(server, http, 
         gone = {"model": "policy", "version": 1, "checksum": ref.checksum, "location": ref.location}
     answer = post(http, "weights", **gone)
     assert (
-        answer.status_code == 409 and "its publisher has taken it back or is gone" in answer.json()["error"]["message"]
+        answer.status_code == 409 and "its publisher has removed it or has ended" in answer.json()["error"]["message"]
     )
 
 
@@ -321,7 +321,7 @@ def test_a_run_that_begins_counts_its_versions_from_zero(server, model_path):
         begun, first = again.version, await again.generate(ask())
         await again.pull(publish("policy", 1, trained(model_path)))
         second = await again.generate(ask())
-        with pytest.raises(EngineError, match="one run to a server"):
+        with pytest.raises(EngineError, match="use one server per run"):
             await engine.generate(ask())
         version = again.version
         await again.close()
@@ -336,20 +336,20 @@ def test_what_does_not_fit_the_run_is_refused(server, model_path):
     path = ops.path_name()
 
     async def scenario(engine):
-        with pytest.raises(BadInput, match="a model in bfloat16, as models.policy.dtype, got float32"):
+        with pytest.raises(BadInput, match="a model in bfloat16, as in models.policy.dtype, got float32"):
             engine.check("bfloat16", path, EngineConfig())
-        with pytest.raises(BadInput, match="numerics fast, as models.policy.numerics, got exact-"):
+        with pytest.raises(BadInput, match="numerics fast, as in models.policy.numerics, got exact-"):
             engine.check("float32", "fast", EngineConfig())
         with pytest.raises(
             BadInput,
-            match=f"expected exact-of-another, which computes in this process, got {path}; serve it on a processor",
+            match=f"expected kernel path exact-of-another, as in this process, got {path}; serve it on a processor",
         ):
             engine.check("float32", "exact-of-another", EngineConfig())
         engine.check("float32", path, EngineConfig())
 
     async def small(engine):
         with pytest.raises(
-            BadInput, match=f"room for {LONG + 8} tokens, as engine.kv_bytes, got 64; serve it with a larger"
+            BadInput, match=f"a context of {LONG + 8} tokens, as engine.kv_bytes allows, got 64; serve it with a larger"
         ):
             engine.check("float32", path, EngineConfig())
         engine.check("float32", path, EngineConfig(kv_tokens=64))

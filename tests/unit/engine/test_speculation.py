@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from sparring.engine.config import EngineConfig
 from sparring.engine.kv import KvCache
-from sparring.engine.scheduler import Scheduler
+from sparring.engine.ngram import LONGEST, Lookup
+from sparring.engine.scheduler import StepScheduler
 from sparring.engine.sequence import Sequence
-from sparring.engine.speculation import LONGEST, Lookup, Speculation
+from sparring.engine.speculation import Speculation
 from sparring.errors import EngineError
 from sparring.generation import GenerateRequest, Sampling
 from sparring.model.load import load
@@ -128,7 +129,7 @@ def test_alone_it_takes_fewer_steps(serve, path):
 def test_only_few_are_guessed_for_and_only_while_all_generate():
     cache = KvCache(400, 4, share_prefixes=False)
     work, speculation = (
-        Scheduler(cache, max_running=32, max_batch_tokens=999),
+        StepScheduler(cache, max_running=32, max_batch_tokens=999),
         Speculation(EngineConfig(speculation="ngram")),
     )
 
@@ -151,7 +152,7 @@ def test_only_few_are_guessed_for_and_only_while_all_generate():
 
 
 def test_no_more_is_guessed_than_may_be_sampled_and_fits():
-    work = Scheduler(KvCache(3, 4, share_prefixes=False), max_running=2, max_batch_tokens=99)
+    work = StepScheduler(KvCache(3, 4, share_prefixes=False), max_running=2, max_batch_tokens=99)
     speculation = Speculation(EngineConfig(speculation="ngram", speculation_tokens=9))
 
     def drafts(prompt, most):

@@ -7,13 +7,13 @@ from hypothesis import example, given, settings
 from test_scheduler import PAGE, sequence, step
 
 from sparring.engine.kv import KvCache, chain_digests
-from sparring.engine.scheduler import Scheduler
-from sparring.engine.states import StateSlots, beginning_of
+from sparring.engine.scheduler import StepScheduler
+from sparring.engine.states import StateSlots, prefix_of
 
 
 def tokens(count, weights=0):
     """The first `count` of some."""
-    return beginning_of(list(range(count)), weights)
+    return prefix_of(list(range(count)), weights)
 
 
 def slots_of(count):
@@ -25,13 +25,13 @@ def slots_of(count):
 def test_a_conversation_goes_on_only_from_exactly_where_its_state_is() -> None:
     slots, _ = slots_of(3)
     taken = slots.take()
-    slots.keep("a", taken, tokens(10))
-    assert slots.go_on("a", tokens(10)) == taken
-    slots.keep("a", taken, tokens(10))
+    slots.park("a", taken, tokens(10))
+    assert slots.resume("a", tokens(10)) == taken
+    slots.park("a", taken, tokens(10))
     assert (
-        slots.go_on("a", tokens(9)) is None
-        and slots.go_on("a", tokens(10)) is None
-        and slots.go_on("b", tokens(0)) is None
+        slots.resume("a", tokens(9)) is None
+        and slots.resume("a", tokens(10)) is None
+        and slots.resume("b", tokens(0)) is None
     )
     assert sorted([slots.take(), slots.take(), slots.take()]) == [0, 1, 2]
 
@@ -39,17 +39,17 @@ def test_a_conversation_goes_on_only_from_exactly_where_its_state_is() -> None:
 def test_the_conversation_that_was_idle_longest_gives_way() -> None:
     slots, lost = slots_of(2)
     for name in "ab":
-        slots.keep(name, slots.take(), tokens(1))
-    slots.keep("a", slots.go_on("a", tokens(1)), tokens(2))
+        slots.park(name, slots.take(), tokens(1))
+    slots.park("a", slots.resume("a", tokens(1)), tokens(2))
     slots.take()
-    assert slots.go_on("b", tokens(1)) is None and slots.available and lost == ["b"]
+    assert slots.resume("b", tokens(1)) is None and slots.available and lost == ["b"]
     slots.take()
-    assert slots.go_on("a", tokens(2)) is None and not slots.available and slots.take() is None and lost == ["b", "a"]
+    assert slots.resume("a", tokens(2)) is None and not slots.available and slots.take() is None and lost == ["b", "a"]
 
 
 def test_what_is_released_is_free() -> None:
     slots, _ = slots_of(1)
-    slots.keep("a", slots.take(), tokens(1))
+    slots.park("a", slots.take(), tokens(1))
     slots.release("a")
     slots.release("unknown")
     slots.drop(None)
@@ -62,29 +62,31 @@ def test_branches_get_copies_while_there_is_room() -> None:
     slots, lost = slots_of(3)
     live = slots.take()
     for name in "abc":
-        slots.branch(name, live, tokens(5))
+        slots.park_copy(name, live, tokens(5))
     copies = slots.take_copies()
     assert [source for source, _ in copies] == [live] * 3 and slots.take_copies() == []
     # the third took the slot of the first
     assert lost == ["a"]
-    assert slots.go_on("a", tokens(5)) is None
+    assert slots.resume("a", tokens(5)) is None
     assert (
-        {slots.go_on("b", tokens(5)), slots.go_on("c", tokens(5))} == {0, 1, 2} - {live} == {copy for _, copy in copies}
+        {slots.resume("b", tokens(5)), slots.resume("c", tokens(5))}
+        == {0, 1, 2} - {live}
+        == {copy for _, copy in copies}
     )
 
 
 def test_a_branch_without_room_is_lost():
     slots, lost = slots_of(1)
-    slots.branch("a", slots.take(), tokens(5))
+    slots.park_copy("a", slots.take(), tokens(5))
     assert lost == ["a"] and slots.take_copies() == []
 
 
 def test_behind_a_step_that_failed_nothing_idle_is_trusted() -> None:
     slots, _ = slots_of(2)
     live = slots.take()
-    slots.branch("a", live, tokens(5))
-    slots.distrust()
-    assert slots.take_copies() == [] and slots.go_on("a", tokens(5)) is None and slots.take() == 1 - live
+    slots.park_copy("a", live, tokens(5))
+    slots.invalidate()
+    assert slots.take_copies() == [] and slots.resume("a", tokens(5)) is None and slots.take() == 1 - live
 
 
 def alike(arrival, shared, prompt=18, new=3, conversation=None):
@@ -96,7 +98,7 @@ def alike(arrival, shared, prompt=18, new=3, conversation=None):
 
 def sharing(num_slots=12, max_batch_tokens=64, max_running=8):
     cache = KvCache(64 + 16 * num_slots, PAGE, share_prefixes=True)
-    return Scheduler(
+    return StepScheduler(
         cache, max_running=max_running, max_batch_tokens=max_batch_tokens, states=StateSlots(num_slots, cache.evict)
     )
 
@@ -191,7 +193,7 @@ def test_a_longer_prompt_goes_on_from_where_a_whole_one_was_cut() -> None:
 def test_a_lent_page_stays_where_conversations_may_keep_none() -> None:
     """The rest of a group finds it though its leader has left; it goes when room is needed."""
     cache = KvCache(14, PAGE, share_prefixes=True, idle_pages=0)
-    work = Scheduler(cache, max_running=1, max_batch_tokens=64, states=StateSlots(4, cache.evict))
+    work = StepScheduler(cache, max_running=1, max_batch_tokens=64, states=StateSlots(4, cache.evict))
     for arrival in range(3):
         work.add(alike(arrival, 18))
     computed = []
@@ -231,7 +233,7 @@ def test_who_has_a_state_of_its_own_waits_for_nobody() -> None:
     work.add(alike(0, 18, conversation="talk"))
     for _ in range(3):
         step(work.plan(0), work)
-    assert not work.busy and work.states.behind("talk") == 20
+    assert not work.busy and work.states.num_tokens("talk") == 20
     again = alike(1, 18, 24, conversation="talk")
     again.tokens[18:21] = [7, 7, 7]
     for one in (alike(2, 18), alike(3, 18), again):
@@ -285,12 +287,12 @@ def test_where_the_pages_of_the_longest_beginning_are_gone_a_shorter_one_is_foun
         work.add(alike(arrival, shared, 30, new=1))
         while work.busy:
             step(work.plan(0), work)
-    beginnings = [whose for whose in work.states._idle if not isinstance(whose, str)]
+    beginnings = [whose for whose in work.states._parked if not isinstance(whose, str)]
     assert [whose.num_tokens for whose in beginnings] == [8, 29]
     lost = alike(5, 30, 30)
     work.cache.pool.forget(work.cache.pool.find(chained(lost.tokens, 5)))
     work.add(lost)
-    assert counts(work.plan(0))[5][0] == 8 and not work.states.behind(beginnings[1])
+    assert counts(work.plan(0))[5][0] == 8 and not work.states.num_tokens(beginnings[1])
 
 
 def chained(text, pages):
@@ -336,7 +338,7 @@ class Written:
 def test_a_page_that_is_lent_is_given_up_where_a_request_needs_the_whole_cache() -> None:
     """The prompt fills all five pages, one of which would be the lent one."""
     cache = KvCache(5, PAGE, share_prefixes=True)
-    work, began = Scheduler(cache, max_running=4, max_batch_tokens=64, states=StateSlots(6, cache.evict)), []
+    work, began = StepScheduler(cache, max_running=4, max_batch_tokens=64, states=StateSlots(6, cache.evict)), []
     for arrival in range(3):
         work.add(alike(arrival, 19, 19, new=1))
     while work.busy:
@@ -357,7 +359,7 @@ def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_run
     all slots are free again."""
     cache = KvCache(num_pages, PAGE, share_prefixes=share, host_pages=host_pages)
     slots, behind, pages = StateSlots(num_slots, cache.evict), {}, Written()
-    work = Scheduler(cache, max_running=max_running, max_batch_tokens=16, states=slots)
+    work = StepScheduler(cache, max_running=max_running, max_batch_tokens=16, states=slots)
     room = num_pages * PAGE
     waiting = [
         alike(i, (0, 6, 13, 20)[i % 4] if share else 0, min(prompt, room - new), new, str(name) if name else None)
@@ -388,8 +390,8 @@ def test_every_request_goes_on_from_a_state_of_its_own(asked, num_pages, max_run
         if turn % 7 == 6 and plan:
             work.abort(plan[-1].sequence.request.id, 0)
         step([chunk for chunk in plan if chunk.sequence.state is not None], work)
-        assert {*cache._here._idle, *cache._host._idle} <= slots._idle.keys()
-        assert cache._tails.keys() <= {whose.key for whose in slots._idle if not isinstance(whose, str)}
+        assert {*cache._here._idle, *cache._host._idle} <= slots._parked.keys()
+        assert cache._tails.keys() <= {whose.key for whose in slots._parked if not isinstance(whose, str)}
         if not waiting and not work.busy:
             break
     assert not waiting and not work.busy

@@ -128,7 +128,7 @@ def test_a_number_that_served_other_weights_is_refused_for_its_kv_is_still_there
     async def scenario(engine):
         await engine.pull(trained)
         kept = await engine.generate(request(conversation="rollout"))
-        with pytest.raises(WeightsError, match=f"expected a version after 1, which is served, got {version}"):
+        with pytest.raises(WeightsError, match=f"expected a version above the served 1, got {version}"):
             await engine.pull(publish("policy", version, load(model_path).state()))
         return kept, await engine.generate(request()), engine.version
 
@@ -141,7 +141,7 @@ def test_a_step_of_generation_that_does_not_give_what_the_model_gives_refuses_th
         before = await engine.generate(request())
         # what a step of generation adds and the trainer's forward does not: only serving is wrong
         engine._runner._slots.bias(32, 1 << 60, (), [(token, 1.0) for token in range(5)])
-        with pytest.raises(WeightsError, match="expected a step of generation to give the model's log-probability"):
+        with pytest.raises(WeightsError, match="expected a generation step to reproduce the model's log-probability"):
             await engine.pull(trained)
         return before, await engine.generate(request()), engine.version
 
@@ -162,16 +162,16 @@ def test_where_the_old_weights_are_not_what_they_were_nothing_is_served_until_an
         crowd = [asyncio.create_task(engine.generate(request(number, max_tokens=200))) for number in range(2, 40)]
         await anext(stream)
         engine._model.state()["model.norm.weight"].add_(0.5)
-        with pytest.raises(WeightsError, match="putting the old weights back failed too"):
+        with pytest.raises(WeightsError, match="restoring the old weights failed too"):
             await engine.pull(bad)
-        with pytest.raises(EngineError, match="serves nothing until an update is verified"):
+        with pytest.raises(EngineError, match="refuses all requests until an update succeeds"):
             _ = [piece async for piece in stream]
         failed = await asyncio.gather(*crowd, engine.generate(request(1)), return_exceptions=True)
-        with pytest.raises(EngineError, match="serves nothing"):
+        with pytest.raises(EngineError, match="refuses all requests"):
             await engine.score(ScoreRequest(id="s", tokens=PROBE))
         with pytest.raises(WeightsError, match="expected a probe"):
             await engine.pull(replace(trained, version=3, probe=None))
-        with pytest.raises(EngineError, match="serves nothing"):
+        with pytest.raises(EngineError, match="refuses all requests"):
             await engine.generate(request(1))
         await engine.pull(trained)
         pool = engine._scheduler.cache.pool

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparring.engine.adapters.vllm_wire import Sampled, generate_body, judge_body, judged_rows, problem_for_vllm
+from sparring.engine.adapters.vllm_wire import SampledTurn, generate_body, judge_body, judged_rows, problem_for_vllm
 from sparring.generation import GenerateRequest, Runs, Sampling
 
 VOCABULARY = 80
@@ -30,7 +30,7 @@ def piece(tokens, *, spans=None, finish=None, tops=None):
 
 
 def sampled(*pieces, recomputes=False, version=4, **sampling):
-    made = Sampled(request(**sampling), version, vocab_size=VOCABULARY, recomputes=recomputes)
+    made = SampledTurn(request(**sampling), version, vocab_size=VOCABULARY, recomputes=recomputes)
     for one in pieces:
         made.take(one)
     return made

@@ -140,7 +140,10 @@ def test_arguments_are_converted_and_defaults_filled() -> None:
         ({"query": 3}, "query: expected a string, got 3"),
         ({"query": "a", "limit": "5"}, 'limit: expected an integer, got "5"'),
         ({"query": "a", "order": "odd"}, 'order: expected one of "new", "old", got "odd"'),
-        ({"query": "a", "depth": 1}, "depth: expected one of limit, order, query, tags, got an unknown key"),
+        (
+            {"query": "a", "depth": 1},
+            "depth: expected one of exact, filters, limit, order, query, tags, threshold, got an unknown key",
+        ),
         ({"query": "a", "tags": ["x", None]}, "tags.1: expected a string, got null"),
     ],
 )

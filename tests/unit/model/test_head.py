@@ -92,12 +92,12 @@ def test_judging_gives_the_quantities_and_names_equal_logits_by_id(path):
     model = load(path)
     hidden, targets, heat = inputs(head.CHUNK_ROWS + 5)
     found = head.token_quantities(model, hidden, targets, heat, {"logprob", "entropy"})
-    judged = head.judge(model, hidden, targets, heat, 4)
+    judged = head.score_tokens(model, hidden, targets, heat, 4)
     assert torch.equal(judged.logprob, found["logprob"]) and torch.equal(judged.entropy, found["entropy"])
     assert judged.top_ids.shape == judged.top_logprobs.shape == (len(hidden), 4)
     best = head.token_quantities(model, hidden, judged.top_ids[:, 3], heat, {"logprob"})["logprob"]
     assert torch.equal(judged.top_logprobs[:, 3], best)
-    none = head.judge(model, torch.zeros(1, 48), targets[:1], heat[:1], 4)
+    none = head.score_tokens(model, torch.zeros(1, 48), targets[:1], heat[:1], 4)
     assert none.top_ids.tolist() == [[0, 1, 2, 3]]
 
 

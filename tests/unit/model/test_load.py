@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sparring.errors import BadInput, WeightsError
+from sparring.kernels import ops
 from sparring.model.attention import Packed
-from sparring.model.decoder import Decoder
-from sparring.model.kernels import ops
+from sparring.model.decoder import LlamaDecoder
 from sparring.model.layers import RotaryTable, RowLinear, RowNorm, RowSilu, WideNorm
 from sparring.model.load import load
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
@@ -34,7 +34,7 @@ def logits(model, rows):
 
 def test_shape_is_read_from_the_config(path):
     model = load(path)
-    assert model.kv_heads == ops.KvHeads.alike(num_layers=2, num_heads=2, head_dim=16)
+    assert model.kv_heads == ops.KvHeads.uniform(num_layers=2, num_heads=2, head_dim=16)
     assert (model.vocab_size, model.max_positions, model.dtype) == (VOCABULARY, 256, torch.float32)
     assert model.path_name == ops.path_name()
     assert load(path, numerics="fast").path_name == "fast"
@@ -114,7 +114,7 @@ def test_too_little_memory_is_not_the_checkpoints_fault(tmp_path):
 
 def test_head_that_does_more_than_a_matrix_product_is_refused(tmp_path):
     tiny_model("modernbert-decoder", tmp_path)
-    with pytest.raises(BadInput, match="ModernBertDecoderForCausalLM does more"):
+    with pytest.raises(BadInput, match="ModernBertDecoderForCausalLM, whose logits differ"):
         load(tmp_path)
 
 
@@ -136,7 +136,7 @@ def test_a_family_that_may_have_a_window_is_served_without_one(tmp_path):
 
 def test_a_window_that_the_library_masks_by_and_does_not_tell_is_refused(tmp_path):
     qwen2_moe(tmp_path, 64)
-    with pytest.raises(BadInput, match="Qwen2MoeForCausalLM does more"):
+    with pytest.raises(BadInput, match="Qwen2MoeForCausalLM, whose logits differ"):
         load(tmp_path, numerics="fast")
 
 
@@ -154,7 +154,7 @@ def test_attention_in_both_directions_is_refused(tmp_path):
 
 def test_attention_of_its_own_is_refused(tmp_path):
     tiny_model("bloom", tmp_path)
-    with pytest.raises(BadInput, match="BloomForCausalLM, which has its own"):
+    with pytest.raises(BadInput, match="BloomForCausalLM, which has an attention of its own"):
         load(tmp_path, numerics="fast")
 
 
@@ -172,7 +172,7 @@ def test_a_sliding_window_does_not_bound_the_positions(tmp_path):
 @on_every_path
 def test_known_family_runs_the_lean_decoder_and_every_part_is_row_invariant(path):
     model = load(path)
-    assert isinstance(model._forward, Decoder)
+    assert isinstance(model._forward, LlamaDecoder)
     parts = {type(part) for part in model.module.modules() if not list(part.children())}
     assert parts == {torch.nn.Embedding, RowLinear, RowNorm, RowSilu, RotaryTable}
 
@@ -185,15 +185,15 @@ def test_a_norm_is_replaced_by_the_one_that_rounds_like_it(family, norm, tmp_pat
 
 def test_a_known_family_with_another_activation_runs_the_librarys_forward(tmp_path):
     model = load(tiny_model("llama", tmp_path / "a", hidden_act="gelu_pytorch_tanh"))
-    assert not isinstance(model._forward, Decoder) and model.path_name == ops.path_name()
+    assert not isinstance(model._forward, LlamaDecoder) and model.path_name == ops.path_name()
     model = load(tiny_model("llama", tmp_path / "b", hidden_act="gelu"))  # a function of torch, row by row
-    assert not isinstance(model._forward, Decoder) and model.path_name == ops.path_name()
+    assert not isinstance(model._forward, LlamaDecoder) and model.path_name == ops.path_name()
 
 
 @on_every_path
 def test_unknown_family_passes_its_proof(tmp_path):
     model = load(tiny_model("olmo2", tmp_path))
-    assert not isinstance(model._forward, Decoder)
+    assert not isinstance(model._forward, LlamaDecoder)
     rows = [[1, 2, 3], [4], list(range(40))]
     together = logits(model, rows).split([len(row) for row in rows])
     for row, found in zip(rows, together, strict=True):

@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sparring.errors import BadInput
+from sparring.kernels import ops
+from sparring.kernels.compiled.library import COMPILED
 from sparring.model.attention import Packed
 from sparring.model.config import LoraConfig
 from sparring.model.experts import RowExperts
-from sparring.model.kernels import ops
-from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.load import load
 from sparring.model.lora import SCALE, Adapter, fresh_state
 from sparring.model.peft import CONFIG, TENSORS, read, read_config, write
@@ -110,7 +110,7 @@ def test_a_row_does_not_see_its_neighbours_adapters(base, tmp_path, dtype):
         numbers = draw.integers(-1, 3, len(rows))
         lengths = [len(row) for row in rows]
         positions = torch.cat([torch.arange(length) for length in lengths])
-        with model.adapters.of_rows(np.repeat(numbers, lengths)), torch.no_grad():
+        with model.adapters.assign_rows(np.repeat(numbers, lengths)), torch.no_grad():
             together = model.logits(model.hidden(torch.cat(rows), positions, Packed.of(lengths))).split(lengths)
         for row, number, found in zip(rows, numbers.tolist(), together, strict=True):
             assert torch.equal(found, alone(row, number))
@@ -129,7 +129,7 @@ def test_without_compiled_kernels_it_is_the_same_model(base, tmp_path, numerics)
             state = read(tiny_adapter(base, tmp_path / str(seed), seed=seed))
             plain.adapters.put(number, plain.adapters.fit(Adapter(state, plain.dtype, plain.device)))
         plain.adapters.put(2, plain.adapters.fit(Adapter(read(tmp_path / "a"), plain.dtype, plain.device)))
-        with plain.adapters.of_rows(np.repeat([0, 2, -1], [7, 40, 40])), torch.no_grad():
+        with plain.adapters.assign_rows(np.repeat([0, 2, -1], [7, 40, 40])), torch.no_grad():
             rows, lengths = torch.cat([TOKENS[:7], TOKENS, TOKENS]), [7, 40, 40]
             positions = torch.cat([torch.arange(length) for length in lengths])
             _, mixed, none = plain.logits(plain.hidden(rows, positions, Packed.of(lengths))).split(lengths)

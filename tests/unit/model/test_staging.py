@@ -1,4 +1,4 @@
-"""Staged weights give the bits of loaded ones, touch nothing before they are committed, and go back without a trace."""
+"""StagedWeights weights give the bits of loaded ones, touch nothing before they are committed, and go back without a trace."""
 
 import json
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from sparring.errors import WeightsError
+from sparring.kernels.compiled.library import COMPILED
 from sparring.model.attention import Packed
-from sparring.model.kernels.compiled_library import COMPILED
 from sparring.model.layers import RowConv1D
 from sparring.model.load import load as load_model
-from sparring.model.staging import Staged
+from sparring.model.staging import StagedWeights
 from sparring.testing.tiny_models import FEATURES, VOCABULARY, tiny_model
 
 pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
@@ -51,7 +51,7 @@ def test_committed_weights_are_loaded_weights(paths, dtype, used):
     before, after = (logits(load(path, dtype=dtype)) for path in paths)
     if used:
         logits(model)
-    staged = Staged(model, load(paths[1]).state())
+    staged = StagedWeights(model, load(paths[1]).state())
     for tensor in other.state().values():
         tensor.zero_()
     assert torch.equal(logits(model), before)
@@ -68,7 +68,7 @@ def test_committed_weights_leave_nothing_of_the_old_ones(tmp_path):
     one, other = (tiny_model("gpt2", tmp_path / str(seed), seed=seed) for seed in range(2))
     model = load(one)
     logits(model)
-    Staged(model, load(other).state()).commit()
+    StagedWeights(model, load(other).state()).commit()
     for part in (part for part in model.parts if isinstance(part, RowConv1D)):
         assert part.product.packed.weights[0].data_ptr() == part.weight.data_ptr()
 
@@ -79,7 +79,7 @@ def test_nothing_is_staged_that_does_not_fit(paths):
     name = next(iter(state))
     for wrong in ({k: v for k, v in state.items() if k != name}, {**state, name: state[name][:-1]}):
         with pytest.raises(WeightsError):
-            Staged(model, wrong)
+            StagedWeights(model, wrong)
 
 
 def test_what_failed_in_the_middle_goes_back(paths):
@@ -96,7 +96,7 @@ def test_what_failed_in_the_middle_goes_back(paths):
 
     model = load(paths[0])
     before = logits(model)
-    staged = Staged(model, load(paths[1]).state())
+    staged = StagedWeights(model, load(paths[1]).state())
     staged._new.insert(len(staged._new) // 2, (Lost(), "data", None))
     with pytest.raises(RuntimeError):
         staged.commit()

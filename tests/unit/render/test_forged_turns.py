@@ -17,10 +17,10 @@ from sparring.errors import BadInput
 from sparring.protocols import Renderer
 from sparring.render.control import MARK, ControlTokens
 from sparring.render.dialect import message_dicts, tool_dicts
+from sparring.render.escaping import TextEscaper
 from sparring.render.library import LibraryRenderer
 from sparring.render.load import load_renderer
-from sparring.render.prove import prove
-from sparring.render.said import Said
+from sparring.render.round_trip import check_round_trip
 from sparring.render.tokenizer import FileTokenizer, load_tokenizer
 from sparring.render.train_tokenizer import train_tokenizer
 from sparring.render.unforgeable import unforgeable
@@ -128,11 +128,11 @@ def test_a_recipe_may_let_system_and_user_write_control_tokens_before_the_first_
     rest = [say("A"), user(ATTACK), call("1"), answer(ATTACK)]
     counts = [r.render([*opening, *rest], (TOOL,)).tokens.count(end) for r in (free, strict)]
     assert counts[0] == counts[1] + 2
-    assert prove(free, (TOOL,), ("system", "user")) and prove(free, (), ("system", "user"))
+    assert check_round_trip(free, (TOOL,), ("system", "user")) and check_round_trip(free, (), ("system", "user"))
     with pytest.raises(
-        BadInput, match="renderer: system message before the first reply: expected what is said as plain text"
+        BadInput, match="renderer: system message before the first reply: expected message text encoded as plain text"
     ):
-        prove(free, (TOOL,))
+        check_round_trip(free, (TOOL,))
 
 
 @pytest.mark.parametrize("role", ["tool", "assistant", "world"])
@@ -173,11 +173,13 @@ def test_a_renderer_that_encodes_by_itself_sees_no_marks_and_is_refused_where_it
     tokenizer = load_tokenizer(train_tokenizer([ODD], 300, tmp_path))
     own = OwnTokenizer(tokenizer._backend, tokenizer.special, str(tmp_path))
     renderer = LibraryRenderer(
-        create_renderer(own, config_from_name("qwen3")), tokenizer, "qwen3", Said(tokenizer.control)
+        create_renderer(own, config_from_name("qwen3")), tokenizer, "qwen3", TextEscaper(tokenizer.control)
     )
     assert renderer.decode(renderer.render([user(ATTACK)], ()).tokens).count(ATTACK) == 1
-    with pytest.raises(BadInput, match=r"renderer: .*expected what is said as plain text, got the control tokens"):
-        prove(renderer, (TOOL,))
+    with pytest.raises(
+        BadInput, match=r"renderer: .*expected message text encoded as plain text, got the control tokens"
+    ):
+        check_round_trip(renderer, (TOOL,))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_a_template_that_changes_what_is_said_is_refused(tmp_path, change):
     )
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(BadInput):
-        prove(load_renderer(folder, "template"))
+        check_round_trip(load_renderer(folder, "template"))
 
 
 def sentencepiece() -> Tokenizer:

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 from sparring.errors import BadInput
 from sparring.render.demonstrate import demonstration_tokens, reply_tokens
 from sparring.render.load import load_renderer
-from sparring.render.prove import prove
+from sparring.render.round_trip import check_round_trip
 from sparring.render.train_tokenizer import train_tokenizer
 from sparring.testing.conversations import CONVERSATIONS, ODD, TOOL, answer, call, say, user
 from sparring.testing.toy import toy_renderer
@@ -57,7 +57,7 @@ DEAF = (
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("tools", [(), (TOOL,)])
 def test_the_trained_tokenizer_is_proven(name, thinking, tools):
-    facts = prove(toy_renderer(name=name, thinking=thinking), tools)
+    facts = check_round_trip(toy_renderer(name=name, thinking=thinking), tools)
     assert len(facts) >= 3 and all(facts)
 
 
@@ -65,7 +65,7 @@ def test_the_trained_tokenizer_is_proven(name, thinking, tools):
 def test_unknown_templates_are_served_by_difference(tmp_path, template, tools):
     renderer = load_renderer(with_template(tmp_path, template))
     assert renderer.name == "template"
-    assert "a bridge closes a reply that was cut short" in prove(renderer, tools)
+    assert "a bridge closes a reply that was cut short" in check_round_trip(renderer, tools)
 
 
 HEADERS = (
@@ -89,13 +89,13 @@ def test_named_renderers_of_the_library_are_proven(tmp_path, name, tokens, think
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in tokens])
     backend.save(str(tmp_path / "tokenizer.json"))
     renderer = load_renderer(tmp_path, name, thinking)
-    assert renderer.name == name and prove(renderer, (TOOL,))
+    assert renderer.name == name and check_round_trip(renderer, (TOOL,))
 
 
 def test_a_template_that_ignores_tools_is_refused(tmp_path):
     renderer = load_renderer(with_template(tmp_path, DEAF))
     with pytest.raises(BadInput, match="renderer: expected a prompt that contains 'python'"):
-        prove(renderer, (TOOL,))
+        check_round_trip(renderer, (TOOL,))
 
 
 def test_refusals(tmp_path):

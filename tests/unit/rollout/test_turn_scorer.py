@@ -24,7 +24,7 @@ class Table:
     def __init__(self) -> None:
         self.asked: list[Sequence[int]] = []
 
-    async def worth(self, texts: Sequence[Sequence[int]]) -> list[float]:
+    async def values(self, texts: Sequence[Sequence[int]]) -> list[float]:
         self.asked += texts
         return [float(sum(text)) for text in texts]
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from sparring.kernels import pages
 from sparring.model.config import InitConfig, LoraConfig
-from sparring.model.kernels import pages
 from sparring.model.load import load
 from sparring.model.outline import Outline, Size, fresh_outline, outline
 from sparring.recipe.run_config import RunConfig

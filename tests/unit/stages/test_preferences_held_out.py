@@ -6,7 +6,7 @@ import pytest
 
 from sparring.errors import BadInput
 from sparring.render.load import load_renderer
-from sparring.render.steps import Steps, step_ends
+from sparring.render.steps import StepSplitter, step_ends
 from sparring.render.train_tokenizer import train_tokenizer
 from sparring.stages.data.preferences import apart, rendered_reply
 from sparring.stages.reward_model import turn_labels
@@ -58,7 +58,7 @@ def test_what_was_sampled_is_divided_as_the_rows_are(renderer):
     texts = ["\n".join(steps[: count + 1]) for count in range(3)]
     tokens, ours = rendered_reply(renderer, (), "row", (user("one"),), (say(texts[-1]),), 1000)
     start = ours.index(True)
-    divided = Steps(renderer, "\n")
+    divided = StepSplitter(renderer, "\n")
     assert [start + end for end in divided(tokens[start:])] == step_ends(renderer, tokens, start, texts)
     assert divided(tokens[start:])[-1] < len(tokens) - start, "what ends the turn belongs to no step"
     sampled = renderer.render((user("\n\none two \n \nthree\n"),), (), generation=False).tokens

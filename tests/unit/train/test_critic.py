@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sparring.algo.annotate.forwarded import Forwarded
+from sparring.algo.annotate.trainer_quantity import TrainerQuantity
 from sparring.algo.loss.value import ValueLoss
 from sparring.batch.critic import value_rows
 from sparring.batch.denominators import denominators
@@ -43,7 +43,7 @@ def test_the_value_at_a_token_is_that_of_the_text_before_it(model_path, make_bat
     rows = make_batch(rows=5).rows
 
     async def annotated():
-        found = await Forwarded(trainer.forward, "value", "value").annotate(rows)
+        found = await TrainerQuantity(trainer.forward, "value", "value").annotate(rows)
         await trainer.close()
         return found
 
@@ -59,7 +59,7 @@ def test_at_equal_weights_nothing_is_clipped(model_path, make_batch):
     _, trainer = critic(model_path, random_head=True, clip=1e-9)
 
     async def trained():
-        rows = await Forwarded(trainer.forward, "value", "value").annotate(make_batch(rows=12).rows)
+        rows = await TrainerQuantity(trainer.forward, "value", "value").annotate(make_batch(rows=12).rows)
         rows = value_rows([replace(row, annotations={**row.annotations, "return": row.advantages}) for row in rows])
         batch = Batch(step=1, model="critic", rows=tuple(rows), denominators=denominators(rows), publish=False)
         found = []

@@ -80,7 +80,7 @@ def trained(make_model, loss, samples, *, teachers=None, steps=1, **settings):
 def with_tops(samples, teachers, make_model, k):
     """Rows with the k likeliest tokens of their teachers, asked of trainers that hold them."""
     from sparring.model.attention import Packed
-    from sparring.model.head import judge
+    from sparring.model.head import score_tokens
 
     made = []
     for row in samples:
@@ -89,7 +89,7 @@ def with_tops(samples, teachers, make_model, k):
         hidden = model.hidden(
             tokens[:-1], torch.arange(len(tokens) - 1), Packed(torch.tensor([0, len(tokens) - 1], dtype=torch.int32))
         )
-        judged = judge(model, hidden, tokens[1:], torch.full((len(tokens) - 1,), row.temperature), k)
+        judged = score_tokens(model, hidden, tokens[1:], torch.full((len(tokens) - 1,), row.temperature), k)
         pairs = [
             list(zip(*pair, strict=True))
             for pair in zip(judged.top_ids.tolist(), judged.top_logprobs.tolist(), strict=True)
@@ -173,5 +173,5 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(make_model):
 
 
 def test_rows_that_no_teacher_was_asked_about_are_refused(make_model):
-    with pytest.raises(ValueError, match="annotate them"):
+    with pytest.raises(ValueError, match="a teacher's top-k tokens, got none; run its annotator first"):
         trained(make_model, DistillLoss(Divergence(over="top_k")), rows())

@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from sparring.algo.annotate.forwarded import Forwarded
+from sparring.algo.annotate.trainer_quantity import TrainerQuantity
 from sparring.algo.loss.implicit import ImplicitReward
 from sparring.batch.denominators import denominators
 from sparring.batch.implicit import implicit_rows
@@ -42,14 +42,14 @@ def test_outcomes_alone_teach_it_which_tokens_matter(model_path, make_batch):
     )
 
     async def trained():
-        rows = await Forwarded(trainer.forward, "reference").annotate(spoken(make_batch))
+        rows = await TrainerQuantity(trainer.forward, "reference").annotate(spoken(make_batch))
         shown, held_out = rows[:32], rows[32:]
         taught, metrics = implicit_rows(shown), []
         batch = Batch(step=1, model="implicit", rows=tuple(taught), denominators=denominators(taught), publish=False)
         for _ in range(12):
             metrics.append(await trainer.forward_backward(batch))
             await trainer.step(ends_update=False)
-        found = await Forwarded(trainer.forward, "implicit").annotate(held_out)
+        found = await TrainerQuantity(trainer.forward, "implicit").annotate(held_out)
         await trainer.close()
         return metrics, found
 

@@ -12,9 +12,9 @@ from test_local_trainer import gradients
 from test_shared_prefixes import make_forest
 
 from sparring.algo.config import AlgoConfig
-from sparring.algo.gate.rules import KlCov
 from sparring.algo.kl import Kl
 from sparring.algo.loss.policy import PolicyLoss
+from sparring.algo.rules import KlCov
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.errors import BadInput
@@ -294,7 +294,7 @@ def test_a_resume_goes_on_to_the_same_bits(make, make_batch, tmp_path):
     assert all(torch.equal(weights[-1][name], value) for name, value in again[-1].items())
     assert all(torch.equal(found[name], value) for name, value in found_again.items())
     assert [step["reference_kl"] for step in metrics[3:]] == [step["reference_kl"] for step in metrics_again]
-    with pytest.raises(BadInput, match="a moving average's decay"):
+    with pytest.raises(BadInput, match="settings and moving averages that it was written with, got different"):
         trained(make(), [], Average(make(), 0.6), restore=ref)
 
 

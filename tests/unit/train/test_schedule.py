@@ -3,7 +3,7 @@
 import pytest
 
 from sparring.train.config import TrainConfig
-from sparring.train.schedule import learning_rate
+from sparring.train.optimiser import learning_rate
 
 
 def rates(total=10, **settings):

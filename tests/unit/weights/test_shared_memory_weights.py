@@ -55,7 +55,7 @@ def test_a_segment_is_gone_with_its_context_and_the_reference_says_so():
         assert (FOLDER / ref.location["segment"]).stat().st_mode & 0o777 == 0o600
         raise KeyError
     assert not (FOLDER / ref.location["segment"]).exists()
-    with pytest.raises(WeightsError, match="its publisher has taken it back or is gone; publish them again"):
+    with pytest.raises(WeightsError, match="its publisher has removed it or has ended; publish them again"):
         fetch(ref)
 
 
@@ -116,7 +116,7 @@ def test_what_a_killed_publisher_left_is_swept_and_what_a_living_one_lends_is_no
 def test_no_room_is_said():
     enormous = torch.zeros(1).expand(1 << 44)
     with (
-        pytest.raises(WeightsError, match=r"bytes of /dev/shm, got OSError: .*; make room there"),
+        pytest.raises(WeightsError, match=r"free bytes in /dev/shm, got OSError: .*; free some space there"),
         published("policy", 1, {"a": enormous}),
     ):
         pass

@@ -1,5 +1,5 @@
-"""Teachers with another tokenizer: what the student said is said to them in their own tokens, and compared where both
-end.
+"""Teachers with another tokenizer: they score the text of the student's turns in their own tokens, and the scores are
+compared where tokens of both end.
 
 Formula. The text of a turn is cut at every place where a token of the student and a token of the teacher end together.
 Of such a span s the student's log-probability is the sum over its tokens, as the teacher's is over its own (the chain
@@ -19,8 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sparring.algo.annotate.domain import teacher_of
-from sparring.algo.annotate.teacher import TEACHER, Asker, Scoring, each
-from sparring.algo.annotate.watch import Watch
+from sparring.algo.annotate.provenance import SampleProvenance
+from sparring.algo.annotate.teacher import ScoreClient, ScoringEngine, annotate_rows
+from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.generation import ScoreRequest
 from sparring.protocols import Renderer
@@ -31,125 +32,127 @@ Span = tuple[range, range]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tongue:
-    """How a model's tokens are written: its renderer, its tokenizer, the token that ends its turn, and how many of them
-    it reads at most."""
+class TeacherTokenizer:
+    """Text format of a teacher: its renderer, its tokenizer, the token that ends its turn, and the most tokens that it
+    reads."""
 
     renderer: Renderer
     encode: Callable[[str], Sequence[int]]
     end: int
-    room: int
+    max_tokens: int
 
 
 class AcrossTokenizers:
-    """Implements `Annotator`: the annotation `teacher` by the formula above. A turn that cannot be said to the teacher
+    """Implements `Annotator`: the annotation `teacher` by the formula above. A turn that cannot be given to the teacher
     (text that does not survive its tokenizer, that is too long for it, or that follows several tool calls at once) is
     compared with the policy as it sampled.
 
     Args:
-        watch: knows the rows' groups.
+        provenance: finds the rows' groups.
         teachers: names of models by domain, as for `TeacherRows`.
         engines: by model name.
-        asker: asks them.
-        student: the student's.
-        tongues: the teachers', by model name.
-        tools: what the policy may call.
+        client: sends the requests.
+        student: renderer of the student.
+        tokenizers: of the teachers, by model name.
+        tools: tools that the policy may call.
     """
 
     def __init__(
         self,
-        watch: Watch,
+        provenance: SampleProvenance,
         teachers: Mapping[str, str],
-        engines: Mapping[str, Scoring],
-        asker: Asker,
+        engines: Mapping[str, ScoringEngine],
+        client: ScoreClient,
         *,
         student: Renderer,
-        tongues: Mapping[str, Tongue],
+        tokenizers: Mapping[str, TeacherTokenizer],
         tools: Sequence[ToolSpec] = (),
     ) -> None:
-        self._watch, self._asker = watch, asker
+        self._provenance, self._client = provenance, client
         self._teachers, self._engines = dict(teachers), dict(engines)
-        self._student, self._tongues, self._tools = student, dict(tongues), tools
+        self._student, self._tokenizers, self._tools = student, dict(tokenizers), tools
 
     async def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The rows, in order, with what their teachers say.
+        """Return the rows, in order, with their teachers' names and scores.
 
         Raises:
             BadInput: there is no teacher for a task, or a row does not begin with its task's messages.
-            EngineError: a teacher refuses, or fails more often than it is asked again.
+            EngineError: a teacher refuses a request, or fails more often than it is repeated.
         """
-        return await each(self._row, samples)
+        return await annotate_rows(self._row, samples)
 
     async def _row(self, row: Sample) -> Sample:
-        task = self._watch.group(row).task
+        task = self._provenance.group(row).task
         name = teacher_of(self._teachers, task)
-        branch = self._watch.branches(row)[-1]
+        branch = self._provenance.branches(row)[-1]
         if self._student.render(task.messages, self._tools).tokens != branch[0].tokens:
+            expected = "an environment whose first prompt is the task's messages"
             do = "take a teacher that has the student's tokenizer"
-            raise refusal(f"task {task.id}", "a world that opens with the task's own messages", "another prompt", do)
-        said = list(row.logprobs or ())
-        messages, start, told = list(task.messages), len(branch[0].tokens), True
+            raise refusal(f"task {task.id}", expected, "another prompt", do)
+        logprobs = list(row.logprobs or ())
+        messages, start, can_render = list(task.messages), len(branch[0].tokens), True
         for segment in branch[1:]:
             end = start + len(segment.tokens)
-            if told and any(row.weights["policy"][start:end]):
-                said[start:end] = await self._turn(row, name, messages, segment, said[start:end])
+            if can_render and any(row.weights["policy"][start:end]):
+                logprobs[start:end] = await self._turn(row, name, messages, segment, logprobs[start:end])
             if segment.message is not None:
                 messages.append(segment.message)
-                told = (
-                    told and len(segment.message.tool_calls) <= 1
-                )  # of several answers, the record has the last alone
+                # of several answers to one turn, the record has the last alone
+                can_render = can_render and len(segment.message.tool_calls) <= 1
             start = end
-        return replace(row, teacher=name, annotations={**row.annotations, TEACHER: tuple(said)})
+        return replace(row.annotated(Annotation.TEACHER, tuple(logprobs)), teacher=name)
 
     async def _turn(
         self, row: Sample, name: str, messages: Sequence[Message], segment: Segment, behaviour: list[float]
     ) -> list[float]:
-        """What the teacher says of one turn, per token of the student."""
-        tongue, tokens = self._tongues[name], segment.tokens
+        """Return the formula's values for one turn, one per token of the student."""
+        teacher, tokens = self._tokenizers[name], segment.tokens
         ended = tokens[-1] in self._student.stop_ids
         body = tokens[:-1] if ended else tokens
         text = self._student.decode(body)
-        theirs = tuple(tongue.encode(text)) if text else ()
-        if tongue.renderer.decode(theirs) != text:
+        encoded = tuple(teacher.encode(text)) if text else ()
+        if teacher.renderer.decode(encoded) != text:
             return behaviour
-        spans = aligned(ends(body, self._student.decode), ends(theirs, tongue.renderer.decode))
+        spans = aligned(ends(body, self._student.decode), ends(encoded, teacher.renderer.decode))
         if ended:
-            spans.append((range(len(body), len(tokens)), range(len(theirs), len(theirs) + 1)))
+            spans.append((range(len(body), len(tokens)), range(len(encoded), len(encoded) + 1)))
         if not spans:
             return behaviour
-        prompt = tongue.renderer.render(messages, self._tools).tokens
-        whole = prompt + theirs + ((tongue.end,) if ended else ())
-        if len(whole) > tongue.room:
+        prompt = teacher.renderer.render(messages, self._tools).tokens
+        whole = prompt + encoded + ((teacher.end,) if ended else ())
+        if len(whole) > teacher.max_tokens:
             return behaviour
         id = f"{row.id}/{segment.index}/{name}"
         request = ScoreRequest(id=id, tokens=whole, first=len(prompt), temperature=row.temperature)
-        scores = await self._asker.score(self._engines[name], request)
-        found = list(behaviour)
-        for ours, given in spans:
-            gap = math.fsum(scores.logprobs[place] for place in given) - math.fsum(behaviour[place] for place in ours)
-            for place in ours:
-                found[place] = behaviour[place] + gap
-        return found
+        scores = await self._client.score(self._engines[name], request)
+        values = list(behaviour)
+        for student_span, teacher_span in spans:
+            gap = math.fsum(scores.logprobs[at] for at in teacher_span) - math.fsum(
+                behaviour[at] for at in student_span
+            )
+            for at in student_span:
+                values[at] = behaviour[at] + gap
+        return values
 
 
 def ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int | None]:
-    """Where in their text each of the tokens ends; None inside of a character."""
+    """Return where in their text each of the tokens ends; None inside of a character."""
     text = decode(tokens)
     prefixes = [decode(tokens[: count + 1]) for count in range(len(tokens))]
     return [len(prefix) if text.startswith(prefix) else None for prefix in prefixes]
 
 
-def aligned(ours: Sequence[int | None], theirs: Sequence[int | None]) -> list[Span]:
-    """The shortest spans of two tokenizations of one text, in order, from where each token ends. Tokens without text of
-    their own belong to the span before them, or to the first."""
-    last = {}
-    for side, places in enumerate((ours, theirs)):
-        for place, end in enumerate(places):
+def aligned(student: Sequence[int | None], teacher: Sequence[int | None]) -> list[Span]:
+    """Return the shortest spans that two tokenizations of one text share, in order, from where each token ends. Tokens
+    without text of their own belong to the span before them, or to the first."""
+    last: dict[int, list[int | None]] = {}
+    for side, token_ends in enumerate((student, teacher)):
+        for token, end in enumerate(token_ends):
             if end:
-                last.setdefault(end, [None, None])[side] = place
+                last.setdefault(end, [None, None])[side] = token
     spans, at = [], (0, 0)
-    for _, (here, there) in sorted(last.items()):
-        if here is not None and there is not None:
-            spans.append((range(at[0], here + 1), range(at[1], there + 1)))
-            at = (here + 1, there + 1)
+    for _, (student_token, teacher_token) in sorted(last.items()):
+        if student_token is not None and teacher_token is not None:
+            spans.append((range(at[0], student_token + 1), range(at[1], teacher_token + 1)))
+            at = (student_token + 1, teacher_token + 1)
     return spans

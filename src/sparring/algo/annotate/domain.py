@@ -1,4 +1,4 @@
-"""Which model teaches which task."""
+"""Choice of a task's teacher by its domain."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ANY = "*"
 
 
 def teacher_of(teachers: Mapping[str, str], task: Task) -> str:
-    """The name of the model that teaches `task`: the one for its tag, else for its environment, else for any.
+    """Return the name of the model that teaches `task`: by its tag, else its environment, else `*`.
 
     Raises:
-        BadInput: none does.
+        BadInput: `teachers` has none of these.
     """
     for domain in (task.tag, task.env, ANY):
         if domain in teachers:

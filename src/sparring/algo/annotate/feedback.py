@@ -1,54 +1,54 @@
-"""Self-distillation on feedback: the teacher is told what the student was not, and reads what the student wrote."""
+"""Self-distillation on feedback: the teacher reads the student's tokens behind a prompt that shows a solution."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from sparring.algo.annotate.teacher import Reading
-from sparring.algo.annotate.watch import Watch
+from sparring.algo.annotate.provenance import SampleProvenance
+from sparring.algo.annotate.teacher import TeacherInput
 from sparring.errors import refusal
 from sparring.protocols import Renderer
 from sparring.types import Group, Message, Rollout, Sample, ToolSpec
 
-TOLD = "\n\nA correct solution of this:\n\n{solution}\n\nNow solve the task yourself."
-"""What is added to the last message of the task."""
+FEEDBACK = "\n\nA correct solution of this:\n\n{solution}\n\nNow solve the task yourself."
+"""Text added to the last message of the task."""
 
 
-def sibling_reading(watch: Watch, renderer: Renderer, tools: Sequence[ToolSpec]) -> Callable[[Sample], Reading | None]:
-    """What a teacher reads that is shown a solution: the first rollout of the same group that succeeded, another than
-    the row's (SDPO, arXiv 2601.20802, section 3, with the group's own successes as feedback). The row's tokens follow
-    as they are.
+def sibling_feedback(
+    provenance: SampleProvenance, renderer: Renderer, tools: Sequence[ToolSpec]
+) -> Callable[[Sample], TeacherInput | None]:
+    """Return a function that makes the input of a teacher which is shown a solution: the first rollout of the same
+    group that succeeded, another than the row's (SDPO, arXiv 2601.20802, section 3, with the group's own successes as
+    feedback). The row's tokens follow as they are.
 
-    Returns:
-        None for a row whose group has no other success.
-
-    Raises:
-        BadInput: by the returned function: the row does not begin with its task's messages.
+    The function returns None for a row whose group has no other success, and raises BadInput where a row does not begin
+    with its task's messages.
     """
 
-    def reading(row: Sample) -> Reading | None:
-        place, _ = watch.rollout(row)
-        group = watch.group(row)
-        solution = _solution(group, besides=place)
+    def reading(row: Sample) -> TeacherInput | None:
+        number, _ = provenance.rollout(row)
+        group = provenance.group(row)
+        solution = _solution(group, besides=number)
         if solution is None:
             return None
-        root = watch.branches(row)[-1][0].tokens
+        root = provenance.branches(row)[-1][0].tokens
         messages = group.task.messages
         if renderer.render(messages, tools).tokens != root:
-            expected = "a world that opens with the task's own messages, to which feedback can be added"
+            expected = "an environment whose first prompt is the task's messages, to which feedback can be added"
             raise refusal(f"task {group.task.id}", expected, "another prompt", 'set distill.feedback = "none"')
-        told = (*messages[:-1], replace(messages[-1], content=messages[-1].content + TOLD.format(solution=solution)))
-        prompt = renderer.render(told, tools).tokens
-        return Reading(tokens=prompt + row.tokens[len(root) :], shift=len(prompt) - len(root))
+        last = messages[-1]
+        informed = (*messages[:-1], replace(last, content=last.content + FEEDBACK.format(solution=solution)))
+        prompt = renderer.render(informed, tools).tokens
+        return TeacherInput(tokens=prompt + row.tokens[len(root) :], shift=len(prompt) - len(root))
 
     return reading
 
 
 def _solution(group: Group, *, besides: int) -> str | None:
-    """The replies of the first success among a row's siblings, as one text."""
-    for place, (rollout, score) in enumerate(zip(group.rollouts, group.scores, strict=True)):
-        if place != besides and score.success:
+    """Return the replies of the first success among a row's siblings, as one text."""
+    for number, (rollout, score) in enumerate(zip(group.rollouts, group.scores, strict=True)):
+        if number != besides and score.success:
             return "\n".join(filter(None, map(_text, _replies(rollout))))
     return None
 

@@ -1,14 +1,14 @@
-"""What leaving the reference costs, where that adapts."""
+"""Adaptive coefficient of the KL penalty."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from sparring.algo.kl import Kl
 from sparring.algo.shaping.kl_reward import KlReward
+from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.types import Sample
 
@@ -35,33 +35,30 @@ class KlCoefficient:
         self._divergence: float | None = None
 
     async def annotate(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """The samples with the update's coefficient; the next update's follows from them.
+        """Return the rows with the update's coefficient, and adapt the coefficient of the next update to them.
 
         Raises:
             BadInput: a sample has no annotation `reference`.
         """
-        told = [
-            replace(row, annotations={**row.annotations, "kl_coefficient": self._everywhere(row)}) for row in samples
-        ]
+        annotated = [row.annotated(Annotation.KL_COEFFICIENT, self._everywhere(row)) for row in samples]
         spent: dict[str, list[float]] = defaultdict(list)
         for row in samples:
             spent[row.trajectory] += [own - other for own, other, weight in _compared(row) if weight]
         if spent and self._config.target is not None:
-            self._divergence = math.fsum(math.fsum(of) for of in spent.values()) / len(spent)
+            self._divergence = math.fsum(math.fsum(costs) for costs in spent.values()) / len(spent)
             error = (self._divergence - self._config.target) / self._config.target
             self._coefficient *= 1 + self._config.gain * max(-LARGEST_ERROR, min(error, LARGEST_ERROR))
-        return told
+        return annotated
 
     def metrics(self) -> dict[str, float]:
-        """kl_coefficient, of the next update, and kl_per_trajectory, measured at the last; none where nothing
-        adapts."""
+        """Return kl_coefficient of the next update and kl_per_trajectory of the last; nothing without a target."""
         if self._config.target is None:
             return {}
         measured = {} if self._divergence is None else {"kl_per_trajectory": self._divergence}
         return {"kl_coefficient": self._coefficient, **measured}
 
     def state(self) -> dict[str, float]:
-        """What a resume needs."""
+        """Return what a resume needs."""
         return {"coefficient": self._coefficient}
 
     def restore(self, state: Mapping[str, float]) -> None:
@@ -73,9 +70,11 @@ class KlCoefficient:
 
 
 def _compared(row: Sample) -> list[tuple[float, float, float]]:
-    """Recorded and reference log-probability of each token, and its policy weight."""
+    """Return recorded and reference log-probability of each token, and its policy weight."""
     none = (0.0,) * len(row.tokens)
-    if "reference" not in row.annotations:
+    if Annotation.REFERENCE not in row.annotations:
         do = "annotate the reference first"
         raise refusal("[algo] kl", "an annotation 'reference' on every sample", f"none on {row.id}", do)
-    return list(zip(row.logprobs or none, row.annotations["reference"], row.weights.get("policy", none), strict=True))
+    return list(
+        zip(row.logprobs or none, row.annotations[Annotation.REFERENCE], row.weights.get("policy", none), strict=True)
+    )

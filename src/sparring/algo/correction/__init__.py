@@ -1,1 +1,1 @@
-"""Correction: what the policy term makes of the difference between the engine's probabilities and the trainer's."""
+"""Correction of the difference between the engine's probabilities and the trainer's."""

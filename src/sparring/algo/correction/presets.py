@@ -1,5 +1,4 @@
-"""Corrections by name: what each sets in `[algo.correction]`, where it is from, and what its source does in another
-way."""
+"""Corrections by name: the settings of each in `[algo.correction]`, its source and its differences from it."""
 
 from __future__ import annotations
 
@@ -118,4 +117,4 @@ PRESETS: dict[str, Preset] = {
 """By name."""
 
 CORRECTIONS: Mapping[str, Mapping[str, Any]] = {name: preset.sets for name, preset in PRESETS.items()}
-"""What each sets."""
+"""Settings of each preset."""

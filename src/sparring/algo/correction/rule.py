@@ -12,6 +12,7 @@ import msgspec
 
 from sparring.algo.facts import Facts
 from sparring.algo.tokens import PolicyTokens, Unit, bounded
+from sparring.annotations import Annotation
 from sparring.protocols import Corrected
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What each token's share of the loss is multiplied with, without gradient. With d = log(old / behaviour), `old`
-    the trainer's probability of a token and `behaviour` the one that the engine recorded, its weight is
+    """Factor of each token's share of the loss, without gradient. With d = log(old / behaviour), `old` the trainer's
+    probability of a token and `behaviour` the one that the engine recorded, its weight is
 
         w = exp(sum of d over the unit of `weight`; for geometric their mean over the sequence), then
 
@@ -80,10 +81,10 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     )
 
     weight: Literal["none", "token", "turn", "sequence", "geometric"] = "none"
-    """What one importance weight belongs to."""
+    """Unit that shares one importance weight."""
 
     bound: Literal["truncate", "mask", "none"] = "truncate"
-    """What is done about weights beyond the bounds."""
+    """Treatment of weights beyond the bounds."""
 
     low: float = 0.0
     """Below this a weight is masked."""
@@ -95,10 +96,10 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The divergence by which tokens are rejected."""
 
     reject_unit: Unit = "sequence"
-    """What is rejected as a whole."""
+    """Unit that is rejected as a whole."""
 
     reject_by: Literal["mean", "sum", "max"] = "mean"
-    """How the divergence of a unit's tokens is one number."""
+    """Reduction of the divergences of a unit's tokens to one number."""
 
     reject_above: float = 0.01
     """The largest divergence that stays."""
@@ -130,9 +131,9 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"low must lie from 0 to 1 and high be at least 1, {equal}, got {self.low} and {self.high}"
             )
         if self.low > 0 and self.bound != "mask":
-            raise ValueError(f'low is a bound of masks; with bound = "{self.bound}" leave it at 0, got {self.low}')
+            raise ValueError(f'low must be 0 unless bound = "mask", got {self.low} with bound = "{self.bound}"')
         if self.high != 2.0 and self.bound == "none":
-            raise ValueError(f'high is a bound; with bound = "none" leave it out, got {self.high}')
+            raise ValueError(f'high must be left out with bound = "none", got {self.high}')
         if not self.reject_above >= 0 or not (self.reject_below is None or self.reject_below <= 0):
             got = f"{self.reject_above} and {self.reject_below}"
             raise ValueError(f"reject_above must be 0 or more and reject_below 0 or less, got {got}")
@@ -147,7 +148,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 ("high", self.high == 2.0),
             ):
                 if not idle:
-                    raise ValueError(f'{name} is about weights; name a weight beside it, got weight = "none"')
+                    raise ValueError(f'{name} must be left out unless weight is set, got weight = "none"')
         if self.reject == "none":
             for name, idle in (
                 ("only_negative", not self.only_negative),
@@ -157,39 +158,39 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 ("reject_by", self.reject_by == "mean"),
             ):
                 if not idle:
-                    raise ValueError(
-                        f'{name} is about what is rejected; name a divergence beside it, got reject = "none"'
-                    )
+                    raise ValueError(f'{name} must be left out unless reject is set, got reject = "none"')
         if self.reject_below is not None and self.reject != "k1":
-            raise ValueError(f"reject_below is for k1 alone: k2 and k3 are never negative, got {self.reject!r}")
-        if self.reject != "none" and self.reject_unit == "token" and self.reject_by != "mean":
             raise ValueError(
-                f'reject_by is for several tokens; with reject_unit = "token" leave it, got {self.reject_by!r}'
+                'reject_below must be left out unless reject = "k1", since k2 and k3 are never negative, '
+                f"got {self.reject!r}"
             )
+        if self.reject != "none" and self.reject_unit == "token" and self.reject_by != "mean":
+            raise ValueError(f'reject_by must be left out with reject_unit = "token", got {self.reject_by!r}')
         if self.metrics_only and self.does_nothing:
             raise ValueError("metrics_only must have a weight or a divergence to measure, got neither")
         if self.metrics_only and self.normalise:
-            raise ValueError("normalise is for weights that are used; with metrics_only leave it out")
+            raise ValueError("normalise must be false with metrics_only, which does not use the weights")
         if self.denominator == "kept" and (self.metrics_only or self.bound != "mask" and self.reject == "none"):
             raise ValueError(
-                'denominator = "kept" is about tokens that are taken out; mask or reject some, or leave it at "all"'
+                'denominator must be "all" unless tokens are removed, with bound = "mask" or reject, '
+                'and without metrics_only, got "kept"'
             )
         if self.denominator == "kept" and self.normalise:
-            raise ValueError('denominator must be "all" beside normalise, which makes up for what is taken out already')
+            raise ValueError('denominator must be "all" with normalise, which already compensates for removed tokens')
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        """What its weights and rejections are of."""
+        """Return the units of its weights and rejections."""
         weight: Unit = "sequence" if self.weight == "geometric" else "token" if self.weight == "none" else self.weight
         return weight, "token" if self.reject == "none" else self.reject_unit
 
     @property
     def does_nothing(self) -> bool:
-        """Whether it neither weighs nor rejects."""
+        """Return whether it neither weighs nor rejects."""
         return self.weight == "none" and self.reject == "none"
 
     def in_words(self) -> str:
-        """What it does, short."""
+        """Describe it in a few words."""
         if self.does_nothing:
             return "none"
         bounds = {
@@ -204,7 +205,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return ", ".join(parts) + (", measured only" if self.metrics_only else "")
 
     def __call__(self, old: torch.Tensor, tokens: PolicyTokens) -> Corrected:
-        """Weights of the tokens.
+        """Compute the weights of the tokens.
 
         Args:
             old: [M], without gradient.
@@ -218,23 +219,24 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             return Corrected(weights=old.new_ones(len(old)), metrics={})
         weights, beyond, rejected = self._of(old, tokens)
         if self.normalise:
-            weights = weights / tokens.annotations["correction_mean"]
-        ours, count = tokens.ours, float(tokens.ours.sum())
+            weights = weights / tokens.annotations[Annotation.CORRECTION_MEAN]
+        weighted, count = tokens.weighted, float(tokens.weighted.sum())
         metrics = {
-            "correction_weight": (weights[ours].double().sum().item(), count),
-            "correction_truncated": (float(beyond[ours].sum()), count),
-            "correction_rejected": (float(rejected[ours].sum()), count),
+            "correction_weight": (weights[weighted].double().sum().item(), count),
+            "correction_truncated": (float(beyond[weighted].sum()), count),
+            "correction_rejected": (float(rejected[weighted].sum()), count),
         }
         return Corrected(weights=old.new_ones(len(old)) if self.metrics_only else weights, metrics=metrics)
 
     def mean(self, old: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
-        """The mean weight over all of an optimiser step's tokens, one number: what `normalise` divides by, in the
-        annotation `correction_mean`. 1 where it is 0."""
+        """Compute the mean weight over all of an optimiser step's tokens, one number: `normalise` divides by it
+        (annotation `correction_mean`). 1 where it is 0."""
         mean = tokens.average(self._of(old, tokens)[0].double())
         return mean.masked_fill(mean == 0, 1.0)
 
     def _of(self, old: torch.Tensor, tokens: PolicyTokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The weights before normalisation, which were beyond the bounds and which tokens are rejected, each [M]."""
+        """Return the weights before normalisation, which were beyond the bounds and which tokens are rejected, each
+        [M]."""
         trainer = old if self.compare == "before" else tokens.logprob.detach()
         difference = bounded(trainer - tokens.behaviour)
         whole = self._weights(difference, tokens)
@@ -252,9 +254,11 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def _rejected(self, difference: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
         if self.reject == "none":
-            return tokens.ours & False
-        each = {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: d.exp() - 1 - d}[self.reject](difference)
-        together = getattr(tokens, self.reject_by)(each, self.reject_unit)
+            return tokens.weighted & False
+        divergences = {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: d.exp() - 1 - d}[self.reject](
+            difference
+        )
+        together = getattr(tokens, self.reject_by)(divergences, self.reject_unit)
         rejected = together > self.reject_above
         if self.reject_below is not None:
             rejected = rejected | (together < self.reject_below)

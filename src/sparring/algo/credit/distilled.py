@@ -1,5 +1,4 @@
-"""The credit of distillation: no reward is asked; what the policy sampled is handed from the policy term to the distill
-term."""
+"""Credit of distillation: sampled tokens move from the policy term to the distill term, whatever their reward."""
 
 from __future__ import annotations
 
@@ -23,15 +22,15 @@ class Distilled:
         return [[_moved(row) for row in aggregated(rows, self._aggregation, 1)] for rows in samples]
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
-        """The sum of the weights."""
+        """Return None: the term is divided by the sum of its weights."""
         return None
 
     def state(self) -> Mapping[str, Any]:
-        """Nothing: every update is for itself."""
+        """Return nothing: no update depends on earlier ones."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to go on from."""
+        """Do nothing: there is no state."""
 
 
 def _moved(row: Sample) -> Sample:

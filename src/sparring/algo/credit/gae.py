@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, in_order, members, returns
 from sparring.algo.credit.statistics import standardised
 from sparring.algo.facts import Facts
+from sparring.annotations import Annotation
 from sparring.types import Group, Sample
 
 
-class Gae(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gae", tag_field="name"):
+class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
     """GAE: what happened from a token on, against what a critic expected.
 
         delta_t  = r_t + discount * V_(t+1) - V_t          V after the last token is 0
@@ -50,12 +50,14 @@ class Gae(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     )
 
     least_members: ClassVar[int] = 1
+    tells_turns_apart: ClassVar[bool] = True
+    reads: ClassVar[tuple[Annotation, ...]] = (Annotation.VALUE,)
 
     discount: float = 1.0
     """Per token."""
 
     lambda_policy: float = 0.95
-    """How far the advantage trusts what happened over what the critic says."""
+    """Weight of observed rewards against the critic's values in the advantage."""
 
     lambda_value: float = 1.0
     """The same for the critic's target; 1 is what happened alone."""
@@ -72,9 +74,9 @@ class Gae(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     def __post_init__(self) -> None:
         for name in ("discount", "lambda_policy", "lambda_value"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie between 0 and 1")
+                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
         if self.length_alpha is not None and self.length_alpha <= 0:
-            raise ValueError("length_alpha must be above 0")
+            raise ValueError(f"length_alpha must be above 0, got {self.length_alpha}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages and the annotation `return`; see `protocols.Credit`.
@@ -84,7 +86,7 @@ class Gae(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         """
         everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
         both = [self._member(m) for of_group in everyone for m in of_group]
-        advantages = [a for of, _ in both for a in of]
+        advantages = [a for values, _ in both for a in values]
         if self.whiten:
             advantages = standardised(advantages, epsilon=self.epsilon, lost=0)
         normal, targets = iter(advantages), iter(both)
@@ -92,15 +94,15 @@ class Gae(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         for of_group, rows in zip(everyone, samples, strict=True):
             made = []
             for m in of_group:
-                of, target = next(targets)
-                with_target = replace(m, rows=m.with_steps(target, "return"))
-                made.append(with_target.with_steps([next(normal) for _ in of]))
+                own, target = next(targets)
+                with_target = replace(m, rows=m.with_steps(target, Annotation.RETURN))
+                made.append(with_target.with_steps([next(normal) for _ in own]))
             credited.append(in_order(rows, made, made))
         return credited
 
     def _member(self, member: Member) -> tuple[list[float], list[float]]:
-        """Advantages before whitening, and the critic's targets."""
-        values, rewards = member.read("value", "gae"), member.step_rewards()
+        """Return advantages before whitening, and the critic's targets."""
+        values, rewards = member.read(Annotation.VALUE, "gae"), member.step_rewards()
         after = [*values[1:], 0.0][: len(values)]  # who never spoke has no steps
         deltas = [r + self.discount * later - now for r, later, now in zip(rewards, after, values, strict=True)]
         lambda_policy = self.lambda_policy

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, by_role, in_order, members
 from sparring.algo.credit.statistics import standardised
 from sparring.algo.facts import Facts
@@ -15,7 +14,7 @@ from sparring.errors import refusal
 from sparring.types import Group, Sample
 
 
-class Gdpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gdpo", tag_field="name"):
+class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
     """GDPO: every named part of the score is normalised in its group, then their weighted sum over the update.
 
         A_k,i = (r_k,i - mean(r_k)) / (std(r_k) + epsilon)      per part k of the score, in the group
@@ -34,6 +33,7 @@ class Gdpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     )
 
     least_members: ClassVar[int] = 2
+    counts_token_rewards: ClassVar[bool] = False
 
     weights: dict[str, float]
     """The parts of the score that count, and how much each does."""
@@ -44,6 +44,10 @@ class Gdpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def __post_init__(self) -> None:
         if not self.weights:
             raise ValueError("weights must name at least one part of the score")
+
+    def unread(self, parts: Sequence[str]) -> list[str]:
+        """List the `parts` without a weight: the rule reads parts of the score, not their sum."""
+        return [name for name in parts if name not in self.weights]
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`.
@@ -60,13 +64,13 @@ class Gdpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         normal = dict(zip(sums, standardised(list(sums.values()), epsilon=self.epsilon), strict=True))
         credited = []
         for of_group, rows in zip(everyone, samples, strict=True):
-            told = [m for m in of_group if m.trajectory.id in normal]
+            compared_members = [m for m in of_group if m.trajectory.id in normal]
             rows_of = (m.with_advantage(normal.get(m.trajectory.id, 0.0)) for m in of_group)
-            credited.append(in_order(rows, rows_of, bool(told)))
+            credited.append(in_order(rows, rows_of, bool(compared_members)))
         return credited
 
     def _sums(self, role: Sequence[Member]) -> list[float]:
-        """Each member's weighted sum of normalised parts."""
+        """Compute each member's weighted sum of normalised parts."""
         for m in role:
             if (absent := [name for name in self.weights if name not in m.score.parts]) and m.score.parts:
                 do = f"have the environment or a rubric report it; it reports {sorted(m.score.parts)}"
@@ -77,4 +81,4 @@ class Gdpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             [weight * a for a in standardised([m.score.parts.get(name, m.outcome) for m in role], epsilon=self.epsilon)]
             for name, weight in self.weights.items()
         ]
-        return [math.fsum(of) for of in zip(*parts, strict=True)]
+        return [math.fsum(column) for column in zip(*parts, strict=True)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_turn, returns
 from sparring.algo.credit.statistics import centred, standardised
 from sparring.algo.facts import Facts
@@ -14,7 +13,7 @@ from sparring.errors import refusal
 from sparring.types import Group, Sample
 
 
-class Gigpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gigpo", tag_field="name"):
+class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
     """GiGPO: an advantage of the whole episode, and one of the turn among all turns of the group taken in the same
     state.
 
@@ -45,12 +44,14 @@ class Gigpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     )
 
     least_members: ClassVar[int] = 2
+    sees_one_group: ClassVar[bool] = True
+    tells_turns_apart: ClassVar[bool] = True
 
     discount: float = 0.95
     """Per turn."""
 
     step_weight: float = 1.0
-    """How much the turn's advantage counts beside the episode's."""
+    """Weight of the turn's advantage beside the episode's."""
 
     divide: bool = True
     """Divide by standard deviations. False: F is 1."""
@@ -65,14 +66,14 @@ class Gigpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             BadInput: no score of the update names a state.
         """
         if groups and not any(score.states for group in groups for score in group.scores):
-            do = "have the environment's score say them, or choose 'grpo'"
+            do = "have the environment's score name them, or choose 'grpo'"
             raise refusal(
                 "[algo] credit 'gigpo'", "scores with the states of their turns", "none in the whole update", do
             )
         return per_turn(groups, samples, self._role)
 
     def _role(self, role: Sequence[Member]) -> list[list[float]] | None:
-        """Each member's advantage per turn; None where nothing can be compared."""
+        """Compute each member's advantage per turn; None where nothing can be compared."""
         episodes = self._compared([m.reward for m in role])
         to_go = [returns(_turn_rewards(m), self.discount) for m in role]
         places: dict[str, list[tuple[int, int]]] = {}
@@ -80,11 +81,13 @@ class Gigpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             for turn, state in enumerate(m.states()):
                 if state is not None:
                     places.setdefault(state, []).append((number, turn))
-        if len(role) < 2 and all(len(of) < 2 for of in places.values()):
+        if len(role) < 2 and all(len(same_state) < 2 for same_state in places.values()):
             return None
-        turns = [[episode] * len(of) for episode, of in zip(episodes, to_go, strict=True)]
-        for of in places.values():
-            for (number, turn), value in zip(of, self._compared([to_go[n][t] for n, t in of]), strict=True):
+        turns = [[episode] * len(member_returns) for episode, member_returns in zip(episodes, to_go, strict=True)]
+        for same_state in places.values():
+            for (number, turn), value in zip(
+                same_state, self._compared([to_go[n][t] for n, t in same_state]), strict=True
+            ):
                 turns[number][turn] += self.step_weight * value
         return turns
 
@@ -93,7 +96,7 @@ class Gigpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def _turn_rewards(member: Member) -> list[float]:
-    """What each turn earned, with what is left of the reward at the last."""
+    """Return the reward of each turn; the last gets the rest of the trajectory's reward too."""
     rewards = member.per_turn()
     if rewards:
         rewards[-1] += member.reward - sum(rewards)

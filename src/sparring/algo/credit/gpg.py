@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, by_role, members, per_trajectory
 from sparring.algo.credit.statistics import centred, deviation
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class Gpg(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gpg", tag_field="name"):
+class Gpg(BaseCredit, frozen=True, kw_only=True, tag="gpg"):
     """GPG: centred rewards, scaled up by how many rollouts of the update say nothing.
 
         A_i   = alpha * (r_i - mean(r)) / F

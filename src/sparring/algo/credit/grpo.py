@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
 from sparring.algo.credit.statistics import centred, standardised
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class Grpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="grpo", tag_field="name"):
+class Grpo(BaseCredit, frozen=True, kw_only=True, tag="grpo"):
     """GRPO's outcome supervision: one advantage for all sampled tokens of a rollout.
 
         A_i = (r_i - mean(r)) / (std(r) + epsilon)      std over G - 1, as in the common implementations
@@ -31,6 +30,7 @@ class Grpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     )
 
     least_members: ClassVar[int] = 2
+    sees_one_group: ClassVar[bool] = True
 
     normalise: bool = True
     """Whether to divide by the group's standard deviation."""

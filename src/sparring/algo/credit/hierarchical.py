@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, in_order, members
 from sparring.algo.credit.statistics import centred
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class Hierarchical(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="hierarchical", tag_field="name"
-):
+class Hierarchical(BaseCredit, frozen=True, kw_only=True, tag="hierarchical"):
     """Hierarchical baselines: proposers are compared across the group, solvers inside the rollout that posed their
     problem.
 
@@ -24,8 +21,8 @@ class Hierarchical(
         peers of any other role:     that role's trajectories in the whole group
 
     The comparison of prime-rl's hierarchical GRPO. Use it where one role writes the other's task: rollouts then differ
-    in difficulty, and only a rollout's own attempts are alike. Without peers an advantage is 0; a group in which nobody
-    has peers leaves the update.
+    in difficulty, and only a rollout's own attempts are alike. Without peers an advantage is 0; a group without
+    any peers leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -35,6 +32,7 @@ class Hierarchical(
     )
 
     least_members: ClassVar[int] = 1
+    sees_one_group: ClassVar[bool] = True
 
     inside: tuple[str, ...] = ("solver",)
     """Roles that are compared inside a rollout."""
@@ -49,9 +47,13 @@ class Hierarchical(
                 family = m.trajectory.role.partition("/")[0]
                 key = (family, m.rollout) if family in self.inside else (m.trajectory.role, "")
                 peers.setdefault(key, []).append(m)
-            told = {}
-            for of in peers.values():
-                if len(of) > 1:
-                    told |= {m.trajectory.id: a for m, a in zip(of, centred([m.reward for m in of]), strict=True)}
-            credited.append(in_order(rows, (m.with_advantage(told.get(m.trajectory.id, 0.0)) for m in everyone), told))
+            advantages = {}
+            for compared in peers.values():
+                if len(compared) > 1:
+                    advantages |= {
+                        m.trajectory.id: a for m, a in zip(compared, centred([m.reward for m in compared]), strict=True)
+                    }
+            credited.append(
+                in_order(rows, (m.with_advantage(advantages.get(m.trajectory.id, 0.0)) for m in everyone), advantages)
+            )
         return credited

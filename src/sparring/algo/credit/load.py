@@ -1,4 +1,4 @@
-"""Which credit a config asks for."""
+"""Credit of a config: shaping, filters, the rule and aggregation in one pipeline."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from typing import Any
 
 from sparring.algo.aggregation import aggregated, denominator
 from sparring.algo.config import AlgoConfig
-from sparring.algo.credit.pass_at_k import PassAtK
-from sparring.algo.credit.rae import RaeCredit
-from sparring.algo.credit.rules import CreditRule, open_rule
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.shuffled import Shuffled
-from sparring.algo.credit.statistics import all_equal
 from sparring.protocols import Credit
 from sparring.types import Group, Sample
 
 
-class Assigned:
-    """A credit rule between what shapes and selects groups before it and what aggregates tokens behind it; implements
-    `Credit`.
+class CreditPipeline:
+    """Pipeline around a credit rule: shaping and filters of groups before it, aggregation of tokens behind it.
+
+    Implements `Credit`.
 
     Args:
         config: `[algo]`.
@@ -27,12 +25,12 @@ class Assigned:
 
     def __init__(self, config: AlgoConfig, *, max_tokens: int) -> None:
         self._config = config
-        self._rule = open_rule(config.credit)
+        self._rule = config.credit.open()
         self._max_tokens = config.max_tokens or max_tokens
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages and weights. A group that a filter leaves out gives an empty list; no rule sees it.
-        Difficulty, and which answers are right, is what the scorer said; equal rewards are those after shaping.
+        Difficulty and right answers are judged by the score before shaping, equal rewards by those after shaping.
 
         Raises:
             ValueError: as the rule.
@@ -49,35 +47,33 @@ class Assigned:
         return [config.right_answers.imitated(group, rows) for group, rows in zip(groups, counted, strict=True)]
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
-        """What the policy term of an update with these rows is divided by; None: by the sum of its weights."""
+        """Return the divisor of the policy term of an update with these rows; None: the sum of its weights."""
         return denominator(rows, self._config.aggregation)
 
     def state(self) -> Mapping[str, Any]:
-        """What the rule remembers of earlier updates; nothing for most."""
-        return self._rule.state() if isinstance(self._rule, RaeCredit) else {}
+        """Return the state that the rule keeps between updates; nothing for most."""
+        return self._rule.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        if isinstance(self._rule, RaeCredit):
-            self._rule.restore(state)
+        """Go on from `state`."""
+        self._rule.restore(state)
 
     def _stays(self, group: Group, shaped: Group) -> bool:
         difficulty = self._config.difficulty
-        kept = difficulty is None or difficulty.keep(group)
-        return kept and not (self._config.zero_variance_filter and _is_flat(shaped, self._config.credit))
+        in_range = difficulty is None or difficulty.keep(group)
+        return in_range and not (self._config.zero_variance_filter and _is_flat(shaped, self._config.credit))
 
 
 def load_credit(config: AlgoConfig, *, seed: int, max_tokens: int = 1) -> Credit:
-    """The credit of `config`; `seed` is the run's and matters for the shuffled control only."""
-    credit = Assigned(config, max_tokens=max_tokens)
+    """Return the credit of `config`; `seed` is the run's and matters for the shuffled control only."""
+    credit = CreditPipeline(config, max_tokens=max_tokens)
     return Shuffled(credit, seed=seed) if config.control == "shuffled" else credit
 
 
-def _is_flat(group: Group, rule: CreditRule) -> bool:
-    """Whether what its roles earned says nothing: all rollouts the same, or what is the same to the rule."""
+def _is_flat(group: Group, rule: BaseCredit) -> bool:
+    """Return whether no role of the group has rewards that differ, or that differ to the rule."""
     earned: dict[str, list[float]] = {}
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         for trajectory in rollout.trajectories:
             earned.setdefault(trajectory.role, []).append(score.of(trajectory.role) or 0.0)
-    says_nothing = rule.says_nothing if isinstance(rule, PassAtK) else all_equal
-    return all(says_nothing(rewards) for rewards in earned.values())
+    return all(rule.says_nothing(rewards) for rewards in earned.values())

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
 from sparring.algo.credit.statistics import centred, mean
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class MaxRl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="maxrl", tag_field="name"):
+class MaxRl(BaseCredit, frozen=True, kw_only=True, tag="maxrl"):
     """MaxRL: centred rewards over their mean, so that rare success weighs more.
 
-        A_i = (r_i - mean(r)) / mean(r)      0 where nobody in the group earned anything
+        A_i = (r_i - mean(r)) / mean(r)      0 where no member has a reward
 
     Tajwar et al., arXiv 2602.02710: with N rewards of 0 and 1 this is an unbiased gradient of the first N - 1 terms of
     log p(success) = -sum_k (1 - p)^k / k (by their theorem 2 of N terms, where no mean is taken off), where RLOO's is
@@ -32,6 +31,8 @@ class MaxRl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     )
 
     least_members: ClassVar[int] = 2
+    sees_one_group: ClassVar[bool] = True
+    needs_nonnegative_rewards: ClassVar[bool] = True
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`.
@@ -46,7 +47,8 @@ def _advantages(members: Sequence[Member]) -> list[float] | None:
     rewards = [m.reward for m in members]
     if min(rewards) < 0:
         raise ValueError(
-            f"rollout {members[0].rollout}: maxrl divides by the mean reward and needs rewards of at least 0"
+            f"rollout {members[0].rollout}: expected rewards of at least 0 with maxrl, which divides by their mean, "
+            f"got {min(rewards)}"
         )
     average = mean(rewards)
     if len(members) < 2:

@@ -1,5 +1,5 @@
-"""What a credit rule compares: the trajectories of a group, with what each earned and where its sampled tokens lie in
-rows."""
+"""Members of a group, which credit rules compare: trajectories with their rewards and the positions of their sampled
+tokens in rows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import compress
 from typing import TypeVar
 
+from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.types import Group, Sample, Score, Trajectory
 
@@ -16,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
+class TurnSpan:
     """The tokens that one reply added to row `row` (of its member): positions `start` up to `stop`."""
 
     row: int
@@ -40,41 +41,44 @@ class Member:
 
     @property
     def reward(self) -> float:
-        """What the trajectory earned in all: its role's reward, and every per-token reward that annotators gave it."""
-        return self.outcome + math.fsum(x for row in self.rows for x in _weighted(row, row.annotations.get("reward")))
+        """Return the trajectory's whole reward: its role's, and every per-token reward that annotators gave it."""
+        return self.outcome + math.fsum(
+            x for row in self.rows for x in _weighted(row, row.annotations.get(Annotation.REWARD))
+        )
 
     @property
     def outcome(self) -> float:
-        """What the scorer gave it: its role's reward, or its rollout's.
+        """Return the scorer's reward of its role, or of its rollout.
 
         Raises:
             ValueError: it is not a finite number.
         """
         reward = self.score.of(self.trajectory.role)
         if reward is None or not math.isfinite(reward):
-            raise ValueError(f"rollout {self.rollout}: reward {reward} is not a finite number")
+            raise ValueError(f"rollout {self.rollout}: expected a finite reward, got {reward}")
         return reward
 
     @property
     def length(self) -> int:
-        """How many steps it has."""
+        """Return the number of its steps."""
         return sum(len(row.weights["policy"]) - row.weights["policy"].count(0.0) for row in self.rows)
 
-    def turns(self) -> list[Turn | None]:
-        """Where each sampled segment lies, in the order in which they were sampled; None where it carries no weight."""
-        where: dict[int, Turn] = {}
+    def turns(self) -> list[TurnSpan | None]:
+        """Return where each sampled segment lies, in the order in which they were sampled; None where it carries no
+        weight."""
+        where: dict[int, TurnSpan] = {}
         branches = list(self.trajectory.branches())
         for number, row in enumerate(self.rows):
             start = 0
             for segment in branches[row.branch]:
                 stop = start + len(segment.tokens)
                 if segment.model is not None and any(row.weights["policy"][start:stop]):
-                    where.setdefault(segment.index, Turn(row=number, start=start, stop=stop))
+                    where.setdefault(segment.index, TurnSpan(row=number, start=start, stop=stop))
                 start = stop
         return [where.get(s.index) for s in self.trajectory.segments if s.model is not None and s.tokens]
 
     def steps(self) -> list[list[tuple[int, int]]]:
-        """(row, position) of each step, per turn; a turn without weight has none."""
+        """Return (row, position) of each step, per turn; a turn without weight has none."""
         return [
             [(turn.row, at) for at in range(turn.start, turn.stop) if self.rows[turn.row].weights["policy"][at]]
             if turn
@@ -83,7 +87,7 @@ class Member:
         ]
 
     def per_turn(self) -> list[float]:
-        """What each turn earned; zeros where the scorer says nothing about turns.
+        """Return the reward of each turn; zeros where the score has none for turns.
 
         Raises:
             ValueError: the scorer's turns are not the trajectory's, or the rollout has other roles beside it.
@@ -91,8 +95,8 @@ class Member:
         return self._aligned("per_turn", self.score.per_turn, 0.0)
 
     def per_step(self) -> list[tuple[tuple[int, float], ...]]:
-        """What the steps of each turn earned, with the tokens of the turn up to the step's end; where the scorer says
-        nothing about steps, the turn is one.
+        """Return the rewards of the steps of each turn, each with the number of the turn's tokens up to the step's end;
+        where the score has none for steps, a turn is one step.
 
         Raises:
             ValueError: as `per_turn`, or a step ends outside its turn or before the one before it.
@@ -100,46 +104,47 @@ class Member:
         lengths = [len(s.tokens) for s in self.trajectory.segments if s.model is not None and s.tokens]
         if self.score.per_step is None:
             return [((length, reward),) for length, reward in zip(lengths, self.per_turn(), strict=True)]
-        found = self._aligned("per_step", self.score.per_step, ())
-        for length, steps in zip(lengths, found, strict=True):
+        per_turn = self._aligned("per_step", self.score.per_step, ())
+        for length, steps in zip(lengths, per_turn, strict=True):
             ends = [end for end, _ in steps]
             if ends != sorted(set(ends)) or ends and not 0 < ends[0] <= ends[-1] <= length:
                 raise ValueError(f"trajectory {self.trajectory.id}: steps end at {ends} in a turn of {length} tokens")
-        return found
+        return per_turn
 
     def states(self) -> list[str | None]:
-        """The state that each turn was taken in; see `Score.states`. Raises as `per_turn` does."""
+        """Return the state that each turn was taken in; see `Score.states`. Raises as `per_turn` does."""
         return self._aligned("states", self.score.states, None)
 
     def read(self, name: str, rule: str) -> list[float]:
-        """An annotation of each step.
+        """Return an annotation of each step.
 
         Raises:
             BadInput: the rows have no such annotation.
         """
         for row in self.rows:
             if name not in row.annotations:
-                do = "add the part that writes it to the stage, or choose a credit that does without"
+                do = "add the annotator that writes it to the stage, or choose another credit"
                 raise refusal(
-                    f"[algo] credit {rule!r}", f"an annotation {name!r} on every sample", f"none on {row.id}", do
+                    f"[algo] credit {rule!r}", f"an annotation '{name}' on every sample", f"none on {row.id}", do
                 )
-        return [self.rows[row].annotations[name][at] for turn in self.steps() for row, at in turn]
+        columns = [row.annotations[name] for row in self.rows]
+        return [columns[row][at] for turn in self.steps() for row, at in turn]
 
     def logprobs(self) -> list[float]:
-        """The recorded log-probability of each step."""
+        """Return the recorded log-probability of each step."""
         recorded = [row.logprobs or () for row in self.rows]
         return [recorded[row][at] for turn in self.steps() for row, at in turn]
 
     def step_rewards(self) -> list[float]:
-        """The reward of each step: its own, what the score says of its turn's parts at their last tokens and the turn's
-        rest at the turn's last, and what is left of the outcome at the end."""
+        """Return the reward of each step: its own, what the score says of its turn's parts at their last tokens and the
+        turn's rest at the turn's last, and what is left of the outcome at the end."""
         steps, turns = self.steps(), self.per_turn()
         parts = [()] * len(turns) if self.score.per_step is None else self.per_step()
-        flat = [place for turn in steps for place in turn]
+        flat = [step for turn in steps for step in turn]
         if not flat:
             return []
-        own = [self.rows[row].annotations.get("reward") for row, _ in flat]
-        rewards = [0.0 if values is None else values[at] for values, (_, at) in zip(own, flat, strict=True)]
+        own = [row.annotations.get(Annotation.REWARD) or (0.0,) * len(row.tokens) for row in self.rows]
+        rewards = [own[row][at] for row, at in flat]
         last = -1
         for turn, reward, of_turn in zip(steps, turns, parts, strict=True):
             for end, earned in of_turn if turn else ():
@@ -151,23 +156,20 @@ class Member:
         return rewards
 
     def with_steps(self, values: Sequence[float], name: str = "") -> tuple[Sample, ...]:
-        """Its rows with one value per step: as advantages, or as the annotation `name`; 0.0 elsewhere."""
+        """Return its rows with one value per step: as advantages, or as the annotation `name`; 0.0 elsewhere."""
         written = [[0.0] * len(row.tokens) for row in self.rows]
-        for (row, at), value in zip((place for turn in self.steps() for place in turn), values, strict=True):
+        for (row, at), value in zip((step for turn in self.steps() for step in turn), values, strict=True):
             written[row][at] = value
         if name:
-            return tuple(
-                replace(row, annotations={**row.annotations, name: tuple(v)})
-                for row, v in zip(self.rows, written, strict=True)
-            )
+            return tuple(row.annotated(name, tuple(v)) for row, v in zip(self.rows, written, strict=True))
         return tuple(replace(row, advantages=tuple(v)) for row, v in zip(self.rows, written, strict=True))
 
     def with_turns(self, values: Sequence[float]) -> tuple[Sample, ...]:
-        """Its rows with one advantage per turn, for all of its steps."""
+        """Return its rows with one advantage per turn, for all of its steps."""
         return self.with_steps([value for value, steps in zip(values, self.steps(), strict=True) for _ in steps])
 
     def with_advantage(self, value: float) -> tuple[Sample, ...]:
-        """Its rows with the same advantage at every step."""
+        """Return its rows with the same advantage at every step."""
         return tuple(
             replace(row, advantages=tuple([value if weight else 0.0 for weight in row.weights["policy"]]))
             for row in self.rows
@@ -193,38 +195,40 @@ TurnRule = Callable[[Sequence[Member]], Sequence[Sequence[float]] | None]
 
 
 def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
-    """The trajectories of a group in rollout and role order. What failed is no member.
+    """List the trajectories of a group in rollout and role order. Failed rollouts are no members.
 
     Raises:
         ValueError: a row belongs to none of them, or a score speaks of turns where a rollout has several roles.
     """
-    of: dict[str, list[Sample]] = {}
+    by_trajectory: dict[str, list[Sample]] = {}
     for row in rows:
-        of.setdefault(row.trajectory, []).append(row)
-    found = []
+        by_trajectory.setdefault(row.trajectory, []).append(row)
+    all_members = []
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         if len(rollout.trajectories) > 1 and (score.per_turn is not None or score.states is not None):
-            raise ValueError(f"rollout {rollout.id}: a score says nothing about turns where there are several roles")
+            raise ValueError(
+                f"rollout {rollout.id}: expected no rewards or states of turns in the score of several roles, got some"
+            )
         for trajectory in rollout.trajectories:
-            own = tuple(of.pop(trajectory.id, ()))
-            found.append(Member(trajectory=trajectory, rollout=rollout.id, score=score, rows=own))
-    if of:
+            own = tuple(by_trajectory.pop(trajectory.id, ()))
+            all_members.append(Member(trajectory=trajectory, rollout=rollout.id, score=score, rows=own))
+    if by_trajectory:
         raise ValueError(
-            f"group {group.id}: sample {next(iter(of.values()))[0].id} belongs to none of its trajectories"
+            f"group {group.id}: sample {next(iter(by_trajectory.values()))[0].id} belongs to none of its trajectories"
         )
-    return found
+    return all_members
 
 
-def by_role(of: Sequence[Member]) -> dict[str, list[Member]]:
-    """Members that are compared with each other: those of one role."""
+def by_role(members_of_roles: Sequence[Member]) -> dict[str, list[Member]]:
+    """Divide members into those that are compared with each other: the members of one role."""
     roles: dict[str, list[Member]] = {}
-    for member in of:
+    for member in members_of_roles:
         roles.setdefault(member.trajectory.role, []).append(member)
     return roles
 
 
 def per_trajectory(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule: Rule) -> list[list[Sample]]:
-    """One advantage for all tokens of a trajectory, from its role's other trajectories in the group.
+    """Set one advantage for all tokens of a trajectory, from its role's other trajectories in the group.
 
     A role about which the rule says nothing gets 0.0; where that is so for every role, the group leaves the update.
     """
@@ -232,12 +236,12 @@ def per_trajectory(groups: Sequence[Group], samples: Sequence[Sequence[Sample]],
 
 
 def per_turn(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule: TurnRule) -> list[list[Sample]]:
-    """Likewise one advantage for all tokens of a turn."""
+    """Set one advantage for all tokens of a turn, likewise."""
     return [_compared(group, rows, rule, Member.with_turns) for group, rows in zip(groups, samples, strict=True)]
 
 
 def per_token(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule: TurnRule) -> list[list[Sample]]:
-    """Likewise one advantage for each sampled token that carries weight, in the order of time."""
+    """Set one advantage for each sampled token that carries weight, in the order of time, likewise."""
     return [_compared(group, rows, rule, Member.with_steps) for group, rows in zip(groups, samples, strict=True)]
 
 
@@ -253,26 +257,26 @@ def _compared(
         values = rule(role)
         if values is not None:
             advantages |= {m.trajectory.id: value for m, value in zip(role, values, strict=True)}
-    known = ((m, advantages.get(m.trajectory.id)) for m in everyone)
-    made = (m.with_advantage(0.0) if value is None else written(m, value) for m, value in known)
+    pairs = ((m, advantages.get(m.trajectory.id)) for m in everyone)
+    made = (m.with_advantage(0.0) if value is None else written(m, value) for m, value in pairs)
     return in_order(rows, made, advantages)
 
 
 def in_order(rows: Sequence[Sample], credited: Iterable[tuple[Sample, ...]], any_credit: object) -> list[Sample]:
-    """The credited rows of a group in the order of `rows`; none where nobody got credit."""
+    """Return the credited rows of a group in the order of `rows`; none where no member got credit."""
     if not any_credit:
         return []
-    found = {row.id: row for of_member in credited for row in of_member}
-    return [found[row.id] for row in rows]
+    by_id = {row.id: row for of_member in credited for row in of_member}
+    return [by_id[row.id] for row in rows]
 
 
 def _weighted(row: Sample, values: Sequence[float] | None) -> Iterable[float]:
-    """The values of a row's steps; none where there are none."""
+    """Return the values of a row's steps; none where there are none."""
     return compress(values or (), row.weights["policy"])
 
 
 def returns(rewards: Sequence[float], discount: float) -> list[float]:
-    """Reward to go: G_t = r_t + discount * G_(t+1), and 0 after the end."""
+    """Compute the reward to go: G_t = r_t + discount * G_(t+1), and 0 after the end."""
     to_go, total = [], 0.0
     for reward in reversed(rewards):
         total = reward + discount * total

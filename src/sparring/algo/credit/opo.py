@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class Opo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="opo", tag_field="name"):
+class Opo(BaseCredit, frozen=True, kw_only=True, tag="opo"):
     """OPO: rewards are compared with their mean weighted by length.
 
         A_i = r_i - sum_j l_j * r_j / sum_j l_j          l: sampled tokens
@@ -29,6 +28,7 @@ class Opo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     )
 
     least_members: ClassVar[int] = 2
+    sees_one_group: ClassVar[bool] = True
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`."""

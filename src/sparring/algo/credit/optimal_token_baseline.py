@@ -7,21 +7,14 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, by_role, in_order, members, returns
 from sparring.algo.facts import Facts
+from sparring.annotations import Annotation
 from sparring.types import Group, Sample
 
 
-class OptimalTokenBaseline(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag="optimal_token_baseline",
-    tag_field="name",
-):
+class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_token_baseline"):
     """Optimal token baseline: returns are compared per position, weighted by the gradient collected up to there.
 
         w_i,t = 1 - 2 * p(y_t) + sum_v p(v)^2            squared norm of the gradient in the logits
@@ -42,6 +35,8 @@ class OptimalTokenBaseline(
     )
 
     least_members: ClassVar[int] = 2
+    tells_turns_apart: ClassVar[bool] = True
+    reads: ClassVar[tuple[Annotation, ...]] = (Annotation.PROBABILITY_SQUARES,)
 
     zero_tail: bool = True
     """Whether the baseline is 0 at the tokens that only one member reached. Else their advantage is 0."""
@@ -58,8 +53,8 @@ class OptimalTokenBaseline(
             values = {}
             for role in by_role(everyone).values():
                 values |= self._role([m for m in role if m.rows])
-            told = ((m, values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
-            credited.append(in_order(rows, (m.with_steps(of) for m, of in told), bool(values)))
+            credits = ((m, values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
+            credited.append(in_order(rows, (m.with_steps(steps) for m, steps in credits), bool(values)))
         return credited
 
     def _role(self, role: Sequence[Member]) -> dict[str, list[float]]:
@@ -67,9 +62,9 @@ class OptimalTokenBaseline(
             return {}
         to_go = [returns(m.step_rewards(), 1.0) for m in role]
         weights = [list(accumulate(_norms(m))) for m in role]
-        values = [list(of) for of in to_go]
+        values = [list(own) for own in to_go]
         for t in range(max(map(len, to_go))):
-            reached = [number for number, of in enumerate(to_go) if t < len(of)]
+            reached = [number for number, own in enumerate(to_go) if t < len(own)]
             if len(reached) == 1 and self.zero_tail:
                 continue  # its advantage is its return
             total = math.fsum(weights[n][t] for n in reached)
@@ -77,10 +72,10 @@ class OptimalTokenBaseline(
             baseline = math.fsum(weights[n][t] * to_go[n][t] for n in reached) / total if total > 0 else 0.0
             for n in reached:
                 values[n][t] = 0.0 if same else to_go[n][t] - baseline
-        return {m.trajectory.id: of for m, of in zip(role, values, strict=True)}
+        return {m.trajectory.id: own for m, own in zip(role, values, strict=True)}
 
 
 def _norms(member: Member) -> list[float]:
-    """w of each step."""
-    squares = member.read("probability_squares", "optimal_token_baseline")
+    """Return w of each step."""
+    squares = member.read(Annotation.PROBABILITY_SQUARES, "optimal_token_baseline")
     return [1 - 2 * math.exp(logprob) + square for logprob, square in zip(member.logprobs(), squares, strict=True)]

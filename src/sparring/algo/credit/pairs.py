@@ -15,12 +15,12 @@ class Pairs:
     group the best and the worst, as Dong et al., arXiv 2405.07863, section 3.2, choose them).
 
     The rollout with the highest reward is chosen, the one with the lowest rejected; of equals the first. All branches
-    of a rollout are its side of the pair. Rows of the others are returned with label 0, never trained. A group in which
-    nobody is better than another leaves the update.
+    of a rollout are its side of the pair. Rows of the others are returned with label 0, never trained. A group of
+    equal rewards leaves the update.
     """
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Rows of the preference term, in the place of those of the policy term.
+        """Return rows with weights in the preference term instead of the policy term.
 
         Raises:
             ValueError: a reward is not finite.
@@ -28,20 +28,20 @@ class Pairs:
         return [self._group(group, rows) for group, rows in zip(groups, samples, strict=True)]
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
-        """None: weights add up to one a pair."""
+        """Return None: the weights of a pair add up to 1."""
         return None
 
     def state(self) -> Mapping[str, Any]:
-        """Nothing: every update is for itself."""
+        """Return nothing: no update depends on earlier ones."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to go on from."""
+        """Do nothing: there is no state."""
 
     def _group(self, group: Group, rows: Sequence[Sample]) -> list[Sample]:
         rewards = [math.nan if score.reward is None else score.reward for score in group.scores]
         if not all(map(math.isfinite, rewards)):
-            raise ValueError(f"group {group.id}: rewards {rewards} are not all finite numbers")
+            raise ValueError(f"group {group.id}: expected finite rewards, got {rewards}")
         if len(set(rewards)) < 2:
             return []
         owner = {t.id: number for number, rollout in enumerate(group.rollouts) for t in rollout.trajectories}
@@ -51,7 +51,7 @@ class Pairs:
         for row, number in zip(rows, of_row, strict=True):
             lengths[number] += len(row.tokens) - row.weights["policy"].count(0.0)
         if not all(lengths[number] for number in sides):
-            return []  # who said nothing cannot be compared
+            return []  # a rollout without tokens cannot be compared
         return [
             _labelled(row, sides.get(number, 0.0), PAIR_SHARE / lengths[number])
             for row, number in zip(rows, of_row, strict=True)
@@ -60,5 +60,5 @@ class Pairs:
 
 def _labelled(row: Sample, label: float, weight: float) -> Sample:
     others = {term: values for term, values in row.weights.items() if term != "policy"}
-    ours = tuple(weight if value else 0.0 for value in row.weights["policy"])
-    return replace(row, weights={**others, "preference": ours}, label=label)
+    shares = tuple(weight if value else 0.0 for value in row.weights["policy"])
+    return replace(row, weights={**others, "preference": shares}, label=label)

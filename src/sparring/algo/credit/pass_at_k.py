@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from math import comb, sqrt
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class PassAtK(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="pass_at_k", tag_field="name"):
+class PassAtK(BaseCredit, frozen=True, kw_only=True, tag="pass_at_k"):
     """pass@k training: what a rollout adds to the chance that one of k solves the task.
 
         R     = 1 - C(m, k) / C(n, k)                       n members, m of them failed; the mean over all subsets of k
@@ -33,6 +32,8 @@ class PassAtK(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         differences=(),
     )
 
+    sees_one_group: ClassVar[bool] = True
+
     k: int = 4
     """Attempts of which one has to succeed. 1 is GRPO with the deviation over n."""
 
@@ -41,11 +42,11 @@ class PassAtK(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         if self.k < 1:
-            raise ValueError("k must be at least 1")
+            raise ValueError(f"k must be at least 1, got {self.k}")
 
     @property
     def least_members(self) -> int:
-        """Below this, a group has no subset of k."""
+        """Return the size below which a group has no subset of k."""
         return max(2, self.k)
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
@@ -53,7 +54,7 @@ class PassAtK(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return per_trajectory(groups, samples, self._advantages)
 
     def says_nothing(self, rewards: Sequence[float]) -> bool:
-        """Whether every subset of k of these rewards has the same value, or there is no such subset."""
+        """Return whether every subset of k of these rewards has the same value, or there is no such subset."""
         failed = sum(reward <= self.solved_above for reward in rewards)
         return len(rewards) < self.least_members or failed < self.k or failed == len(rewards)
 

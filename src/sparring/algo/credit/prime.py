@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, by_role, in_order, members, returns
 from sparring.algo.credit.statistics import against_others, mean
 from sparring.algo.facts import Facts
 from sparring.algo.right_answers import is_right
+from sparring.annotations import Annotation
 from sparring.types import Group, Sample
 
 
-class Prime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="prime", tag_field="name"):
+class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
     """PRIME: leave-one-out on the outcome, and on token rewards that a language model trained on outcomes implies.
 
         r_i,t = beta * (log p_implicit(y_t) - log p_reference(y_t))
@@ -48,6 +48,7 @@ class Prime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     )
 
     least_members: ClassVar[int] = 2
+    reads: ClassVar[tuple[Annotation, ...]] = (Annotation.IMPLICIT, Annotation.REFERENCE)
 
     beta: float = 0.05
     """Scale of the implicit reward."""
@@ -60,7 +61,12 @@ class Prime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         if not self.beta > 0 or not 0 <= self.discount <= 1:
-            raise ValueError("beta must be above 0, and discount lie between 0 and 1")
+            raise ValueError(f"beta must be above 0 and discount between 0 and 1, got {self.beta} and {self.discount}")
+
+    @property
+    def implicit_scale(self) -> float:
+        """Return `beta`."""
+        return self.beta
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages and the annotation `right`; see `protocols.Credit`.
@@ -74,13 +80,13 @@ class Prime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             values = {}
             for role in by_role(everyone).values():
                 values |= self._role([m for m in role if m.rows])
-            told = ((self._labelled(m), values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
-            credited.append(in_order(rows, (m.with_steps(of) for m, of in told), bool(values)))
+            credits = ((self._labelled(m), values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
+            credited.append(in_order(rows, (m.with_steps(steps) for m, steps in credits), bool(values)))
         return credited
 
     def _labelled(self, member: Member) -> Member:
         right = float(is_right(member.score, member.trajectory.role, self.solved_above))
-        return replace(member, rows=member.with_steps([right] * member.length, "right"))
+        return replace(member, rows=member.with_steps([right] * member.length, Annotation.RIGHT))
 
     def _role(self, role: Sequence[Member]) -> dict[str, list[float]]:
         if len(role) < 2:
@@ -88,14 +94,18 @@ class Prime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         implied = [
             [
                 self.beta * (a - b)
-                for a, b in zip(m.read("implicit", "prime"), m.read("reference", "prime"), strict=True)
+                for a, b in zip(
+                    m.read(Annotation.IMPLICIT, "prime"), m.read(Annotation.REFERENCE, "prime"), strict=True
+                )
             ]
             for m in role
         ]
-        means = [mean(of) for of in implied]
+        means = [mean(rewards) for rewards in implied]
         outcomes = against_others([m.reward for m in role])
         values = {}
-        for m, of, own, less, outcome in zip(role, implied, means, against_others(means), outcomes, strict=True):
+        for m, rewards, own, less, outcome in zip(role, implied, means, against_others(means), outcomes, strict=True):
             others = own - less
-            values[m.trajectory.id] = [value + outcome for value in returns([r - others for r in of], self.discount)]
+            values[m.trajectory.id] = [
+                value + outcome for value in returns([r - others for r in rewards], self.discount)
+            ]
         return values

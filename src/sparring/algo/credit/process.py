@@ -6,8 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_token, returns
 from sparring.algo.credit.statistics import standardised
 from sparring.algo.credit.turn_level import want_turns
@@ -15,7 +14,7 @@ from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="process", tag_field="name"):
+class Process(BaseCredit, frozen=True, kw_only=True, tag="process"):
     """GRPO's process supervision: a token is credited with all normalised step rewards from its step on.
 
         r~_i,k = (r_i,k - mean(r)) / (std(r) + epsilon)      over all steps of all members
@@ -34,6 +33,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     )
 
     least_members: ClassVar[int] = 1
+    sees_one_group: ClassVar[bool] = True
+    tells_turns_apart: ClassVar[bool] = True
+    counts_token_rewards: ClassVar[bool] = False
 
     epsilon: float = 1e-6
     """Added to the standard deviation."""
@@ -48,21 +50,21 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return per_token(groups, samples, self._role)
 
     def _role(self, role: Sequence[Member]) -> list[list[float]] | None:
-        every = [m.per_step() for m in role]
-        rewards = [reward for of in every for turn in of for _, reward in turn]
+        per_member = [m.per_step() for m in role]
+        rewards = [reward for turns in per_member for turn in turns for _, reward in turn]
         if len(rewards) < 2:
             return None
         normal = iter(standardised(rewards, epsilon=self.epsilon))
-        to_go = [returns([next(normal) for turn in of for _ in turn], 1.0) for of in every]
-        return [_of_tokens(m, of, values) for m, of, values in zip(role, every, to_go, strict=True)]
+        to_go = [returns([next(normal) for turn in turns for _ in turn], 1.0) for turns in per_member]
+        return [_of_tokens(m, turns, values) for m, turns, values in zip(role, per_member, to_go, strict=True)]
 
 
 def _of_tokens(member: Member, turns: Sequence[Sequence[tuple[int, float]]], to_go: Sequence[float]) -> list[float]:
-    """For each token what is to go from the step that it is in, or from the next where it is in none."""
-    found, first = [], 0
+    """Return, for each token, the rewards to go from the step that it is in, or from the next where it is in none."""
+    per_token_values, first = [], 0
     values = [*to_go, 0.0]
     for tokens, steps in zip(member.steps(), turns, strict=True):
         ends = [end for end, _ in steps]
-        found += [values[first + bisect_right(ends, place)] for place in range(len(tokens))]
+        per_token_values += [values[first + bisect_right(ends, position)] for position in range(len(tokens))]
         first += len(steps)
-    return found
+    return per_token_values

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import in_order, members
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class Rae(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="rae", tag_field="name"):
+class Rae(BaseCredit, frozen=True, kw_only=True, tag="rae"):
     """Role-conditioned advantage estimation (SPIRAL): rewards less a moving average per environment and role.
 
         b_role <- decay * b_role + (1 - decay) * r_i
@@ -37,14 +36,14 @@ class Rae(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     least_members: ClassVar[int] = 1
 
     decay: float = 0.95
-    """How much of the average stays when a reward comes."""
+    """Share of the average that stays when a reward comes."""
 
     def __post_init__(self) -> None:
         if not 0 < self.decay < 1:
             raise ValueError(f"decay must be above 0, where every advantage is 0, and below 1, got {self.decay}")
 
     def open(self) -> RaeCredit:
-        """The rule with its state, at the start of a run."""
+        """Return the rule with its state, at the start of a run."""
         return RaeCredit(self.decay)
 
 
@@ -59,18 +58,20 @@ class RaeCredit:
         """Set advantages and move the averages on; see `protocols.Credit`."""
         credited = []
         for group, rows in zip(groups, samples, strict=True):
-            told = {}
+            advantages = {}
             everyone = members(group, rows)
             for m in everyone:
                 key = f"{group.task.env}/{m.trajectory.role}"
                 average = self._decay * self._averages.get(key, 0.0) + (1 - self._decay) * m.reward
                 self._averages[key] = average
-                told[m.trajectory.id] = m.reward - average
-            credited.append(in_order(rows, (m.with_advantage(told[m.trajectory.id]) for m in everyone), told))
+                advantages[m.trajectory.id] = m.reward - average
+            credited.append(
+                in_order(rows, (m.with_advantage(advantages[m.trajectory.id]) for m in everyone), advantages)
+            )
         return credited
 
     def state(self) -> Mapping[str, Any]:
-        """The average of each environment and role."""
+        """Return the average of each environment and role."""
         return {"averages": dict(self._averages)}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class Raft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="raft", tag_field="name"):
+class Raft(BaseCredit, frozen=True, kw_only=True, tag="raft"):
     """RAFT: the best of the group are imitated, the others are not looked at.
 
         A_i = 1 if r_i is among the `best` highest of the group, else 0      of equal rewards, the earlier member's
@@ -28,13 +27,14 @@ class Raft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     )
 
     least_members: ClassVar[int] = 1
+    sees_one_group: ClassVar[bool] = True
 
     best: int = 1
-    """How many members of a group are imitated."""
+    """Number of members of a group that are imitated."""
 
     def __post_init__(self) -> None:
         if self.best < 1:
-            raise ValueError("best must be at least 1")
+            raise ValueError(f"best must be at least 1, got {self.best}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`."""
@@ -42,5 +42,5 @@ class Raft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def _advantages(self, members: Sequence[Member]) -> list[float]:
         order = sorted(range(len(members)), key=lambda at: (-members[at].reward, at))
-        kept = set(order[: self.best])
-        return [1.0 if at in kept else 0.0 for at in range(len(members))]
+        best = set(order[: self.best])
+        return [1.0 if at in best else 0.0 for at in range(len(members))]

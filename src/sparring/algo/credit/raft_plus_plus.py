@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class RaftPlusPlus(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="raft_plus_plus", tag_field="name"
-):
+class RaftPlusPlus(BaseCredit, frozen=True, kw_only=True, tag="raft_plus_plus"):
     """RAFT++: every rollout that succeeded is imitated.
 
         A_i = 1 if r_i > solved_above, else 0
@@ -31,6 +28,7 @@ class RaftPlusPlus(
     )
 
     least_members: ClassVar[int] = 1
+    sees_one_group: ClassVar[bool] = True
 
     solved_above: float = 0.5
     """A rollout succeeded when its reward is above this."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import in_order, members, returns
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class Reinforce(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="reinforce", tag_field="name"
-):
+class Reinforce(BaseCredit, frozen=True, kw_only=True, tag="reinforce"):
     """REINFORCE: a token is credited with what was earned from it on, less a constant.
 
         A_t = sum_{s >= t} discount^(s - t) * r_s - baseline
@@ -31,6 +28,8 @@ class Reinforce(
     )
 
     least_members: ClassVar[int] = 1
+    sees_one_group: ClassVar[bool] = True
+    tells_turns_apart: ClassVar[bool] = True
 
     discount: float = 1.0
     """Per token."""
@@ -40,7 +39,7 @@ class Reinforce(
 
     def __post_init__(self) -> None:
         if not 0 <= self.discount <= 1:
-            raise ValueError("discount must lie between 0 and 1")
+            raise ValueError(f"discount must lie between 0 and 1, got {self.discount}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`."""

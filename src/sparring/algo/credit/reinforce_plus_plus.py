@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, in_order, members, returns
 from sparring.algo.credit.statistics import standardised
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class ReinforcePlusPlus(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="reinforce_plus_plus", tag_field="name"
-):
+class ReinforcePlusPlus(BaseCredit, frozen=True, kw_only=True, tag="reinforce_plus_plus"):
     """REINFORCE++: a token's return, normalised over all tokens of the update.
 
         G_t = sum_{s >= t} r_s           with the KL penalty of a reference in r_s, where one is annotated
@@ -32,6 +29,7 @@ class ReinforcePlusPlus(
     )
 
     least_members: ClassVar[int] = 1
+    tells_turns_apart: ClassVar[bool] = True
 
     epsilon: float = 1e-8
     """Added to the standard deviation."""
@@ -50,7 +48,7 @@ def over_the_update(
     *,
     epsilon: float,
 ) -> list[list[Sample]]:
-    """Rows with the values of their steps as advantages, standardised over all steps of the update.
+    """Return rows with the values of their steps as advantages, standardised over all steps of the update.
 
     Args:
         everyone: the members of each group.
@@ -58,9 +56,14 @@ def over_the_update(
         samples: the rows of each group.
         epsilon: added to the standard deviation.
     """
-    normal = iter(standardised([v for group in values if group for of in group for v in of], epsilon=epsilon, lost=0))
+    normal = iter(
+        standardised([v for group in values if group for steps in group for v in steps], epsilon=epsilon, lost=0)
+    )
     credited = []
     for of_group, group, rows in zip(everyone, values, samples, strict=True):
-        told = {m.trajectory.id: [next(normal) for _ in of] for m, of in zip(of_group, group or (), strict=bool(group))}
-        credited.append(in_order(rows, (m.with_steps(told[m.trajectory.id]) for m in of_group), told))
+        advantages = {
+            m.trajectory.id: [next(normal) for _ in steps]
+            for m, steps in zip(of_group, group or (), strict=bool(group))
+        }
+        credited.append(in_order(rows, (m.with_steps(advantages[m.trajectory.id]) for m in of_group), advantages))
     return credited

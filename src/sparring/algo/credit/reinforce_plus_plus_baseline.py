@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, by_role, members
 from sparring.algo.credit.reinforce_plus_plus import over_the_update
 from sparring.algo.credit.statistics import centred
@@ -14,14 +13,7 @@ from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class ReinforcePlusPlusBaseline(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag="reinforce_plus_plus_baseline",
-    tag_field="name",
-):
+class ReinforcePlusPlusBaseline(BaseCredit, frozen=True, kw_only=True, tag="reinforce_plus_plus_baseline"):
     """REINFORCE++ with baseline: the group's mean is taken off, then the update's scale.
 
         A'_i = r_i - mean(r of the group)
@@ -50,7 +42,7 @@ class ReinforcePlusPlusBaseline(
 
 
 def _less_mean(of_group: Sequence[Member]) -> list[list[float]] | None:
-    """Per member, its reward less its role's mean, at each step; None where no role has two members."""
+    """Compute per member its reward less its role's mean, at each step; None where no role has two members."""
     roles = by_role(of_group).values()
     if all(len(role) < 2 for role in roles):
         return None

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class Rejection(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="rejection", tag_field="name"
-):
+class Rejection(BaseCredit, frozen=True, kw_only=True, tag="rejection"):
     """Rejection fine-tuning: of the rollouts that succeeded, the distinct ones are imitated.
 
         A_i = 1 if r_i > solved_above, no earlier member sampled the same tokens and fewer than `at_most` were taken,
@@ -31,6 +28,7 @@ class Rejection(
     )
 
     least_members: ClassVar[int] = 1
+    sees_one_group: ClassVar[bool] = True
 
     solved_above: float = 0.5
     """A rollout succeeded when its reward is above this."""
@@ -40,7 +38,7 @@ class Rejection(
 
     def __post_init__(self) -> None:
         if self.at_most is not None and self.at_most < 1:
-            raise ValueError("at_most must be at least 1")
+            raise ValueError(f"at_most must be at least 1, got {self.at_most}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`."""
@@ -50,10 +48,10 @@ class Rejection(
         seen: set[tuple[tuple[int, ...], ...]] = set()
         taken = []
         for m in members:
-            said = tuple(s.tokens for s in m.trajectory.segments if s.model is not None)
+            answer = tuple(s.tokens for s in m.trajectory.segments if s.model is not None)
             room = self.at_most is None or len(seen) < self.at_most
-            take = m.reward > self.solved_above and said not in seen and room
+            take = m.reward > self.solved_above and answer not in seen and room
             if take:
-                seen.add(said)
+                seen.add(answer)
             taken.append(float(take))
         return taken if seen else None

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import in_order, members
 from sparring.algo.credit.statistics import mean
 from sparring.algo.facts import Facts
@@ -15,7 +14,7 @@ from sparring.errors import refusal
 from sparring.types import Group, Sample
 
 
-class Remax(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="remax", tag_field="name"):
+class Remax(BaseCredit, frozen=True, kw_only=True, tag="remax"):
     """ReMax: a rollout is judged against what greedy decoding earns on the same task.
 
         A_i = r_i - r(greedy)
@@ -32,13 +31,15 @@ class Remax(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     )
 
     least_members: ClassVar[int] = 1
+    sees_one_group: ClassVar[bool] = True
+    needs_baselines: ClassVar[bool] = True
     wants_baseline: ClassVar[bool] = True
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`.
 
         Raises:
-            BadInput: nobody made a baseline rollout.
+            BadInput: there is no baseline rollout.
         """
         credited = []
         for group, rows in zip(groups, samples, strict=True):
@@ -46,9 +47,11 @@ class Remax(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 do = "let the scheduler add a greedy rollout, or choose 'rloo'"
                 raise refusal("[algo] credit 'remax'", "a baseline rollout per task", f"none in group {group.id}", do)
             everyone = members(group, rows)
-            told = {}
+            advantages = {}
             for m in everyone if group.baselines else ():
                 greedy = [replace(m, score=score, rows=()).outcome for score in group.baselines]
-                told[m.trajectory.id] = m.reward - mean(greedy)
-            credited.append(in_order(rows, (m.with_advantage(told[m.trajectory.id]) for m in everyone), told))
+                advantages[m.trajectory.id] = m.reward - mean(greedy)
+            credited.append(
+                in_order(rows, (m.with_advantage(advantages[m.trajectory.id]) for m in everyone), advantages)
+            )
         return credited

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
 from sparring.algo.credit.statistics import against_others
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class Rloo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="rloo", tag_field="name"):
+class Rloo(BaseCredit, frozen=True, kw_only=True, tag="rloo"):
     """RLOO: a rollout is judged against the mean of its siblings.
 
         A_i = r_i - 1 / (n - 1) * sum_{j != i} r_j
@@ -30,6 +29,7 @@ class Rloo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     )
 
     least_members: ClassVar[int] = 2
+    sees_one_group: ClassVar[bool] = True
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`."""

@@ -1,4 +1,4 @@
-"""The control of an experiment: the same steps with rewards that mean nothing."""
+"""Control of an experiment: the same steps with rewards that mean nothing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sparring.types import Group, Sample, Score
 
 
 class Shuffled:
-    """Permute the scores over all rollouts of all groups of an update, then ask the wrapped credit.
+    """Credit under permuted scores: over all rollouts of all groups of an update, before the wrapped credit.
 
-    What is learned under it is learned from nothing; a run that still improves has a leak. The permutation is a
+    Rewards then mean nothing, so a run that still improves has a leak. The permutation is a
     function of the seed and of the update's first admission number alone, so a resumed run shuffles the same way.
     States of turns stay where they were; what turns earned goes to the end.
     """
@@ -25,32 +25,32 @@ class Shuffled:
         self._seed = seed
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> Sequence[Sequence[Sample]]:
-        """The wrapped credit's samples under permuted scores; the groups themselves stay as they are."""
+        """Return the wrapped credit's rows under permuted scores; the groups themselves stay as they are."""
         scores = [score for group in groups for score in group.scores]
-        order = sorted(range(len(scores)), key=lambda place: self._key(groups[0].index, place))
-        permuted = iter([scores[place] for place in order])
+        order = sorted(range(len(scores)), key=lambda number: self._key(groups[0].index, number))
+        permuted = iter([scores[number] for number in order])
         shuffled = [
             replace(group, scores=tuple(_in_place_of(own, next(permuted)) for own in group.scores)) for group in groups
         ]
         return self._credit.credit(shuffled, samples)
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
-        """The wrapped credit's."""
+        """Return the wrapped credit's divisor."""
         return self._credit.denominator(rows)
 
     def state(self) -> Mapping[str, Any]:
-        """The wrapped credit's."""
+        """Return the wrapped credit's state."""
         return self._credit.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         self._credit.restore(state)
 
-    def _key(self, update: int, place: int) -> int:
-        return xxhash.xxh3_64_intdigest(f"shuffled/{self._seed}/{update}/{place}".encode())
+    def _key(self, update: int, number: int) -> int:
+        return xxhash.xxh3_64_intdigest(f"shuffled/{self._seed}/{update}/{number}".encode())
 
 
 def _in_place_of(own: Score, other: Score) -> Score:
-    """Another rollout's score in the place of this one's, whose turns are others."""
+    """Return another rollout's score fitted to this one's turns: states stay, rewards of turns go to the end."""
     turns = None if own.per_turn is None else (0.0,) * len(own.per_turn)
     return replace(other, states=own.states, per_turn=turns, per_step=None)

@@ -1,4 +1,4 @@
-"""What groups are compared by. Sums are correctly rounded, so no result depends on the order of members."""
+"""Statistics of a group. Sums are correctly rounded, so no result depends on the order of members."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean of at least one value."""
+    """Compute the mean of at least one value."""
     return math.fsum(values) / len(values)
 
 
 def all_equal(values: Sequence[float]) -> bool:
-    """Whether no value differs from another."""
+    """Return whether no value differs from another."""
     return len(set(values)) <= 1
 
 
 def centred(values: Sequence[float]) -> list[float]:
-    """Differences to the mean: exactly zero where all values are equal, which a rounded mean would miss."""
+    """Compute differences to the mean: exactly zero where all values are equal, which a rounded mean would miss."""
     if len(set(values)) <= 1:
         return [0.0] * len(values)
     middle = mean(values)
@@ -25,20 +25,21 @@ def centred(values: Sequence[float]) -> list[float]:
 
 
 def deviation(values: Sequence[float], *, lost: int = 1) -> float:
-    """Standard deviation over the number of values less `lost`; exactly 0 where all values are equal."""
+    """Compute the standard deviation over the number of values less `lost`; exactly 0 where all values are equal."""
     if len(set(values)) <= 1:
         return 0.0
     return math.sqrt(math.fsum(c * c for c in centred(values)) / (len(values) - lost))
 
 
 def standardised(values: Sequence[float], *, epsilon: float, lost: int = 1) -> list[float]:
-    """(value - mean) / (standard deviation + epsilon), exactly zero where all values are equal."""
+    """Compute (value - mean) / (standard deviation + epsilon), exactly zero where all values are equal."""
     scale = deviation(values, lost=lost) + epsilon
     return [c / scale for c in centred(values)]
 
 
 def against_others(values: Sequence[float]) -> list[float]:
-    """Value less the mean of all others: exactly zero where all values are equal. Needs at least two values.
+    """Compute each value less the mean of all others: exactly zero where all values are equal. Needs at least two
+    values.
 
     x_i - (S - x_i) / (n - 1) = n / (n - 1) * (x_i - S / n), with S the sum of n values.
     """

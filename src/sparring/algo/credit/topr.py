@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
 
-class Topr(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="topr", tag_field="name"):
+class Topr(BaseCredit, frozen=True, kw_only=True, tag="topr"):
     """TOPR's signed reward: above a constant a rollout is imitated, below it is pushed away.
 
         A_i = r_i - baseline
@@ -29,6 +28,7 @@ class Topr(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     )
 
     least_members: ClassVar[int] = 1
+    sees_one_group: ClassVar[bool] = True
 
     baseline: float = 0.0
     """Subtracted from every reward."""

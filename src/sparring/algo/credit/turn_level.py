@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
+from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_turn
 from sparring.algo.credit.statistics import standardised
 from sparring.algo.facts import Facts
@@ -14,9 +13,7 @@ from sparring.errors import refusal
 from sparring.types import Group, Sample
 
 
-class TurnLevel(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="turn_level", tag_field="name"
-):
+class TurnLevel(BaseCredit, frozen=True, kw_only=True, tag="turn_level"):
     """MT-GRPO: a turn is compared with the same turn of its siblings, and the outcome with theirs.
 
         A^T_i,k = (r_i,k - mean_i(r_i,k)) / (std_i(r_i,k) + epsilon)    over members with a turn k before their last
@@ -40,9 +37,11 @@ class TurnLevel(
     )
 
     least_members: ClassVar[int] = 2
+    sees_one_group: ClassVar[bool] = True
+    tells_turns_apart: ClassVar[bool] = True
 
     outcome_weight: float = 1.0
-    """How much the outcome counts in turns before the last."""
+    """Weight of the outcome in turns before the last."""
 
     epsilon: float = 1e-6
     """Added to standard deviations."""
@@ -61,13 +60,14 @@ class TurnLevel(
             return None
         turns = [m.per_turn() for m in role]
         outcomes = standardised(
-            [m.reward - sum(of[:-1]) for m, of in zip(role, turns, strict=True)], epsilon=self.epsilon
+            [m.reward - sum(rewards[:-1]) for m, rewards in zip(role, turns, strict=True)], epsilon=self.epsilon
         )
         values = [
-            [self.outcome_weight * o] * (len(of) - 1) + [o] * bool(of) for o, of in zip(outcomes, turns, strict=True)
+            [self.outcome_weight * o] * (len(rewards) - 1) + [o] * bool(rewards)
+            for o, rewards in zip(outcomes, turns, strict=True)
         ]
         for k in range(max(map(len, turns)) - 1):
-            reached = [number for number, of in enumerate(turns) if k < len(of) - 1]
+            reached = [number for number, rewards in enumerate(turns) if k < len(rewards) - 1]
             for number, value in zip(
                 reached, standardised([turns[n][k] for n in reached], epsilon=self.epsilon), strict=True
             ):
@@ -78,5 +78,5 @@ class TurnLevel(
 def want_turns(groups: Sequence[Group], rule: str) -> None:
     """Refuse an update in which no score says what turns earned."""
     if groups and all(score.per_turn is None for group in groups for score in group.scores):
-        do = "have the environment or a process reward model say them, or choose 'grpo'"
+        do = "have the environment or a process reward model give them, or choose 'grpo'"
         raise refusal(f"[algo] credit {rule!r}", "scores with rewards per turn", "none in the whole update", do)

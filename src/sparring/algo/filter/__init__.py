@@ -1,1 +1,1 @@
-"""Filters: which scored groups are worth training. Torch-free."""
+"""Filters: the choice of scored groups that are trained. Torch-free."""

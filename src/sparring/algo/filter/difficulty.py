@@ -48,12 +48,14 @@ class Difficulty(
 
     def __post_init__(self) -> None:
         if not 0 <= self.lowest <= self.highest <= 1:
-            raise ValueError("lowest and highest must be shares, the lower one first")
+            raise ValueError(
+                f"lowest and highest must lie between 0 and 1, lowest first, got {self.lowest} and {self.highest}"
+            )
         if not self.inclusive and self.lowest == self.highest:
-            raise ValueError("no share lies between lowest and highest")
+            raise ValueError(f"lowest must be below highest unless inclusive = true, got {self.lowest} twice")
 
     def keep(self, group: Group) -> bool:
-        """Whether the group is trained; one without members is not."""
+        """Return whether the group is trained; one without members is not."""
         if not group.scores:
             return False
         share = sum(map(self._solved, group.scores)) / len(group.scores)

@@ -1,1 +1,1 @@
-"""Gate: what the policy term makes of a ratio and an advantage. Torch-free until called."""
+"""Gate: the surrogate that the policy term makes of a ratio and an advantage. Torch-free until called."""

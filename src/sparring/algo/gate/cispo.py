@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
+from sparring.algo.gate.base import BaseGate
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
     import torch
 
 
-class Cispo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="cispo", tag_field="name"):
+class Cispo(BaseGate, frozen=True, kw_only=True, tag="cispo"):
     """stop_gradient(clip(r, 1 - low, 1 + high)) A log pi: CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5). The
     weight is clipped and no token loses its gradient, so rare tokens that matter keep teaching. Its authors leave the
     lower bound open (low = 1)."""
@@ -43,7 +42,7 @@ class Cispo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"low must lie above 0 and at most at 1, and high above 0, got {self.low} and {self.high}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]; stopped are the tokens whose weight is clipped."""
+        """Compute the surrogate [M]; stopped are the tokens whose weight is clipped."""
         ratio = log_ratio.detach().exp()
         weight = ratio.clamp(1.0 - self.low, 1.0 + self.high)
         return Gated(surrogate=weight * tokens.advantages * tokens.logprob, stopped=weight != ratio)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
+from sparring.algo.gate.base import BaseGate
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
     import torch
 
 
-class Clip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="clip", tag_field="name"):
+class Clip(BaseGate, frozen=True, kw_only=True, tag="clip"):
     """min(r A, clip(r, 1 - low, 1 + high) A): PPO (arXiv 1707.06347, equation 7), with an upper bound of its own that
     leaves room to explore (clip-higher, DAPO, arXiv 2503.14476, equation 8).
     """
@@ -39,7 +38,7 @@ class Clip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(f"high must not be below low, got {self.high} and {self.low}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]; stopped are the tokens that the clip decides."""
+        """Compute the surrogate [M]; stopped are the tokens that the clip decides."""
         ratio, advantages = log_ratio.exp(), tokens.advantages
         plain, clipped = ratio * advantages, ratio.clamp(1.0 - self.low, 1.0 + self.high) * advantages
         return Gated(surrogate=plain.minimum(clipped), stopped=clipped.detach() < plain.detach())

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
+from sparring.algo.gate.base import BaseGate
 from sparring.algo.gate.covariance import STRIDE, covariance
-from sparring.algo.tokens import Gated, PolicyTokens, Unit
+from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
+from sparring.annotations import Annotation
 
 if TYPE_CHECKING:
     import torch
 
 
-class ClipCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="clip_cov", tag_field="name"):
+class ClipCov(BaseGate, frozen=True, kw_only=True, tag="clip_cov"):
     """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), without gradient for a share of the step's tokens, drawn among
     those with low <= cov <= high that this clip does not stop (Clip-Cov, arXiv 2505.22617, equations 10 to 12):
 
@@ -49,9 +49,11 @@ class ClipCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     )
 
     unit: ClassVar[Unit] = "token"
+    takes: ClassVar[tuple[RatioKind, ...]] = ("token",)
+    moves_idle_tokens: ClassVar[bool] = True
 
     share: float = 0.0002
-    """How many of all tokens are chosen."""
+    """Share of all tokens that is chosen."""
 
     low: float = 1.0
     """The least covariance of a token that may be chosen."""
@@ -74,23 +76,23 @@ class ClipCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError(f"clip_low must lie above 0 and at most at 1 and clip_high above 0, got {got}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]; stopped are the chosen tokens and those that the clip decides."""
+        """Compute the surrogate [M]; stopped are the chosen tokens and those that the clip decides."""
         surrogate, clipped = self._clipped(log_ratio, tokens)
-        chosen = tokens.annotations["chosen"] > 0
+        chosen = tokens.annotations[Annotation.CHOSEN] > 0
         return Gated(surrogate=surrogate.masked_fill(chosen, 0.0), stopped=chosen | clipped)
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
-        """Which of the step's tokens have no gradient."""
+        """Mark the step's tokens that have no gradient."""
         cov = covariance(tokens)
         _, clipped = self._clipped(log_ratio, tokens)
-        candidates = tokens.ours & (cov >= self.low) & (cov <= self.high) & ~clipped
-        number = tokens.ours.cumsum(0).double()
+        candidates = tokens.weighted & (cov >= self.low) & (cov <= self.high) & ~clipped
+        number = tokens.weighted.cumsum(0).double()
         drawn = (number * STRIDE + tokens.behaviour.double().abs() * 2.0**13).frac()
-        count = min(max(1, int(self.share * int(tokens.ours.sum()))), int(candidates.sum()))
+        count = min(max(1, int(self.share * int(tokens.weighted.sum()))), int(candidates.sum()))
         return tokens.largest(-drawn.masked_fill(~candidates, 2.0), count)
 
     def _clipped(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """PPO's surrogate [M], and the tokens that its clip decides [M]."""
+        """Return PPO's surrogate [M], and the tokens that its clip decides [M]."""
         ratio, advantages = log_ratio.exp(), tokens.advantages
         plain, clipped = ratio * advantages, ratio.clamp(1.0 - self.clip_low, 1.0 + self.clip_high) * advantages
         return plain.minimum(clipped), clipped.detach() < plain.detach()

@@ -1,4 +1,4 @@
-"""What a token's step costs in entropy: the covariance of its log-probability and its advantage. Torch-free until
+"""Covariance of a token's log-probability and its advantage: the entropy that its step costs. Torch-free until
 called."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ STRIDE = 3.0**0.5
 
 
 def covariance(tokens: PolicyTokens) -> torch.Tensor:
-    """Each token's part of the covariance over all tokens given [M], without gradient (arXiv 2505.22617, equation
-    10)."""
+    """Compute each token's part of the covariance over all tokens given [M], without gradient (arXiv 2505.22617,
+    equation 10)."""
     logprob, advantages = tokens.logprob.detach(), tokens.advantages
     return (logprob - tokens.average(logprob)) * (advantages - tokens.average(advantages))

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
+from sparring.algo.gate.base import BaseGate
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
     import torch
 
 
-class DualClip(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="dual_clip", tag_field="name"
-):
+class DualClip(BaseGate, frozen=True, kw_only=True, tag="dual_clip"):
     """min(r A, clip(r, 1 - low, 1 + high) A), and for A < 0 never below bound A: dual-clip PPO (arXiv 1912.09729,
     equation 5). A bad token that became much likelier otherwise pushes in proportion to its ratio. Use it where stale
     data or another engine gives large ratios. `bound` alone, with a wide `high`, is the two-sided clip of INTELLECT-2
@@ -50,7 +47,7 @@ class DualClip(
             raise ValueError(f"bound must be above 1 + high, got {self.bound} and {self.high}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]; stopped are the tokens that a bound decides."""
+        """Compute the surrogate [M]; stopped are the tokens that a bound decides."""
         ratio, advantages = log_ratio.exp(), tokens.advantages
         plain, clipped = ratio * advantages, ratio.clamp(1.0 - self.low, 1.0 + self.high) * advantages
         stopped = (clipped < plain) | ((ratio > self.bound) & (advantages < 0))

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
-from sparring.algo.tokens import Gated, PolicyTokens, Unit
+from sparring.algo.gate.base import BaseGate
+from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
 
 if TYPE_CHECKING:
     import torch
 
 
-class Geometric(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="geometric", tag_field="name"
-):
+class Geometric(BaseGate, frozen=True, kw_only=True, tag="geometric"):
     """A exp(mean over the sequence of log r'), r' = min(r, high) for A > 0 and max(r, low) for A < 0: GMPO (arXiv
     2507.20673, equation 4). The clip is each token's, the ratio the sequence's: one outlier neither decides the ratio
     nor stops the others. Use it where GRPO's ratios have outliers. It takes the ratio "token"; `low` and `high` are e
@@ -32,6 +29,7 @@ class Geometric(
     )
 
     unit: ClassVar[Unit] = "sequence"
+    takes: ClassVar[tuple[RatioKind, ...]] = ("token",)
 
     low: float = 0.67032
     """The ratio of a bad token is clipped below here."""
@@ -44,7 +42,7 @@ class Geometric(
             raise ValueError(f"low must lie between 0 and 1 and high above 1, got {self.low} and {self.high}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]."""
+        """Compute the surrogate [M]."""
         good = tokens.advantages > 0
         ratio = log_ratio.detach().exp()
         stopped = (good & (ratio > self.high)) | ((tokens.advantages < 0) & (ratio < self.low))

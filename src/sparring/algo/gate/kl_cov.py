@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
+from sparring.algo.gate.base import BaseGate
 from sparring.algo.gate.covariance import covariance
-from sparring.algo.tokens import Gated, PolicyTokens, Unit
+from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
+from sparring.annotations import Annotation
 
 if TYPE_CHECKING:
     import torch
 
 
-class KlCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="kl_cov", tag_field="name"):
+class KlCov(BaseGate, frozen=True, kw_only=True, tag="kl_cov"):
     """r A - coefficient |log r| for the share of the step's tokens with the largest cov, r A for the others (KL-Cov,
     arXiv 2505.22617, equations 13 and 14, its divergence estimated as in its authors' code):
 
@@ -37,12 +37,14 @@ class KlCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     )
 
     unit: ClassVar[Unit] = "token"
+    takes: ClassVar[tuple[RatioKind, ...]] = ("token",)
+    moves_idle_tokens: ClassVar[bool] = True
 
     share: float = 0.002
-    """How many of all tokens are penalised."""
+    """Share of all tokens that is penalised."""
 
     coefficient: float = 1.0
-    """What one nat of theirs costs."""
+    """Price of one nat of a penalised token."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1 or not self.coefficient > 0:
@@ -50,13 +52,13 @@ class KlCov(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"share must lie above 0 and at most at 1 and coefficient above 0, got {got}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]."""
-        chosen = tokens.annotations["chosen"] > 0
+        """Compute the surrogate [M]."""
+        chosen = tokens.annotations[Annotation.CHOSEN] > 0
         penalty = (self.coefficient * log_ratio.abs()).masked_fill(~chosen, 0.0)
         return Gated(
             surrogate=log_ratio.exp() * tokens.advantages - penalty, stopped=chosen & (log_ratio.detach() != 0)
         )
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
-        """Which of the step's tokens are penalised."""
-        return tokens.largest(covariance(tokens), max(1, int(self.share * int(tokens.ours.sum()))))
+        """Mark the step's tokens that are penalised."""
+        return tokens.largest(covariance(tokens), max(1, int(self.share * int(tokens.weighted.sum()))))

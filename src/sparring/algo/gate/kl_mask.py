@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
-from sparring.algo.tokens import Gated, PolicyTokens, Unit
+from sparring.algo.gate.base import BaseGate
+from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
 
 if TYPE_CHECKING:
     import torch
 
 
-class KlMask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="kl_mask", tag_field="name"):
+class KlMask(BaseGate, frozen=True, kw_only=True, tag="kl_mask"):
     """r A, without gradient where D > above and the update would move the token further (A > 0 and r > 1, or A < 0 and
     r < 1): DPPO with the binary KL divergence (arXiv 2602.04879, equations 12 and 14):
 
@@ -30,6 +29,7 @@ class KlMask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     )
 
     unit: ClassVar[Unit] = "token"
+    takes: ClassVar[tuple[RatioKind, ...]] = ("token",)
 
     above: float = 0.05
     """The largest divergence at which a token still moves on."""
@@ -39,7 +39,7 @@ class KlMask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"above must be above 0, got {self.above}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]; stopped are the masked tokens."""
+        """Compute the surrogate [M]; stopped are the masked tokens."""
         now, then = tokens.logprob.detach().clamp(max=0.0), tokens.anchor.clamp(max=0.0)
         others_now, others_then = -now.expm1(), -then.expm1()
         of_others = others_then.xlogy(others_then) - others_then.xlogy(others_now)  # 0 log 0 is 0

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
-from sparring.algo.tokens import Gated, PolicyTokens, Unit
+from sparring.algo.gate.base import BaseGate
+from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
+from sparring.annotations import Annotation
 
 if TYPE_CHECKING:
     import torch
 
 
-class M2po(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="m2po", tag_field="name"):
+class M2po(BaseGate, frozen=True, kw_only=True, tag="m2po"):
     """r A, without gradient for some of the tokens that the update would move further from the anchor (A > 0 and r > 1,
     or A < 0 and r < 1): those of the largest (log r)^2, as few as leave the others of that kind in the optimiser step a
     mean of at most `bound` (M2PO, arXiv 2510.01161, algorithm 1 and equations 4 and 5). Tokens that come back are never
@@ -35,6 +35,7 @@ class M2po(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     )
 
     unit: ClassVar[Unit] = "token"
+    takes: ClassVar[tuple[RatioKind, ...]] = ("token",)
 
     bound: float = 0.04
     """The largest mean of (log r)^2 over the tokens that move away and stay."""
@@ -44,14 +45,14 @@ class M2po(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(f"bound must be above 0, got {self.bound}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]; stopped are the masked tokens."""
-        stopped = tokens.annotations["chosen"] > 0
+        """Compute the surrogate [M]; stopped are the masked tokens."""
+        stopped = tokens.annotations[Annotation.CHOSEN] > 0
         return Gated(surrogate=(log_ratio.exp() * tokens.advantages).masked_fill(stopped, 0.0), stopped=stopped)
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
-        """Which of the step's tokens are masked."""
+        """Mark the step's tokens that are masked."""
         moved = log_ratio.detach().double()
-        away = tokens.ours & (moved * tokens.advantages > 0)
+        away = tokens.weighted & (moved * tokens.advantages > 0)
         squares = moved.square().masked_fill(~away, -1.0)
         upwards = squares[away].sort().values
         means = upwards.cumsum(0) / upwards.new_ones(len(upwards)).cumsum(0)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
+from sparring.algo.gate.base import BaseGate
 from sparring.algo.tokens import Gated, PolicyTokens, Unit
 
 if TYPE_CHECKING:
     import torch
 
 
-class NoGate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="none", tag_field="name"):
+class NoGate(BaseGate, frozen=True, kw_only=True, tag="none"):
     """r A: importance sampling without a bound. At a ratio of 1, as where every batch is trained once on the weights
     that sampled it, this is REINFORCE (Williams 1992)."""
 
@@ -26,5 +25,5 @@ class NoGate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     unit: ClassVar[Unit] = "token"
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]; nothing is stopped."""
-        return Gated(surrogate=log_ratio.exp() * tokens.advantages, stopped=tokens.ours & False)
+        """Compute the surrogate [M]; nothing is stopped."""
+        return Gated(surrogate=log_ratio.exp() * tokens.advantages, stopped=tokens.weighted & False)

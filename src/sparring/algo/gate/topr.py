@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
-from sparring.algo.tokens import Gated, PolicyTokens, Unit
+from sparring.algo.gate.base import BaseGate
+from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
 
 if TYPE_CHECKING:
     import torch
 
 
-class Topr(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="topr", tag_field="name"):
+class ToprGate(BaseGate, frozen=True, kw_only=True, tag="topr"):
     """A log pi for A >= 0, and stop_gradient(clip(r, 0, bound)) A log pi for A < 0: tapered off-policy REINFORCE (TOPR,
     arXiv 2503.14286, equations 7 and 8). Good trajectories teach as in supervised learning however unlikely they have
     become; bad ones are left alone once they are rare. Use it on stale or foreign data, with the ratio "product", a
@@ -27,6 +26,7 @@ class Topr(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     )
 
     unit: ClassVar[Unit] = "token"
+    takes: ClassVar[tuple[RatioKind, ...]] = ("token", "mean", "product")
 
     bound: float = 1.0
     """The largest weight of a token of negative advantage."""
@@ -36,7 +36,7 @@ class Topr(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(f"bound must be at least 1, the weight at equal probabilities, got {self.bound}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]; stopped are bad tokens whose weight is clipped."""
+        """Compute the surrogate [M]; stopped are bad tokens whose weight is clipped."""
         ratio, bad = log_ratio.detach().exp(), tokens.advantages < 0
         weight = ratio.clamp(max=self.bound).masked_fill(~bad, 1.0)
         return Gated(surrogate=weight * tokens.advantages * tokens.logprob, stopped=bad & (ratio > self.bound))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
-from sparring.algo.tokens import Gated, PolicyTokens, Unit
+from sparring.algo.gate.base import BaseGate
+from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
 
 if TYPE_CHECKING:
     import torch
 
 
-class TvMask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="tv_mask", tag_field="name"):
+class TvMask(BaseGate, frozen=True, kw_only=True, tag="tv_mask"):
     """r A, without gradient where |pi - anchor| > above and the update would move the token further (A > 0 and r > 1,
     or A < 0 and r < 1): DPPO with the binary total variation (arXiv 2602.04879, equations 12 and 13). The distance is
     of probabilities, not of their ratio: a rare token may grow many times, a likely one not by a tenth. Use it in place
@@ -28,6 +27,7 @@ class TvMask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     )
 
     unit: ClassVar[Unit] = "token"
+    takes: ClassVar[tuple[RatioKind, ...]] = ("token",)
 
     above: float = 0.15
     """The largest difference of probabilities at which a token still moves on."""
@@ -37,7 +37,7 @@ class TvMask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"above must lie between 0 and 1, got {self.above}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]; stopped are the masked tokens."""
+        """Compute the surrogate [M]; stopped are the masked tokens."""
         moved = tokens.logprob.detach().exp() - tokens.anchor.exp()
         stopped = (moved.abs() > self.above) & (moved * tokens.advantages > 0)
         return Gated(surrogate=(log_ratio.exp() * tokens.advantages).masked_fill(stopped, 0.0), stopped=stopped)

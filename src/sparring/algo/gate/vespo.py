@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
-from sparring.algo.tokens import Gated, PolicyTokens, Unit
+from sparring.algo.gate.base import BaseGate
+from sparring.algo.tokens import Gated, PolicyTokens, RatioKind, Unit
 
 if TYPE_CHECKING:
     import torch
 
 
-class Vespo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="vespo", tag_field="name"):
+class Vespo(BaseGate, frozen=True, kw_only=True, tag="vespo"):
     """stop_gradient(w^k exp(lambda (1 - w))) A log pi, w the ratio of the whole sequence, with k and lambda of their
     own for either sign of A: VESPO (arXiv 2602.10693, equation 20). The weight is 1 at w = 1, largest at w = k / lambda
     and 0 in both tails, without dividing by the length. Use it where data is many updates stale. It takes the ratio
@@ -34,6 +33,7 @@ class Vespo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     )
 
     unit: ClassVar[Unit] = "token"
+    takes: ClassVar[tuple[RatioKind, ...]] = ("product",)
 
     k_positive: float = 2.0
     """k of good sequences."""
@@ -53,7 +53,7 @@ class Vespo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
-        """The surrogate [M]."""
+        """Compute the surrogate [M]."""
         moved, good = log_ratio.detach(), tokens.advantages > 0
         power = moved.new_full(moved.shape, self.k_negative).masked_fill(good, self.k_positive)
         rate = moved.new_full(moved.shape, self.lambda_negative).masked_fill(good, self.lambda_positive)

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import torch
 
-from sparring.algo.annotate.teacher import TEACHER
 from sparring.algo.tokens import bounded
+from sparring.annotations import Annotation
 from sparring.protocols import Divergence, LossResult, Needs
 
 Estimator = Literal["policy_gradient", "squared"]
@@ -41,18 +41,20 @@ class SampledDistillLoss:
         self._ratio_cap = ratio_cap
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss: a scalar from `logprob` [M] with gradient, the annotation `teacher`
-        and the recorded log-probabilities. `distill_gap` is the mean of gap_t: what the update minimises."""
+        """Compute the term's share of the update's loss: a scalar from `logprob` [M] with gradient, the annotation
+        `teacher` and the recorded log-probabilities. `distill_gap` is the mean of gap_t: what the update minimises."""
         weights, logprob = micro_batch.weights[self.term], quantities["logprob"]
-        gap = logprob - micro_batch.annotations[TEACHER]
+        gap = logprob - micro_batch.annotations[Annotation.TEACHER]
         if self._estimator == "squared":
-            each = gap.square() / 2
+            losses = gap.square() / 2
         else:
             ratio = bounded(logprob - micro_batch.behaviour_logprobs).exp()
-            each = ratio * (self._ratio_cap / ratio.detach()).clamp(max=1.0) * gap.detach()
-        loss = (weights * each).sum() / micro_batch.denominators[self.term]
-        ours = weights != 0
-        return LossResult(loss=loss, metrics={"distill_gap": (gap.detach()[ours].sum().item(), float(ours.sum()))})
+            losses = ratio * (self._ratio_cap / ratio.detach()).clamp(max=1.0) * gap.detach()
+        loss = (weights * losses).sum() / micro_batch.denominators[self.term]
+        weighted = weights != 0
+        return LossResult(
+            loss=loss, metrics={"distill_gap": (gap.detach()[weighted].sum().item(), float(weighted.sum()))}
+        )
 
 
 class DistillLoss:
@@ -66,11 +68,11 @@ class DistillLoss:
         self.needs = Needs(quantities=frozenset({"divergence"}), divergence=divergence)
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss: a scalar from `divergence` [M] with gradient. `divergence` is its
-        mean."""
+        """Compute the term's share of the update's loss: a scalar from `divergence` [M] with gradient. `divergence` is
+        its mean."""
         weights, divergence = micro_batch.weights[self.term], quantities["divergence"]
         loss = (weights * divergence).sum() / micro_batch.denominators[self.term]
-        ours = weights != 0
+        weighted = weights != 0
         return LossResult(
-            loss=loss, metrics={"divergence": (divergence.detach()[ours].sum().item(), float(ours.sum()))}
+            loss=loss, metrics={"divergence": (divergence.detach()[weighted].sum().item(), float(weighted.sum()))}
         )

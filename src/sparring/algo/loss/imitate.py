@@ -23,6 +23,6 @@ class ImitateLoss:
         self._scale = scale
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss: a scalar from `logprob` [M] float32 with gradient."""
+        """Compute the term's share of the update's loss: a scalar from `logprob` [M] float32 with gradient."""
         total = (micro_batch.weights[self.term] * quantities["logprob"]).sum()
         return LossResult(loss=-self._scale * total / micro_batch.denominators[self.term], metrics={})

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.nn.functional import logsigmoid
 
-from sparring.algo.loss.preference.pairs import REFERENCE, per_pair, replies
+from sparring.algo.loss.preference.pairs import per_pair, replies
+from sparring.annotations import Annotation
 from sparring.protocols import LossResult, Needs
 
 
@@ -36,7 +37,7 @@ class ImplicitReward:
         self.beta = beta
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss.
+        """Compute the term's share of the update's loss.
 
         Args:
             quantities: `logprob` [M] float32 with gradient.
@@ -47,14 +48,14 @@ class ImplicitReward:
             reward_chosen and reward_rejected (r of right and of wrong ones).
         """
         weights = micro_batch.weights[self.term]
-        ours = weights != 0
+        weighted = weights != 0
         _, which = micro_batch.group[micro_batch.rows].unique(return_inverse=True)
-        which = torch.where(ours, which, -1)
+        which = torch.where(weighted, which, -1)
         of_each = per_pair(weights, which)
-        sums = replies(quantities["logprob"], micro_batch.annotations[REFERENCE], which, len(of_each))
+        sums = replies(quantities["logprob"], micro_batch.annotations[Annotation.REFERENCE], which, len(of_each))
         reward = self.beta * (sums.logprob - sums.reference)
-        of_token = micro_batch.label.to(reward.dtype)[micro_batch.rows[ours]]
-        label = reward.new_zeros(len(of_each)).index_copy(0, which[ours], of_token)
+        of_token = micro_batch.label.to(reward.dtype)[micro_batch.rows[weighted]]
+        label = reward.new_zeros(len(of_each)).index_copy(0, which[weighted], of_token)
         loss = -(of_each * logsigmoid(label * reward)).sum() / micro_batch.denominators[self.term]
         return LossResult(loss=loss, metrics=_metrics(reward.detach().double(), label))
 
@@ -62,6 +63,6 @@ class ImplicitReward:
 def _metrics(reward: torch.Tensor, label: torch.Tensor) -> dict[str, tuple[float, float]]:
     side = reward * label
     metrics = {"accuracy": (float((side > 0).double().sum() + 0.5 * (side == 0).double().sum()), len(label))}
-    for name, ours in (("reward_chosen", label > 0), ("reward_rejected", label < 0)):
-        metrics[name] = (float(reward[ours].sum()), int(ours.sum()))
+    for name, chosen in (("reward_chosen", label > 0), ("reward_rejected", label < 0)):
+        metrics[name] = (float(reward[chosen].sum()), int(chosen.sum()))
     return metrics

@@ -13,11 +13,12 @@ import torch
 from sparring.algo.aggregation import recounted
 from sparring.algo.config import AlgoConfig
 from sparring.algo.tokens import PolicyTokens, StepGate, bounded
+from sparring.annotations import Annotation
 from sparring.protocols import Divergence, LossResult, Needs
 
 
 class PolicyLoss:
-    """What every algorithm of `[algo]` has in common; what sets them apart is chosen there.
+    """Policy term of every algorithm of `[algo]`; the config chooses its parts.
 
         loss = - sum_t weight_t * correction_t * gate(ratio_t, A_t) / denominator
                + kl.coefficient * sum_t weight_t * kl_t / denominator - entropy_bonus * sum_t weight_t * H_t /
@@ -46,7 +47,7 @@ class PolicyLoss:
         )
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss.
+        """Compute the term's share of the update's loss.
 
         Args:
             quantities: `logprob` [M] and `entropy` [M] float32 with gradient; of the estimator "full" also `divergence`
@@ -64,10 +65,10 @@ class PolicyLoss:
         log_ratio = bounded(config.ratio(tokens))
         gated = config.gate(log_ratio, tokens)
         if config.correction_rule.denominator == "kept":
-            weights = weights * micro_batch.annotations["recounted"]
+            weights = weights * micro_batch.annotations[Annotation.RECOUNTED]
         surrogate = corrected.weights * gated.surrogate
         if config.top_entropy < 1:
-            surrogate = surrogate * tokens.annotations["entropic"]
+            surrogate = surrogate * tokens.annotations[Annotation.ENTROPIC]
         total = (weights * surrogate).sum()
         metrics = {**_metrics(tokens, log_ratio, gated.stopped), **corrected.metrics}
         if config.entropy_bonus:
@@ -77,44 +78,48 @@ class PolicyLoss:
             kl = (
                 quantities["divergence"]
                 if whole
-                else config.kl(quantities["logprob"], micro_batch.annotations["reference"])
+                else config.kl(quantities["logprob"], micro_batch.annotations[Annotation.REFERENCE])
             )
             coefficient = (
-                config.kl.coefficient if config.kl.target is None else micro_batch.annotations["kl_coefficient"]
+                config.kl.coefficient
+                if config.kl.target is None
+                else micro_batch.annotations[Annotation.KL_COEFFICIENT]
             )
             total = total - (weights * coefficient * kl).sum()
-            metrics["reference_kl"] = (kl.detach()[tokens.ours].double().sum().item(), metrics["ratio"][1])
+            metrics["reference_kl"] = (kl.detach()[tokens.weighted].double().sum().item(), metrics["ratio"][1])
         return LossResult(loss=-total / micro_batch.denominators[self.term], metrics=metrics)
 
     @torch.no_grad()
     def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
-        """What the loss asks of all M tokens of an optimiser step, per token: `chosen` by the gate, `entropic` by
-        `top_entropy` (each 0.0 or 1.0), `correction_mean`, `recounted` (what the weights of the kept are multiplied
-        with). Arguments as for the loss, of the whole step at once."""
-        config, found = self._config, dict[str, torch.Tensor]()
+        """Compute values that depend on all M tokens of an optimiser step, per token: `chosen` by the gate, `entropic`
+        by `top_entropy` (each 0.0 or 1.0), `correction_mean`, `recounted` (factors of the weights of kept tokens).
+        Arguments as for the loss, of the whole step at once."""
+        config, columns = self._config, dict[str, torch.Tensor]()
         old, tokens = self._tokens(quantities, micro_batch)
         if isinstance(config.gate, StepGate):
-            found["chosen"] = config.gate.chosen(bounded(config.ratio(tokens)), tokens).to(old.dtype)
+            columns[Annotation.CHOSEN] = config.gate.chosen(bounded(config.ratio(tokens)), tokens).to(old.dtype)
         if config.top_entropy < 1:
-            count = max(1, round(config.top_entropy * int(tokens.ours.sum())))
-            found["entropic"] = tokens.largest(tokens.entropy, count).to(old.dtype)
+            count = max(1, round(config.top_entropy * int(tokens.weighted.sum())))
+            columns[Annotation.ENTROPIC] = tokens.largest(tokens.entropy, count).to(old.dtype)
         if config.correction_rule.normalise:
-            found["correction_mean"] = config.correction_rule.mean(old, tokens).to(old.dtype).expand(len(old))
+            columns[Annotation.CORRECTION_MEAN] = (
+                config.correction_rule.mean(old, tokens).to(old.dtype).expand(len(old))
+            )
         if config.correction_rule.denominator == "kept":
-            kept, trajectories = (
+            kept_tokens, trajectories = (
                 config.correction_rule(old, tokens).weights > 0,
                 micro_batch.trajectory[micro_batch.rows],
             )
-            found["recounted"] = recounted(micro_batch.weights[self.term], kept, trajectories, config.aggregation).to(
-                old.dtype
-            )
-        return found
+            columns[Annotation.RECOUNTED] = recounted(
+                micro_batch.weights[self.term], kept_tokens, trajectories, config.aggregation
+            ).to(old.dtype)
+        return columns
 
     def _tokens(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> tuple[torch.Tensor, PolicyTokens]:
-        """The trainer's log-probabilities before the update [M], and the policy's tokens."""
+        """Return the trainer's log-probabilities before the update [M], and the policy's tokens."""
         now, behaviour = quantities["logprob"].detach(), micro_batch.behaviour_logprobs
-        old = micro_batch.annotations.get("proximal", now)
-        share = micro_batch.annotations.get("proximal_share")
+        old = micro_batch.annotations.get(Annotation.PROXIMAL, now)
+        share = micro_batch.annotations.get(Annotation.PROXIMAL_SHARE)
         if self._config.anchor == "loglinear" and share is not None:
             old = behaviour + share * (now - behaviour)
         return old, PolicyTokens(
@@ -123,7 +128,7 @@ class PolicyLoss:
             behaviour=behaviour,
             advantages=micro_batch.advantages,
             entropy=quantities["entropy"],
-            ours=micro_batch.weights["policy"] != 0,
+            weighted=micro_batch.weights["policy"] != 0,
             rows=micro_batch.rows,
             turns=micro_batch.turns,
             annotations=micro_batch.annotations,
@@ -132,15 +137,21 @@ class PolicyLoss:
 
 @torch.no_grad()
 def _metrics(tokens: PolicyTokens, log_ratio: torch.Tensor, stopped: torch.Tensor) -> dict[str, tuple[float, float]]:
-    ours = tokens.ours
+    weighted = tokens.weighted
     # k3 of http://joschu.net/blog/kl-approx.html with samples from the behaviour policy: always positive, unbiased
     moved = bounded(tokens.logprob - tokens.behaviour)
-    kl = (moved.exp() - 1.0 - moved)[ours]
+    kl = (moved.exp() - 1.0 - moved)[weighted]
     sums = torch.stack(
-        [(stopped & ours).sum(), log_ratio.exp()[ours].sum(), kl.sum(), tokens.entropy[ours].sum(), ours.sum()]
+        [
+            (stopped & weighted).sum(),
+            log_ratio.exp()[weighted].sum(),
+            kl.sum(),
+            tokens.entropy[weighted].sum(),
+            weighted.sum(),
+        ]
     )
-    *found, count = sums.double().tolist()
+    *totals, count = sums.double().tolist()
     return {
         name: (value, count)
-        for name, value in zip(("clip_fraction", "ratio", "approx_kl", "entropy"), found, strict=True)
+        for name, value in zip(("clip_fraction", "ratio", "approx_kl", "entropy"), totals, strict=True)
     }

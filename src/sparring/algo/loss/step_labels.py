@@ -1,4 +1,4 @@
-"""The value term of a process reward model: is each step of a solution right?
+"""Value term of a process reward model, which learns whether each step of a solution is right.
 
 Shapes: M weighted tokens of a micro-batch.
 """
@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from torch.nn.functional import logsigmoid
 
+from sparring.annotations import Annotation
 from sparring.protocols import LossResult, Needs
-
-LABEL = "step_label"
-"""The annotation that says of the token behind a step whether the step is right: 1, 0, or a probability."""
 
 
 class StepLabels:
@@ -30,13 +28,14 @@ class StepLabels:
     needs = Needs(quantities=frozenset({"value"}))
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss, a scalar from `value` [M] float32 with gradient, and the metric
-        accuracy: the share of steps whose sigmoid is on the label's side of one half, ties half."""
+        """Compute the term's share of the update's loss, a scalar from `value` [M] float32 with gradient.
+
+        Its metric is accuracy: the share of steps whose sigmoid is on the label's side of one half, ties half."""
         weights, values = micro_batch.weights[self.term], quantities["value"]
-        label = micro_batch.annotations[LABEL].to(values.dtype)
+        label = micro_batch.annotations[Annotation.STEP_LABEL].to(values.dtype)
         wrong = -(label * logsigmoid(values) + (1.0 - label) * logsigmoid(-values))
         loss = (weights * wrong).sum() / micro_batch.denominators[self.term]
-        ours = weights != 0
-        side = (values.detach() * (label - 0.5))[ours]
+        weighted = weights != 0
+        side = (values.detach() * (label - 0.5))[weighted]
         right = float((side > 0).double().sum() + 0.5 * (side == 0).double().sum())
-        return LossResult(loss=loss, metrics={"accuracy": (right, int(ours.sum()))})
+        return LossResult(loss=loss, metrics={"accuracy": (right, int(weighted.sum()))})

@@ -1,4 +1,4 @@
-"""The value term of a critic: what is still earned, said before each token.
+"""Value term of a critic, which predicts before each token the reward still to come.
 
 Shapes: M weighted tokens of a micro-batch.
 """
@@ -10,12 +10,8 @@ from typing import Any
 
 import torch
 
+from sparring.annotations import Annotation
 from sparring.protocols import LossResult, Needs
-
-OLD = "value"
-"""The annotation with what the critic said before the update."""
-TARGET = "return"
-"""The annotation with what it should have said."""
 
 
 class ValueLoss:
@@ -40,14 +36,14 @@ class ValueLoss:
         self.clip = clip
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss, a scalar from `value` [M] float32 with gradient.
+        """Compute the term's share of the update's loss, a scalar from `value` [M] float32 with gradient.
 
         Metrics, as (sum, count) over the weighted tokens: clip_fraction, the share whose error is the clipped one; the
         means value, return, return_square, error (R - V) and error_square, of which an explained variance is made.
         """
         weights, values = micro_batch.weights[self.term], quantities["value"]
-        old = micro_batch.annotations[OLD].to(values.dtype)
-        target = micro_batch.annotations[TARGET].to(values.dtype)
+        old = micro_batch.annotations[Annotation.VALUE].to(values.dtype)
+        target = micro_batch.annotations[Annotation.RETURN].to(values.dtype)
         error = (values - target) ** 2
         stopped = torch.zeros_like(weights, dtype=torch.bool)
         if self.clip:
@@ -60,10 +56,10 @@ class ValueLoss:
 
 @torch.no_grad()
 def _metrics(
-    values: torch.Tensor, target: torch.Tensor, stopped: torch.Tensor, ours: torch.Tensor
+    values: torch.Tensor, target: torch.Tensor, stopped: torch.Tensor, weighted: torch.Tensor
 ) -> dict[str, tuple[float, float]]:
-    said, earned = values.detach()[ours].double(), target[ours].double()
-    error, count = earned - said, float(ours.sum())
-    sums = {"clip_fraction": stopped[ours].double(), "value": said, "return": earned}
+    predicted, earned = values.detach()[weighted].double(), target[weighted].double()
+    error, count = earned - predicted, float(weighted.sum())
+    sums = {"clip_fraction": stopped[weighted].double(), "value": predicted, "return": earned}
     sums |= {"return_square": earned**2, "error": error, "error_square": error**2}
-    return {name: (of.sum().item(), count) for name, of in sums.items()}
+    return {name: (column.sum().item(), count) for name, column in sums.items()}

@@ -1,4 +1,4 @@
-"""What shaping rules add to rewards, and where it goes."""
+"""Application of shaping rules: amounts added to rewards, role by role."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Amounts = Callable[[Sequence[Trajectory], Sequence[float]], Sequence[float]]
 
 
 def sampled_tokens(trajectory: Trajectory) -> int:
-    """How many tokens were sampled in it, each segment counted once."""
+    """Count the tokens that were sampled in a trajectory, each segment once."""
     return sum(len(segment.tokens) for segment in trajectory.segments if segment.model is not None)
 
 
 def sampled_turns(trajectory: Trajectory) -> int:
-    """How many replies were sampled in it."""
+    """Count the replies that were sampled in a trajectory."""
     return sum(segment.model is not None and bool(segment.tokens) for segment in trajectory.segments)
 
 
 def shaped(group: Group, name: str, amounts: Amounts) -> Group:
-    """The group with amounts added to rewards, role by role.
+    """Return the group with amounts added to rewards, role by role.
 
     Where a rollout has one role, its `reward` changes and the part `name` says by how much; where it has several, each
     role's `per_role` does and the part is `name/role`. What turns earned stays: the amount belongs to the end.
@@ -32,9 +32,11 @@ def shaped(group: Group, name: str, amounts: Amounts) -> Group:
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         for trajectory in rollout.trajectories:
             by_role.setdefault(trajectory.role, []).append((trajectory, score.of(trajectory.role) or 0.0))
-    for of in by_role.values():
-        trajectories = [trajectory for trajectory, _ in of]
-        for trajectory, amount in zip(trajectories, amounts(trajectories, [reward for _, reward in of]), strict=True):
+    for members in by_role.values():
+        trajectories = [trajectory for trajectory, _ in members]
+        for trajectory, amount in zip(
+            trajectories, amounts(trajectories, [reward for _, reward in members]), strict=True
+        ):
             added[trajectory.id] = amount
     pairs = zip(group.rollouts, group.scores, strict=True)
     return replace(group, scores=tuple(_score(score, rollout.trajectories, added, name) for rollout, score in pairs))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 import msgspec
 
 from sparring.algo.facts import Facts
 from sparring.algo.kl import check_target
+from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.types import Sample
 
@@ -45,7 +45,7 @@ class KlReward(
     )
 
     coefficient: float = 0.01
-    """What one nat costs."""
+    """Price of one nat."""
 
     estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
     """k1 is the only one whose mean over the reward's gradient is the gradient of the divergence."""
@@ -54,16 +54,15 @@ class KlReward(
     """The divergence in nats per trajectory that an adaptive coefficient holds; None: the coefficient is fixed."""
 
     gain: float = 0.1
-    """How far an adaptive coefficient moves: by gain times the relative error, which is cut to a fifth, at each
-    update."""
+    """Step of an adaptive coefficient: gain times the relative error, which is cut to a fifth, at each update."""
 
     def __post_init__(self) -> None:
         if self.coefficient < 0:
-            raise ValueError("coefficient must be at least 0")
+            raise ValueError(f"coefficient must be at least 0, got {self.coefficient}")
         check_target(self.coefficient, self.target, self.gain)
 
     async def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Samples with the penalty added to their annotation `reward`; 0.0 where there is no policy weight.
+        """Return the rows with the penalty added to their annotation `reward`; 0.0 where there is no policy weight.
 
         Raises:
             BadInput: a sample has no annotation `reference`.
@@ -71,20 +70,20 @@ class KlReward(
         return [self._sample(row) for row in samples]
 
     def _sample(self, row: Sample) -> Sample:
-        if "reference" not in row.annotations or row.logprobs is None:
+        if Annotation.REFERENCE not in row.annotations or row.logprobs is None:
             do = "name a reference model for the stage"
             raise refusal(
                 "[algo] kl_reward", "log-probabilities and an annotation 'reference'", f"none on {row.id}", do
             )
-        earned = row.annotations.get("reward", (0.0,) * len(row.tokens))
-        price = self.coefficient if self.target is None else max(row.annotations["kl_coefficient"])
+        earned = row.annotations.get(Annotation.REWARD, (0.0,) * len(row.tokens))
+        price = self.coefficient if self.target is None else max(row.annotations[Annotation.KL_COEFFICIENT])
         penalised = tuple(
             reward - price * self._estimate(own - other) if weight else 0.0
             for reward, own, other, weight in zip(
-                earned, row.logprobs, row.annotations["reference"], row.weights["policy"], strict=True
+                earned, row.logprobs, row.annotations[Annotation.REFERENCE], row.weights["policy"], strict=True
             )
         )
-        return replace(row, annotations={**row.annotations, "reward": penalised})
+        return row.annotated(Annotation.REWARD, penalised)
 
     def _estimate(self, difference: float) -> float:
         if self.estimator == "k1":

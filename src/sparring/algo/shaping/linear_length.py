@@ -6,16 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-import msgspec
-
 from sparring.algo.facts import Facts
 from sparring.algo.shaping.amounts import sampled_tokens, sampled_turns, shaped
+from sparring.algo.shaping.base import BaseShaping
 from sparring.types import Group, Trajectory
 
 
-class LinearLength(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="linear_length", tag_field="name"
-):
+class LinearLength(BaseShaping, frozen=True, kw_only=True, tag="linear_length"):
     """Linear length penalty: what a rollout used has a price, in full only where the task is mastered.
 
         r' = r - price * max(0, l - free) * s
@@ -54,10 +51,10 @@ class LinearLength(
 
     def __post_init__(self) -> None:
         if self.price < 0 or not math.isfinite(self.price) or self.free < 0:
-            raise ValueError("price and free must be at least 0")
+            raise ValueError(f"price and free must be at least 0, got {self.price} and {self.free}")
 
     def shape(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with rewards less the price; the part `linear_length` of a score says by how much."""
+        """Return the groups with rewards less the price; the part `linear_length` of a score says by how much."""
         return [shaped(group, "linear_length", self._amounts) for group in groups]
 
     def _amounts(self, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[float]:

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
 from sparring.algo.shaping.amounts import sampled_tokens, shaped
+from sparring.algo.shaping.base import BaseShaping
 from sparring.types import Group, Trajectory
 
 
-class Overlong(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="overlong", tag_field="name"):
+class Overlong(BaseShaping, frozen=True, kw_only=True, tag="overlong"):
     """Soft overlong punishment: the last `buffer` tokens before the limit cost more and more.
 
         r' = r + weight * p
@@ -46,10 +45,10 @@ class Overlong(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         if self.buffer < 1 or (self.limit is not None and self.limit < self.buffer):
-            raise ValueError("buffer must be at least 1 and not above limit")
+            raise ValueError(f"buffer must be at least 1 and at most limit, got {self.buffer} and {self.limit}")
 
     def shape(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with punished rewards; the part `overlong` of a score says by how much."""
+        """Return the groups with punished rewards; the part `overlong` of a score says by how much."""
         limits = [self.limit or group.task.limits.max_tokens for group in groups]
         return [
             shaped(group, "overlong", partial(self._amounts, limit))

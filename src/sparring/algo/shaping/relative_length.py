@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
 from sparring.algo.shaping.amounts import sampled_tokens, shaped
+from sparring.algo.shaping.base import BaseShaping
 from sparring.types import Group, Trajectory
 
 
-class RelativeLength(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="relative_length", tag_field="name"
-):
+class RelativeLength(BaseShaping, frozen=True, kw_only=True, tag="relative_length"):
     """Relative length reward: among the rollouts of a task, short successes gain and long ones lose.
 
         x_i = 0.5 - (l_i - min(l)) / (max(l) - min(l))      0 where all are equally long
@@ -35,13 +32,13 @@ class RelativeLength(
     )
 
     weight: float = 1.0
-    """How much length counts beside the reward."""
+    """Weight of the length beside the reward."""
 
     solved_above: float = 0.5
     """A member succeeded when its reward is above this."""
 
     def shape(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with other rewards; the part `relative_length` of a score says by how much."""
+        """Return the groups with other rewards; the part `relative_length` of a score says by how much."""
         return [shaped(group, "relative_length", self._amounts) for group in groups]
 
     def _amounts(self, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[float]:

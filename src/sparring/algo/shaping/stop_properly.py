@@ -1,21 +1,18 @@
-"""What a rollout that was cut off keeps of its reward."""
+"""Reduced reward of a rollout that a limit cut off."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
 from sparring.algo.facts import Facts
 from sparring.algo.shaping.amounts import shaped
+from sparring.algo.shaping.base import BaseShaping
 from sparring.errors import refusal
 from sparring.types import Group, Trajectory
 
 
-class StopProperly(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="stop_properly", tag_field="name"
-):
+class StopProperly(BaseShaping, frozen=True, kw_only=True, tag="stop_properly"):
     """Stop properly: a rollout that a limit cut off keeps a share of its reward.
 
         r' = keeps * r     where the role's outcome is truncated
@@ -31,15 +28,17 @@ class StopProperly(
         differences=("Negative rewards are refused; NeMo RL multiplies these, too.",),
     )
 
+    needs_nonnegative_rewards: ClassVar[bool] = True
+
     keeps: float = 0.0
     """The share."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.keeps <= 1:
-            raise ValueError("keeps must lie between 0 and 1")
+            raise ValueError(f"keeps must lie between 0 and 1, got {self.keeps}")
 
     def shape(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with other rewards; the part `stop_properly` of a score says by how much.
+        """Return the groups with other rewards; the part `stop_properly` of a score says by how much.
 
         Raises:
             BadInput: a reward is below 0.
@@ -49,8 +48,8 @@ class StopProperly(
     def _amounts(self, trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[float]:
         for trajectory, reward in zip(trajectories, rewards, strict=True):
             if reward < 0:
-                expected = "rewards of at least 0, of which a rollout that was cut off keeps a share"
-                do = "choose the shaping 'overlong', or let the world say 0 where it says less"
+                expected = "rewards of at least 0, of which a truncated rollout keeps a share"
+                do = "choose the shaping 'overlong', or let the environment give no negative reward"
                 raise refusal("algo.shaping stop_properly", expected, f"{reward} for {trajectory.id}", do)
         cut = [t.outcome.kind == "truncated" for t in trajectories]
         return [(self.keeps - 1) * reward if short else 0.0 for short, reward in zip(cut, rewards, strict=True)]

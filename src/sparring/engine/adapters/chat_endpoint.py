@@ -1,5 +1,5 @@
-"""`ChatEndpoint`: somebody's chat-completions API, text in and text out, for what needs no token ids: traces to
-imitate."""
+"""`ChatEndpoint`: client of a chat-completions API, text in and text out, where no token ids are needed, such as for
+demonstrations."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CONNECT_S = 10.0
 
 
 class ChatEndpoint:
-    """Asks one model behind `<url>/chat/completions`.
+    """Client of one model behind `<url>/chat/completions`.
 
     Args:
-        url: of the API, up to and with `/v1`.
-        model: what the server calls it.
-        api_key: what it wants to be sent, "" where it wants nothing.
+        url: of the API, ending in `/v1`.
+        model: its name at the server.
+        api_key: sent as a bearer token, "" for none.
     """
 
     def __init__(self, url: str, *, model: str, api_key: str = "") -> None:
@@ -32,12 +32,12 @@ class ChatEndpoint:
         self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=httpx.Timeout(None, connect=CONNECT_S))
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Message:
-        """The next message, its reasoning included where the server tells it (`reasoning_content` or `reasoning`).
+        """Return the next message, with its reasoning where the server sends it (`reasoning_content` or `reasoning`).
 
         Raises:
             LimitReached: the reply was cut short at `max_tokens`.
-            RequestRefused: the server says that the request is wrong.
-            EngineError: it failed, is gone, or does not answer as such an API does.
+            RequestRefused: the server refuses the request.
+            EngineError: the server failed, is unreachable, or does not answer in this format.
         """
         body: dict[str, Any] = {
             "model": self._model,
@@ -64,9 +64,9 @@ class ChatEndpoint:
         await self._client.aclose()
 
 
-def _message(told: dict[str, Any]) -> Message:
+def _message(message: dict[str, Any]) -> Message:
     calls = []
-    for call in told.get("tool_calls") or ():
+    for call in message.get("tool_calls") or ():
         written = call["function"].get("arguments") or "{}"
         try:
             arguments = json.loads(written) if isinstance(written, str) else written
@@ -75,7 +75,7 @@ def _message(told: dict[str, Any]) -> Message:
         calls.append(tool_call(call["id"], call["function"].get("name"), arguments, str(written)))
     return Message(
         role="assistant",
-        content=told.get("content") or "",
-        reasoning=told.get("reasoning_content") or told.get("reasoning") or None,
+        content=message.get("content") or "",
+        reasoning=message.get("reasoning_content") or message.get("reasoning") or None,
         tool_calls=tuple(calls),
     )

@@ -1,8 +1,8 @@
-"""`OpenAiEngine`: any server that speaks OpenAI's completions with token ids, such as vLLM's: for teachers, judges,
-evaluation.
+"""`OpenAiEngine`: any server that implements OpenAI's completions with token ids, such as vLLM's, for teachers, judges
+and evaluation.
 
-It takes no weights, forks nothing and keeps no KV on request, and says so by name. What truncated sampling kept is not
-told, so nothing that it samples is for a policy's loss.
+It refuses weight updates and forks, and parks no conversations. It does not say from which tokens truncated sampling
+drew, so its samples cannot train a policy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from sparring.engine.adapters.counts import Counts
+from sparring.engine.adapters.client import ClientCounts
 from sparring.errors import BadInput, EngineError, RequestRefused, WeightsError, boundary, refusal
 from sparring.generation import Completion, Delta, FinishReason, GenerateRequest, Runs, Sampling, ScoreRequest, Scores
 from sparring.types import WeightRef
@@ -27,15 +27,15 @@ CONNECT_S = 10.0
 PROBE_S = 120.0
 PREFIX = "token_id:"
 RAW_AT = (0.0, 1.0)
-"""Temperatures at which log-probabilities before the temperature are those that we record (greedy ones are at
-temperature 1)."""
+"""Temperatures at which log-probabilities before temperature are those that we record (greedy ones are at temperature
+1)."""
 SAME = 1e-6
 MOST_SEED = (1 << 63) - 1
 FINISHED: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class Logprobs(msgspec.Struct):
-    """Of the tokens of a choice. With `return_tokens_as_token_ids` a token is written "token_id:7"."""
+    """Log-probabilities of a choice. With `return_tokens_as_token_ids` a token is written "token_id:7"."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -43,7 +43,7 @@ class Logprobs(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """One answer, or the part of it that is new."""
+    """Answer, or the new part of it."""
 
     finish_reason: str | None = None
     token_ids: list[int] | None = None
@@ -52,21 +52,21 @@ class Choice(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """A completion, or an event of one; `error` where it went wrong behind its beginning."""
+    """Completion, or an event of one; `error` where it failed after its beginning."""
 
     choices: list[Choice] = []
     error: Any = None
 
 
 class Models(msgspec.Struct):
-    """What a server has."""
+    """List of a server's models."""
 
     data: list[dict[str, Any]]
 
 
 @dataclass(slots=True)
-class _Turn:
-    """What a request has sampled so far."""
+class _PartialTurn:
+    """Tokens that a request has sampled so far."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -76,44 +76,45 @@ class _Turn:
 
 
 class OpenAiEngine:
-    """Implements what of `Engine` such a server can do, on one event loop.
+    """Client of such a server on one event loop; implements the part of `Engine` that it supports.
 
     Args:
-        url: up to and with `/v1`.
-        model: what the server calls it; "": the only one that it has.
+        url: of the API, ending in `/v1`.
+        model: its name at the server; "" for the only one that it has.
         api_key: sent as a bearer token, "" for none.
-        version: what its weights are called.
+        version: number recorded for its weights.
 
     Raises:
-        BadInput: no server answers there, it has no such model, or it does not tell token ids and log-probabilities.
+        BadInput: no server answers there, it has no such model, or it returns no token ids and log-probabilities.
     """
 
     def __init__(self, url: str, *, model: str = "", api_key: str = "", version: int = 0) -> None:
-        self._url, self._version, self._counts = url.rstrip("/"), version, Counts()
+        self._url, self._version, self._counts = url.rstrip("/"), version, ClientCounts()
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         with httpx.Client(headers=headers, timeout=httpx.Timeout(PROBE_S, connect=CONNECT_S)) as client:
             self._model = self._find(client, model)
             self._processed = self._probe(client)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.AsyncClient(headers=headers, limits=limits, timeout=httpx.Timeout(None, connect=CONNECT_S))
-        self._live: dict[str, list[_Turn]] = defaultdict(list)
+        self._live: dict[str, list[_PartialTurn]] = defaultdict(list)
 
     @property
     def version(self) -> int:
-        """What its weights are called; they stay what they are."""
+        """Number recorded for its weights, which never change."""
         return self._version
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts since the start, as `Counts` says."""
+        """Counts since the start, those of `ClientCounts`."""
         return dict(self._counts.values)
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one turn. Cancelling the awaiting task drops the request, `abort` ends it with what has arrived.
+        """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with the tokens that have
+        arrived.
 
         Raises:
-            RequestRefused: it asks for what the server cannot do or does not take.
-            EngineError: the server failed or is gone.
+            RequestRefused: the server does not support or accept it.
+            EngineError: the server failed or is unreachable.
         """
         async with aclosing(self.stream(request)) as pieces:
             async for piece in pieces:
@@ -122,27 +123,29 @@ class OpenAiEngine:
         raise AssertionError("a stream ends with a completion or an error")
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """`generate` in pieces. Leaving drops the request.
+        """Sample one turn in pieces. Closing the iterator drops the request.
 
         Raises:
             EngineError: as for `generate`.
         """
         where, body = f"engine at {self._url}: request {request.id}", self._body(request)
         prompt_logprobs = await self._prompt_logprobs(request)
-        turn = _Turn()
+        turn = _PartialTurn()
         self._live[request.id].append(turn)
         try:
             with boundary(EngineError, where):
                 async with aclosing(self._choices(body, turn.aborted, where)) as choices:
                     async for choice in choices:
-                        known = len(turn.tokens)
+                        before = len(turn.tokens)
                         _take(turn, choice, request.sampling, where)
-                        if len(turn.tokens) > known:
-                            yield Delta(tokens=tuple(turn.tokens[known:]), logprobs=tuple(turn.logprobs[known:]))
+                        if len(turn.tokens) > before:
+                            yield Delta(tokens=tuple(turn.tokens[before:]), logprobs=tuple(turn.logprobs[before:]))
                         if turn.finish_reason != "abort":
                             break
             if turn.finish_reason == "abort" and not turn.aborted.is_set():
-                raise EngineError(f"{where}: expected a finish reason, got the end of the answer; the server is gone")
+                raise EngineError(
+                    f"{where}: expected a finish reason, got the end of the answer; check that the server still runs"
+                )
         finally:
             self._live[request.id].remove(turn)
             if not self._live[request.id]:
@@ -160,25 +163,23 @@ class OpenAiEngine:
         yield self._counts.completed(completion)
 
     async def abort(self, request: str) -> None:
-        """End a request with what has arrived; unknown ones are fine."""
+        """End a request with the tokens that have arrived; unknown ones are fine."""
         for turn in self._live.get(request, ()):
             turn.aborted.set()
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Judge given tokens, at temperature 1. Entropies are not told: they are NaN.
+        """Compute log-probabilities of given tokens at temperature 1. Entropies are unknown: they are NaN.
 
         Raises:
-            RequestRefused: the server cannot judge, or not at this temperature.
-            EngineError: it failed or is gone.
+            RequestRefused: the server returns no prompt_logprobs, or the temperature is another.
+            EngineError: it failed or is unreachable.
         """
         where = f"score {request.id}"
         if request.temperature != 1:
-            got = "an OpenAI-compatible server, which judges at 1"
-            raise RequestRefused(
-                f"{where}: expected an engine that judges at temperature {request.temperature:g}, got {got}"
-            )
+            got = f"{request.temperature:g}; score with a native engine"
+            raise RequestRefused(f"{where}: expected temperature 1 from an OpenAI-compatible server, got {got}")
         if not 1 <= request.first < len(request.tokens):
-            got = f"{request.first} of {len(request.tokens)}; score tokens that follow one"
+            got = f"{request.first} of {len(request.tokens)}; the first token has no log-probability"
             raise RequestRefused(f"{where}: expected 1 <= first < number of tokens, got {got}")
         rows = (await self._judged(request.tokens, request.top_k, where))[request.first :]
         targets = request.tokens[request.first :]
@@ -192,31 +193,30 @@ class OpenAiEngine:
         )
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Refused: such a server keeps no KV for branches.
+        """Refuse: such a server parks no conversations for branches.
 
         Raises:
             RequestRefused: always.
         """
         raise RequestRefused(
-            f"fork of {request}: expected an engine that keeps KV, got an OpenAI-compatible server; ask anew"
+            f"fork of {request}: expected an engine that can fork, got an OpenAI-compatible server; send new requests"
         )
 
     async def release(self, conversation: str) -> None:
-        """Nothing is kept on request."""
+        """Do nothing: nothing is parked."""
 
     async def pull(self, ref: WeightRef) -> None:
-        """Refused: such a server takes no weights.
+        """Refuse: such a server takes no weight updates.
 
         Raises:
             WeightsError: always.
         """
         where = f"weights of {ref.model} version {ref.version}"
-        raise WeightsError(
-            f"{where}: expected an engine that takes weights, got an OpenAI-compatible server; train with another"
-        )
+        got = "an OpenAI-compatible server; train with another"
+        raise WeightsError(f"{where}: expected an engine that takes weight updates, got {got}")
 
     async def close(self) -> None:
-        """Drop what is under way. Safe to call twice."""
+        """Drop running requests. Safe to call twice."""
         await self._client.aclose()
 
     def _find(self, client: httpx.Client, model: str) -> str:
@@ -227,8 +227,8 @@ class OpenAiEngine:
             got = f"{type(error).__name__}: {error}"
             raise refusal(where, "an OpenAI-compatible server", got, "start it, or correct engine.url") from error
         if answer.status_code == 401:
-            raise refusal(where, "the key that the server wants", "another or none", "set engine.api_key_env")
-        with boundary(BadInput, where, "a list of models", "correct engine.url, up to and with /v1"):
+            raise refusal(where, "the server's API key", "a wrong key or none", "set engine.api_key_env")
+        with boundary(BadInput, where, "a list of models", "correct engine.url; it ends with /v1"):
             names = [
                 str(entry["id"]) for entry in msgspec.json.decode(answer.raise_for_status().content, type=Models).data
             ]
@@ -238,13 +238,13 @@ class OpenAiEngine:
         return model or names[0]
 
     def _probe(self, client: httpx.Client) -> bool:
-        """Whether log-probabilities are of the distribution that is sampled from; False: before the temperature.
+        """Whether log-probabilities are of the distribution that is sampled from; False: before temperature.
 
         Raises:
-            BadInput: the server does not take token ids, or does not tell them.
+            BadInput: the server does not take or return token ids.
         """
         where, likeliest = f"engine at {self._url}", []
-        expected, do = "completions of prompts of token ids", "use a server that takes them, such as vLLM"
+        expected, do = "completions for prompts of token ids", "use a server that takes them, such as vLLM"
         for temperature in (1.0, 0.5):
             sampling = Sampling(temperature=temperature, max_tokens=1, top_logprobs=1)
             body = {**self._sampling(sampling), "model": self._model, "prompt": [0]}
@@ -252,7 +252,7 @@ class OpenAiEngine:
                 answer = client.post(f"{self._url}/completions", json=body)
                 if answer.status_code != 200:
                     raise ValueError(_message(answer.content, answer.status_code))
-                turn, [choice] = _Turn(), msgspec.json.decode(answer.content, type=Answer).choices
+                turn, [choice] = _PartialTurn(), msgspec.json.decode(answer.content, type=Answer).choices
             try:
                 _take(turn, choice, sampling, where)
             except EngineError as cause:
@@ -261,29 +261,39 @@ class OpenAiEngine:
         return abs(likeliest[0] - likeliest[1]) > SAME
 
     def _body(self, request: GenerateRequest) -> dict[str, Any]:
-        """Raises RequestRefused."""
+        """Write a request as the server takes it.
+
+        Raises:
+            RequestRefused: the server cannot serve it.
+        """
         sampling, problem = request.sampling, None
         truncates = sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k or sampling.min_p)
         changed = sampling.temperature not in RAW_AT or truncates or sampling.logit_bias or sampling.min_tokens
         if not request.tokens or sampling.max_tokens < 1:
-            problem = "a prompt and max_tokens of at least 1", "neither or one; ask for a token behind one"
+            got = (
+                f"{len(request.tokens)} tokens and max_tokens {sampling.max_tokens}; send a prompt and raise max_tokens"
+            )
+            problem = "a prompt and max_tokens of at least 1", got
         elif request.adapter is not None:
-            problem = "no adapter", f"{request.adapter}; ask a native engine, or for the model that the server calls so"
+            problem = (
+                "no adapter",
+                f"{request.adapter}; use a native engine, or name the adapter in engine.served_model",
+            )
         elif sampling.constraint or request.allowed:
-            problem = "no constraint", "one; ask a native engine"
+            problem = "no constraint", "one; use a native engine"
         elif request.ends and not sampling.stop_strings:
-            problem = "stop strings in its sampling", "a function of this process; say them in text"
+            problem = "stop strings as text", "a Python function (`ends`); set stop_strings in its sampling"
         elif changed and not self._processed:
-            expected = "a server whose log-probabilities are of what it samples from"
-            problem = expected, "those from before the temperature; start it with --logprobs-mode processed_logprobs"
+            expected = "log-probabilities of the distribution that is sampled from"
+            problem = expected, "those before temperature; start the server with --logprobs-mode processed_logprobs"
         if problem:
             raise RequestRefused(f"request {request.id}: expected {problem[0]}, got {problem[1]}")
         return {**self._sampling(sampling), "model": self._model, "prompt": list(request.tokens), "stream": True}
 
     @staticmethod
     def _sampling(sampling: Sampling) -> dict[str, Any]:
-        """How the dialect says it; what not every server knows only where it is asked for."""
-        asked = {
+        """Write sampling settings; those that not every server knows only where they are used."""
+        optional = {
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
             "min_tokens": sampling.min_tokens,
@@ -292,7 +302,7 @@ class OpenAiEngine:
             "include_stop_str_in_output": bool(sampling.stop_strings),
         }
         return {
-            **{name: value for name, value in asked.items() if value},
+            **{name: value for name, value in optional.items() if value},
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_tokens,
@@ -305,7 +315,7 @@ class OpenAiEngine:
         }
 
     async def _choices(self, body: Mapping[str, Any], ended: asyncio.Event, where: str) -> AsyncIterator[Choice]:
-        """The events of a streamed completion, until `ended`."""
+        """Yield the events of a streamed completion, until `ended`."""
         if ended.is_set():
             return
         async with self._client.stream("POST", f"{self._url}/completions", json=body) as response:
@@ -325,11 +335,11 @@ class OpenAiEngine:
     async def _prompt_logprobs(self, request: GenerateRequest) -> tuple[float, ...] | None:
         if not request.prompt_logprobs:
             return None
-        asked = ScoreRequest(id=f"{request.id}/prompt", tokens=request.tokens, temperature=request.sampling.temperature)
-        return (await self.score(asked)).logprobs if len(request.tokens) > 1 else ()
+        score = ScoreRequest(id=f"{request.id}/prompt", tokens=request.tokens, temperature=request.sampling.temperature)
+        return (await self.score(score)).logprobs if len(request.tokens) > 1 else ()
 
     async def _judged(self, tokens: tuple[int, ...], top_k: int, where: str) -> list[dict[int, float]]:
-        """The log-probabilities that are told at each place of a prompt, by token."""
+        """Return the log-probabilities at each position of a prompt, by token id."""
         body = {"model": self._model, "prompt": list(tokens), "max_tokens": 1, "prompt_logprobs": top_k}
         with boundary(EngineError, f"engine at {self._url}: {where}"):
             answer = await self._client.post(f"{self._url}/completions", json=body)
@@ -338,13 +348,13 @@ class OpenAiEngine:
                 raise kind(f"{where}: {_message(answer.content, answer.status_code)}")
             [choice] = _decoded(answer.content, where).choices
             if choice.prompt_logprobs is None:
-                got = "an OpenAI-compatible server without prompt_logprobs; ask another engine"
-                raise RequestRefused(f"{where}: expected an engine that judges, got {got}")
+                got = "an answer without prompt_logprobs; score with another engine"
+                raise RequestRefused(f"{where}: expected log-probabilities of the prompt, got {got}")
             return [{int(id): float(at["logprob"]) for id, at in (row or {}).items()} for row in choice.prompt_logprobs]
 
 
-def _take(turn: _Turn, choice: Choice, sampling: Sampling, where: str) -> None:
-    """Add what a choice brings, up to the token that ends the turn."""
+def _take(turn: _PartialTurn, choice: Choice, sampling: Sampling, where: str) -> None:
+    """Add the tokens of a choice, up to the one that ends the turn."""
     logprobs = choice.logprobs
     if choice.token_ids is None and logprobs is not None and all(token.startswith(PREFIX) for token in logprobs.tokens):
         choice.token_ids = [int(token.removeprefix(PREFIX)) for token in logprobs.tokens]
@@ -353,8 +363,8 @@ def _take(turn: _Turn, choice: Choice, sampling: Sampling, where: str) -> None:
         raise EngineError(f"{where}: expected finish reason stop or length, got {choice.finish_reason!r}")
     values = [] if logprobs is None else logprobs.token_logprobs
     if (choice.token_ids is None and values) or len(values) != len(tokens) or None in values:
-        expected = "a server that tells token ids with log-probabilities"
-        raise EngineError(f"{where}: expected {expected}, got text; use vLLM, for example")
+        expected = "an answer with token ids and their log-probabilities"
+        raise EngineError(f"{where}: expected {expected}, got text; use a server that returns them, such as vLLM")
     if choice.finish_reason is not None:
         turn.finish_reason = FINISHED[choice.finish_reason]
     for at, token in enumerate(tokens):
@@ -375,7 +385,7 @@ def _likeliest(row: Mapping[int, float], count: int) -> tuple[tuple[int, float],
 
 
 def _decoded(data: bytes, where: str) -> Answer:
-    with boundary(EngineError, where, "an answer of the completions dialect", "use a server that speaks it"):
+    with boundary(EngineError, where, "an answer in the OpenAI completions format", "use a server that implements it"):
         answer = msgspec.json.decode(data, type=Answer)
     if answer.error is not None:
         raise EngineError(f"{where}: {answer.error}")
@@ -383,12 +393,12 @@ def _decoded(data: bytes, where: str) -> Answer:
 
 
 def _message(body: bytes, status: int) -> str:
-    """What a server says is wrong."""
+    """Write the error of a server's answer."""
     return f"status {status}: {body[:300].decode(errors='replace')}"
 
 
 async def _until(chunks: AsyncIterator[bytes], ended: asyncio.Event) -> AsyncIterator[bytes]:
-    """What comes before `ended`."""
+    """Yield the chunks that arrive before `ended`."""
     stop: asyncio.Future[Any] = asyncio.ensure_future(ended.wait())
     coming: asyncio.Future[Any] | None = None
     try:

@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from sparring.engine import wire
-from sparring.engine.adapters.counts import Counts
+from sparring.engine.adapters.client import ClientCounts
 from sparring.engine.config import EngineConfig
 from sparring.errors import EngineError, WeightsError, boundary, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, Runs, ScoreRequest, Scores
@@ -30,27 +30,27 @@ KEEP_ALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
 ]
-"""An answer may take as long as it takes; a host that has gone is found out within a minute."""
+"""Socket options: an answer may take any time, but a host that has gone is detected within a minute."""
 
 
 T = TypeVar("T")
 
 
-class _Live:
-    """A request that this client has under way; `there`: the server has it, or it is over."""
+class _SentRequest:
+    """Request that this client has sent; `there` is set when the server has it, or when it is over."""
 
     def __init__(self) -> None:
         self.there = asyncio.Event()
 
 
 class RemoteEngine:
-    """Implements `Engine` over HTTP, on one event loop. Which weights are served is the server's to say, with every
-    answer.
+    """Client of `sparring serve` over HTTP, on one event loop; implements `Engine`. Every answer says which weights the
+    server serves.
 
     Args:
         url: `http://host:port`, or `unix:path` of a socket.
-        name: which model of the run this is; updates of others are refused.
-        api_key: what the server wants to be sent, "" where it wants nothing.
+        name: model of the run; updates of others are refused.
+        api_key: sent as a bearer token, "" for none.
 
     Raises:
         BadInput: no server answers there, or it wants another key.
@@ -65,8 +65,8 @@ class RemoteEngine:
         self.served = self._ask_what_is_served()
         self._version, self._offset, self._instance = self.served.version, 0, self.served.instance
         self._newest: int | None = None  # that this client sent
-        self._counts = Counts()
-        self._live: dict[str, list[_Live]] = defaultdict(list)
+        self._counts = ClientCounts()
+        self._live: dict[str, list[_SentRequest]] = defaultdict(list)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.AsyncClient(
             base_url=self._base_url,
@@ -77,20 +77,20 @@ class RemoteEngine:
 
     @property
     def version(self) -> int:
-        """The version of the weights that were served when the server last said so."""
+        """Version of the served weights, by the server's last answer."""
         return self._version - self._offset
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts since the start, as `Counts` says."""
+        """Counts since the start, those of `ClientCounts`."""
         return dict(self._counts.values)
 
     def check(self, dtype: str, numerics: str, config: EngineConfig) -> None:
-        """Whether the server computes as the run's model and takes as much as `[engine]` says.
+        """Check that the server computes like the run's model and has the limits of `[engine]`.
 
         Args:
             dtype: of the model.
-            numerics: "fast", or the exact path of the process that trains, as `ops.path_name` has it.
+            numerics: "fast", or the exact path of the training process, as `ops.path_name` has it.
             config: the section.
 
         Raises:
@@ -99,27 +99,27 @@ class RemoteEngine:
         served, where = self.served, f"engine at {self._url}"
         if served.dtype != dtype:
             raise refusal(
-                where, f"a model in {dtype}, as models.{self._name}.dtype", served.dtype, "serve it with --dtype"
+                where, f"a model in {dtype}, as in models.{self._name}.dtype", served.dtype, "serve it with --dtype"
             )
         if (served.numerics == "fast") != (numerics == "fast"):
             wanted = "fast" if numerics == "fast" else "exact"
             do = "serve it with --numerics"
-            raise refusal(where, f"numerics {wanted}, as models.{self._name}.numerics", served.numerics, do)
+            raise refusal(where, f"numerics {wanted}, as in models.{self._name}.numerics", served.numerics, do)
         if served.numerics != numerics:
             do = "serve it on a processor like this one, with the same SPARRING_KERNELS"
-            raise refusal(where, f"{numerics}, which computes in this process", served.numerics, do)
+            raise refusal(where, f"kernel path {numerics}, as in this process", served.numerics, do)
         room = min(served.max_positions, config.cache_tokens(served.token_bytes))
         if served.context < room:
             do = "serve it with a larger engine.kv_bytes, or lower it in the recipe"
-            raise refusal(where, f"room for {room} tokens, as engine.kv_bytes", str(served.context), do)
+            raise refusal(where, f"a context of {room} tokens, as engine.kv_bytes allows", str(served.context), do)
 
     def begin(self, state: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Have these weights served, and call them version 0 from here on, whatever number the server gives them.
+        """Have these weights served and call them version 0 from here on, whatever number the server gives them.
         Blocks.
 
         Args:
             state: of the model.
-            adapter: of the one that the run trains, if it trains one.
+            adapter: of the one that the run trains, if any.
 
         Raises:
             WeightsError: the server refused them.
@@ -137,11 +137,12 @@ class RemoteEngine:
         self._newest = self._offset = self._version
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one turn. Cancelling the awaiting task drops the request, `abort` ends it with what it has.
+        """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with the tokens sampled so
+        far.
 
         Raises:
             RequestRefused: it can never be served.
-            EngineError: the server failed, was restarted or is gone.
+            EngineError: the server failed, was restarted or is unreachable.
         """
         async with aclosing(self._pieces(request, deltas=False)) as pieces:
             async for piece in pieces:
@@ -150,7 +151,7 @@ class RemoteEngine:
         raise AssertionError("pieces end with a completion or an error")
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """`generate` in pieces, as the server tells them. Leaving drops the request.
+        """Sample one turn in the pieces that the server sends. Closing the iterator drops the request.
 
         Raises:
             EngineError: as for `generate`.
@@ -160,7 +161,7 @@ class RemoteEngine:
                 yield piece
 
     async def abort(self, request: str) -> None:
-        """End a request with what was sampled so far; unknown ones are fine.
+        """End a request with the tokens sampled so far; unknown ones are fine.
 
         Raises:
             EngineError: the server did not answer.
@@ -170,40 +171,43 @@ class RemoteEngine:
         await self._post("abort", wire.AbortForm(id=request))
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Requests that continue one under way; the server keeps what is computed for them until they are released.
+        """Return requests that continue a running one; the server parks its computed pages for them until they are
+        released.
 
         Raises:
-            EngineError: not exactly one request of this id is under way, or the server did not answer.
+            EngineError: not exactly one request of this id is running, or the server did not answer.
         """
         answer = await self._post("fork", wire.ForkForm(id=request, seeds=dict(seeds)))
         forms = self._read(answer, tuple[wire.GenerateForm, ...], f"fork of {request}")
         return tuple(wire.generate_request(form) for form in forms)
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Judge given tokens.
+        """Compute log-probabilities of given tokens.
 
         Raises:
-            RequestRefused: they can never be judged.
-            EngineError: the server failed, was restarted or is gone.
+            RequestRefused: they can never be scored.
+            EngineError: the server failed, was restarted or is unreachable.
         """
         answer = await self._post("score", request)
         scores = self._read(answer, Scores, f"score {request.id}")
         return replace(scores, version=scores.version - self._offset)
 
     async def release(self, conversation: str) -> None:
-        """Let the server forget the KV of a conversation; unknown ones are fine."""
+        """Let the server forget the keys and values of a conversation; unknown ones are fine."""
         await self._post("release", wire.ReleaseForm(conversation=conversation))
 
     async def pull(self, ref: WeightRef) -> None:
-        """Have other weights served: lend them to the server until it has copied and verified them.
+        """Have other weights served: publish them in shared memory until the server has copied and verified them.
 
         Raises:
-            WeightsError: the update was refused; the old version serves on.
-            EngineError: the server did not answer; which version it serves is not known.
+            WeightsError: the update was refused; the engine keeps serving the old version.
+            EngineError: the server did not answer; which version it serves is unknown.
         """
         where = f"weights of {ref.model} version {ref.version}"
         if ref.model != self._name:
-            raise WeightsError(f"{where}: expected model {self._name!r}; publish to the engine that serves it")
+            raise WeightsError(
+                f"{where}: expected model {self._name!r}, got {ref.model!r}; publish to the engine that serves it"
+            )
         adapter = self.served.model if ref.adapter == self._name else ref.adapter
         sent = replace(ref, model=self.served.model, version=ref.version + self._offset, adapter=adapter)
         self._newest = max(self._newest or 0, sent.version)
@@ -212,15 +216,15 @@ class RemoteEngine:
         self._counts.updated()
 
     async def drop(self, adapter: str) -> None:
-        """Let the server serve no further request by this adapter.
+        """Let the server serve no new request by this adapter.
 
         Raises:
-            EngineError: it has none of this name, or did not answer.
+            EngineError: no adapter of this name is loaded, or the server did not answer.
         """
         await self._post("drop", wire.DropForm(adapter=self.served.model if adapter == self._name else adapter))
 
     async def close(self) -> None:
-        """Drop what is under way. The server goes on. Safe to call twice."""
+        """Drop running requests. The server goes on. Safe to call twice."""
         await self._client.aclose()
 
     def _have(self, where: str, version: int, state: Mapping[str, torch.Tensor], adapter: str | None) -> None:
@@ -233,7 +237,7 @@ class RemoteEngine:
         transport = httpx.HTTPTransport(**self._transport)
         return httpx.Client(base_url=self._base_url, headers=self._headers, transport=transport, timeout=timeout_s)
 
-    def _ask_what_is_served(self) -> wire.Served:
+    def _ask_what_is_served(self) -> wire.ServedModel:
         try:
             with self._blocking(CONNECT_S) as client:
                 answer = client.get("/v1/model")
@@ -241,14 +245,14 @@ class RemoteEngine:
             raise wire.unreachable(self._url, f"{type(error).__name__}: {error}") from error
         if answer.status_code == 401:
             raise refusal(
-                f"engine at {self._url}", "the key that the server wants", "another or none", "set engine.api_key_env"
+                f"engine at {self._url}", "the server's API key", "a wrong key or none", "set engine.api_key_env"
             )
         if answer.status_code != 200 or wire.INSTANCE not in answer.headers:
             raise wire.unreachable(self._url, f"another server, status {answer.status_code}")
-        return wire.decode(answer.content, wire.Served, f"engine at {self._url}")
+        return wire.decode(answer.content, wire.ServedModel, f"engine at {self._url}")
 
     async def _pieces(self, request: GenerateRequest, *, deltas: bool) -> AsyncIterator[Delta | Completion]:
-        where, live = f"engine at {self._url}: request {request.id}", _Live()
+        where, live = f"engine at {self._url}: request {request.id}", _SentRequest()
         form = wire.generate_form(request, stream=True, deltas=deltas)
         self._live[request.id].append(live)
         try:
@@ -264,7 +268,9 @@ class RemoteEngine:
                             yield self._counts.completed(self._renumbered(self._read(data, Completion, where)))
                             return
                         yield self._read(data, Delta, where)
-                    raise EngineError(f"{where}: expected a completion, got the end of the answer; the server is gone")
+                    raise EngineError(
+                        f"{where}: expected a completion, got the end of the answer; check that the server still runs"
+                    )
         finally:
             live.there.set()
             self._live[request.id].remove(live)
@@ -272,7 +278,7 @@ class RemoteEngine:
                 del self._live[request.id]
 
     async def _post(self, name: str, value: Any, *, adopts: bool = False) -> bytes:
-        """The body of an answer; `adopts`: it may come from a server that was started again."""
+        """Return the body of an answer; with `adopts` it may come from a restarted server."""
         where = f"engine at {self._url}: {name}"
         with boundary(EngineError, where):
             answer = await self._client.post(f"/v1/{name}", content=wire.encode(value))
@@ -280,11 +286,10 @@ class RemoteEngine:
             return answer.content
 
     def _check(self, status: int, body: bytes, headers: httpx.Headers, where: str, *, adopts: bool = False) -> None:
-        """The answer is no error, from the server that this client knows, under the weights that it sent if it sent
-        any.
+        """Check that an answer is no error and comes from the known server under weights that this client sent.
 
         Raises:
-            EngineError: what the server says; or that it was started again, or given weights by somebody else.
+            EngineError: the server's error; or it was restarted, or another client sent weights.
         """
         if status != 200:
             try:
@@ -294,11 +299,11 @@ class RemoteEngine:
         instance, version = headers.get(wire.INSTANCE, ""), int(headers.get(wire.VERSION, -1))
         if not adopts and instance != self._instance:
             raise EngineError(
-                f"{where}: expected the same server, got one started since, with other weights; push them again"
+                f"{where}: expected the same server, got a restarted one with other weights; publish the weights again"
             )
         if not adopts and self._newest is not None and version > self._newest:
             raise EngineError(
-                f"{where}: expected version {self._newest}, the last one sent, got {version}; one run to a server"
+                f"{where}: expected version {self._newest}, the last one sent, got {version}; use one server per run"
             )
         # answers overtake each other: the head of one may have left before the update that another acknowledged
         self._version = version if instance != self._instance else max(version, self._version)
@@ -315,12 +320,12 @@ class RemoteEngine:
 
     @staticmethod
     def _read(data: bytes, kind: type[T], where: str) -> T:
-        with boundary(EngineError, where, "an answer of this version's server", "install the same version there"):
+        with boundary(EngineError, where, "an answer of the same Sparring version", "install the same version there"):
             return msgspec.json.decode(data, type=kind)
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[tuple[str, bytes]]:
-    """Name and data of each server-sent event."""
+    """Yield name and data of each server-sent event."""
     rest = b""
     async for chunk in response.aiter_raw():
         *whole, rest = (rest + chunk).split(b"\n\n")
@@ -331,7 +336,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[tuple[str, bytes]]:
 
 @asynccontextmanager
 async def _lent(ref: WeightRef) -> AsyncIterator[WeightRef]:
-    """The same weights in shared memory, for as long as the context lasts."""
+    """Publish the same weights in shared memory while the context lasts."""
     if ref.transport == TRANSPORT:
         yield ref
         return

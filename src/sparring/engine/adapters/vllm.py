@@ -15,13 +15,13 @@ from uuid import uuid4
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from sparring.engine.adapters.counts import Counts
+from sparring.engine.adapters.client import ClientCounts
 from sparring.engine.adapters.vllm_client import VllmClient
 from sparring.engine.adapters.vllm_server import VllmServer
 from sparring.engine.adapters.vllm_wire import (
     PROBE,
     WHOLE_VOCABULARY,
-    Sampled,
+    SampledTurn,
     generate_body,
     judge_body,
     judged_rows,
@@ -30,7 +30,7 @@ from sparring.engine.adapters.vllm_wire import (
 )
 from sparring.engine.check import problem_of
 from sparring.engine.config import EngineConfig
-from sparring.engine.update import where
+from sparring.engine.update import OLD_STAYS, where
 from sparring.errors import EngineError, RequestRefused, SparringError, WeightsError, boundary
 from sparring.generation import TEMPERATURE, Completion, Delta, GenerateRequest, ScoreRequest, Scores, is_temperature
 from sparring.types import WeightRef
@@ -39,17 +39,17 @@ from sparring.weights.inline import Probe
 
 GENERATE, ABORT = "/inference/v1/generate", "/inference/v1/abort_requests"
 TOLERANCES = {"float32": 1e-2, "bfloat16": 0.25}
-"""Largest difference between the publisher's log-probabilities of its probe and vLLM's, by what both compute in."""
+"""Largest accepted difference between the publisher's log-probabilities of its probe and vLLM's, by dtype."""
 _ABORT_AGAIN_S, _MOST_URGENT = 0.05, 1 << 31
 
 
 @dataclass(eq=False, slots=True)
-class _Live:
-    """A request under way: its name at the server, and what it has sampled where it is streamed."""
+class _RunningRequest:
+    """Running request: its name at the server, and the tokens sampled so far where it is streamed."""
 
     request: GenerateRequest
     name: str
-    sampled: Sampled
+    sampled: SampledTurn
     max_new: int
     streams: bool
     aborted: bool = False
@@ -57,16 +57,16 @@ class _Live:
 
 
 class VllmEngine:
-    """Implements `Engine` on a vLLM server. Not exact: it computes with other kernels than the trainer, so its
-    log-probabilities differ, and its random numbers hang on more than the seed and a token's place.
+    """Engine on a vLLM server; implements `Engine`. Not exact: it computes with other kernels than the trainer, so its
+    log-probabilities differ, and its random numbers depend on more than the seed and a token's position.
 
     Args:
         server: started, and closed with this engine.
         config: `[engine]`.
-        name: which model of the run this is; updates of others are refused.
+        name: model of the run; updates of others are refused.
         version: of the weights in the server's folder.
-        dtype: what it computes in.
-        keep_server: whether `close` leaves the server to whoever started it.
+        dtype: of its computation.
+        keep_server: whether `close` leaves the server running.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class VllmEngine:
             uuid4().hex,
             count(),
         )  # a server may have other clients, and remembers ids for a while
-        self._live: list[_Live] = []
+        self._live: list[_RunningRequest] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._open = asyncio.Event()
         self._open.set()
@@ -94,26 +94,27 @@ class VllmEngine:
         self._served = sorted(map(str, server.path.glob("*.safetensors")))
         self._shapes = _shapes(self._served)
         self._checksum: str | None = None
-        self._counts = Counts()
+        self._counts = ClientCounts()
         self._broken = ""
         self._closed = False
         server.ask("POST", "/update_weight_version", {"new_version": str(version)})
 
     @property
     def version(self) -> int:
-        """The version of the weights that are served."""
+        """Version of the served weights."""
         return self._version
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts since the start, as `Counts` says."""
+        """Counts since the start, those of `ClientCounts`."""
         return dict(self._counts.values)
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with what it has.
+        """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with the tokens sampled so
+        far.
 
-        The oldest version among the keys and values is never said younger than it is: it is the one served when the
-        request was sent, also where vLLM began later.
+        The recorded oldest version of keys and values is never newer than the true one: it is the version served when
+        the request was sent, even where vLLM began later.
 
         Raises:
             EngineError: the request can never be served, vLLM failed, or the engine is closed.
@@ -126,38 +127,38 @@ class VllmEngine:
             return self._counts.completed(live.sampled.completion(prompt))
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """`generate` in pieces: what was sampled since the piece before, at last the Completion. Leaving drops the
-        request.
+        """Sample one turn in pieces: the tokens sampled since the previous piece, at last the Completion. Closing the
+        iterator drops the request.
 
         Raises:
-            EngineError: as for `generate`, at the first piece or behind what was sampled until then.
+            EngineError: as for `generate`, at the first piece or behind the tokens sampled until then.
         """
         prompt = await self._prompt_logprobs(request)
         async with self._serving(request, streams=True) as live:
-            sampled, told, ended = live.sampled, 0, False
+            sampled, num_sent, ended = live.sampled, 0, False
             events = self._client.events(GENERATE, self._body(live))
             async with aclosing(events):
                 async for event in events:
                     sampled.take(event)
-                    if ended or len(sampled.tokens) == told:
+                    if ended or len(sampled.tokens) == num_sent:
                         continue
-                    end = self._end(request, sampled.tokens, told)
+                    end = self._end(request, sampled.tokens, num_sent)
                     if end is not None:
                         ended = True
                         await self._tell_abort(live)  # the versions come with the end
-                    new = slice(told, end)
-                    told = len(sampled.tokens) if end is None else end
+                    new = slice(num_sent, end)
+                    num_sent = len(sampled.tokens) if end is None else end
                     yield Delta(tokens=tuple(sampled.tokens[new]), logprobs=tuple(sampled.logprobs[new]))
             if ended:
-                sampled.cut(told)
+                sampled.cut(num_sent)
             yield self._counts.completed(sampled.completion(prompt))
 
     async def abort(self, request: str) -> None:
-        """End a request: its caller gets a Completion that finishes with "abort" and holds what was sampled so far,
-        nothing where none was. Unknown ones are fine.
+        """End a request: its caller gets a Completion with finish reason "abort" and the tokens sampled so far. Unknown
+        requests are fine.
 
-        A request for its tokens followed by those continues it under the weights that are then served, but with other
-        random numbers: vLLM's begin anew with each request.
+        A request for its prompt and these tokens continues it under the weights that are served then, but with other
+        random numbers: vLLM's start anew with each request.
         """
         for live in [live for live in self._live if live.request.id == request and not live.aborted]:
             live.aborted = True
@@ -165,8 +166,8 @@ class VllmEngine:
             self._start(self._abort(live))
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Judge given tokens by vLLM's log-probabilities of a prompt. Entropy and other temperatures need those of the
-        whole vocabulary, which vLLM writes as text: so for small vocabularies only.
+        """Compute log-probabilities of given tokens by vLLM's prompt_logprobs. Entropies and other temperatures need
+        the log-probabilities of the whole vocabulary, which vLLM sends as text: so for small vocabularies only.
 
         Raises:
             EngineError: the request can never be served, the vocabulary is too large, vLLM failed, or the engine is
@@ -195,21 +196,20 @@ class VllmEngine:
         )
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Requests that continue a streamed one from what it has said so far; vLLM finds whole blocks of its prefix
-        again.
+        """Return requests that continue a streamed one from the tokens sampled so far; vLLM finds whole blocks of its
+        prefix again.
 
         Raises:
-            EngineError: not exactly one request of this id is being streamed: of others vLLM says nothing before their
-                end.
+            EngineError: not exactly one request of this id is being streamed: vLLM tells the tokens of others at their
+                end only.
         """
-        found = [live for live in self._live if live.request.id == request and live.streams]
-        if self._closed or len(found) != 1:
-            raise EngineError(
-                f"fork of {request}: expected one streamed request of this id, got {len(found)}; stream it"
-            )
-        [live] = found
-        made, asked = len(live.sampled.tokens), live.request.sampling
-        left = replace(asked, max_tokens=live.max_new - made, min_tokens=max(0, asked.min_tokens - made))
+        streamed = [live for live in self._live if live.request.id == request and live.streams]
+        if self._closed or len(streamed) != 1:
+            got = f"{len(streamed)}; vLLM forks streamed requests only"
+            raise EngineError(f"fork of {request}: expected one streamed request of this id, got {got}")
+        [live] = streamed
+        num_sampled, given = len(live.sampled.tokens), live.request.sampling
+        left = replace(given, max_tokens=live.max_new - num_sampled, min_tokens=max(0, given.min_tokens - num_sampled))
         tokens = (*live.request.tokens, *live.sampled.tokens)
         return tuple(
             replace(live.request, id=name, tokens=tokens, conversation=name, sampling=replace(left, seed=seed))
@@ -217,48 +217,50 @@ class VllmEngine:
         )
 
     async def release(self, conversation: str) -> None:
-        """Nothing: vLLM drops what has not been used for longest."""
+        """Do nothing: vLLM evicts the least recently used blocks itself."""
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve other weights: pause, load, verify, commit, go on. Verification has vLLM compute the publisher's probe
-        while everything else stands still, so that nobody is served with weights that were not verified.
+        """Serve other weights: pause, load, verify, commit, resume. vLLM computes the publisher's probe while
+        everything else is paused, so no request is served by unverified weights.
 
-        `[engine] live_kv`: keep: requests go on with the keys and values they have; recompute: they compute them again;
-        drain: the update waits until they are done. Cancelling the caller does not stop an update that has begun.
+        `[engine] live_kv`: keep: running requests go on with their keys and values; recompute: they compute them again;
+        drain: the update waits until they have finished. Cancelling the caller does not stop an update that has begun.
 
         Raises:
-            WeightsError: the update failed its verification or is late; the old weights were loaded again and serve on.
-            EngineError: the engine is closed, or not even the old weights could be brought back.
+            WeightsError: the update failed its verification or is late; the old weights were loaded again and are
+                served.
+            EngineError: the engine is closed, or the old weights could not be restored.
         """
         if ref.model != self._name:
-            raise WeightsError(f"{where(ref)}: expected model {self._name!r}; publish to the engine that serves it")
+            raise WeightsError(
+                f"{where(ref)}: expected model {self._name!r}, got {ref.model!r}; publish to the engine that serves it"
+            )
         self._check_open()
         await asyncio.shield(self._start(self._pull(ref)))
 
     async def verify(self, probe: Probe, about: str) -> None:
-        """Compare log-probabilities under the weights that vLLM computes with now, also while it is paused.
+        """Compare a probe with log-probabilities under vLLM's present weights, also while it is paused.
 
         Raises:
-            WeightsError: they are not the publisher's.
+            WeightsError: they differ from the publisher's.
         """
         tokens, expected = probe
         try:
             async with asyncio.timeout(self._config.update_timeout_s):
-                found = await self._probe(tokens)
+                logprobs = await self._probe(tokens)
         except TimeoutError:
-            raise WeightsError(
-                f"{about}: expected vLLM to compute the probe, got nothing; the old version serves on"
-            ) from None
-        worst = max((abs(a - b) for a, b in zip(found, expected, strict=True)), default=0.0)
+            got = f"no answer within engine.update_timeout_s; {OLD_STAYS}"
+            raise WeightsError(f"{about}: expected vLLM to score the probe, got {got}") from None
+        worst = max((abs(a - b) for a, b in zip(logprobs, expected, strict=True)), default=0.0)
         # a comparison with NaN is false, so NaN is refused
-        if not all(abs(a - b) <= self._tolerance for a, b in zip(found, expected, strict=True)):
+        if not all(abs(a - b) <= self._tolerance for a, b in zip(logprobs, expected, strict=True)):
             raise WeightsError(
                 f"{about}: expected the publisher's log-probabilities on its probe within {self._tolerance}, "
-                f"got a difference of {worst:.3g}; the old version serves on"
+                f"got a difference of {worst:.3g}; {OLD_STAYS}"
             )
 
     async def close(self) -> None:
-        """Refuse what comes, fail what runs, and end the server. Safe to call twice."""
+        """Refuse new requests, fail the running ones, and end the server. Safe to call twice."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -270,8 +272,8 @@ class VllmEngine:
     # requests
 
     def _check(self, request: GenerateRequest) -> int:
-        """Tokens that the request may sample. A token that is not in the vocabulary would end vLLM's engine, not the
-        request.
+        """Return the number of tokens that a request may sample. A token outside the vocabulary would end vLLM's
+        engine, not the request.
 
         Raises:
             EngineError: it can never be served.
@@ -280,9 +282,9 @@ class VllmEngine:
         max_new = min(sampling.max_tokens, most - len(tokens))
         problem = _problem_with(tokens, self.server.vocab_size)
         if problem is None and sampling.max_tokens < 1:
-            problem = f"max_tokens of at least 1, got {sampling.max_tokens}; ask for a token"
+            problem = f"max_tokens of at least 1, got {sampling.max_tokens}; raise it"
         elif problem is None and max_new < 1:
-            problem = f"fewer than {most} tokens, got {len(tokens)}; shorten the prompt"
+            problem = f"a prompt of fewer than {most} tokens, got {len(tokens)}; shorten it"
         problem = (
             problem or problem_of(request, self.server.vocab_size) or problem_for_vllm(request, self.server.vocab_size)
         )
@@ -294,13 +296,13 @@ class VllmEngine:
         vocab_size, most = self.server.vocab_size, self.server.max_positions
         problem = _problem_with(request.tokens, vocab_size)
         if vocab_size > WHOLE_VOCABULARY:
-            why = "vLLM gives every token's log-probability as text only; score with a native engine"
+            why = "vLLM sends all log-probabilities as text; score with a native engine"
             problem = f"a vocabulary of at most {WHOLE_VOCABULARY}, got {vocab_size}; {why}"
         elif not 1 <= request.first < len(request.tokens):
             got = f"{request.first} of {len(request.tokens)}"
-            problem = f"1 <= first < number of tokens, got {got}; score tokens that follow one"
+            problem = f"1 <= first < number of tokens, got {got}; the first token has no log-probability"
         elif len(request.tokens) >= most:
-            problem = f"fewer than {most} tokens, got {len(request.tokens)}; cut them"
+            problem = f"fewer than {most} tokens, got {len(request.tokens)}; shorten the text"
         elif not is_temperature(request.temperature):
             problem = f"{TEMPERATURE}, got {request.temperature}; correct it"
         elif not 0 <= request.top_k <= vocab_size:
@@ -311,18 +313,18 @@ class VllmEngine:
     def _check_open(self) -> None:
         if self._closed or self._broken:
             raise EngineError(
-                self._broken or f"engine {self._name}: expected an open engine, got a closed one; start another"
+                self._broken or f"engine {self._name}: expected a running engine, got a closed one; start another"
             )
 
     @asynccontextmanager
-    async def _serving(self, request: GenerateRequest, *, streams: bool) -> AsyncIterator[_Live]:
-        """The request is under way, behind any update that was there first."""
+    async def _serving(self, request: GenerateRequest, *, streams: bool) -> AsyncIterator[_RunningRequest]:
+        """Register a running request, after any update that came first."""
         max_new = self._check(request)
         await self._open.wait()
         self._check_open()
         recomputes = self._config.live_kv == "recompute"
-        sampled = Sampled(request, self._version, vocab_size=self.server.vocab_size, recomputes=recomputes)
-        live = _Live(request, self._unique(), sampled, max_new, streams)
+        sampled = SampledTurn(request, self._version, vocab_size=self.server.vocab_size, recomputes=recomputes)
+        live = _RunningRequest(request, self._unique(), sampled, max_new, streams)
         self._live.append(live)
         try:
             yield live
@@ -330,27 +332,27 @@ class VllmEngine:
             self._live.remove(live)
             live.done.set()
 
-    def _body(self, live: _Live) -> dict[str, Any]:
+    def _body(self, live: _RunningRequest) -> dict[str, Any]:
         vocab_size = self.server.vocab_size
         return generate_body(live.request, live.name, live.max_new, vocab_size=vocab_size, version=self._version)
 
-    def _end(self, request: GenerateRequest, tokens: Sequence[int], told: int) -> int | None:
-        """How many of the tokens belong to the turn, if whoever watches for its end sees it among those behind
-        `told`."""
-        first = max(told, request.sampling.min_tokens - 1)
+    def _end(self, request: GenerateRequest, tokens: Sequence[int], num_sent: int) -> int | None:
+        """Return how many of the tokens belong to the turn, where its stop function ends it among those behind
+        `num_sent`; else None."""
+        first = max(num_sent, request.sampling.min_tokens - 1)
         if request.ends is None or len(tokens) <= first:
             return None
-        with boundary(EngineError, f"request {request.id}: what watches for its end"):
+        with boundary(EngineError, f"request {request.id}: its stop function `ends`"):
             return request.ends(tokens, len(tokens) - first)
 
     async def _prompt_logprobs(self, request: GenerateRequest) -> tuple[float, ...] | None:
         if not request.prompt_logprobs:
             return None
         self._check(request)
-        heat = request.sampling.temperature
+        temperature = request.sampling.temperature
         if len(request.tokens) < 2:
             return ()
-        if heat == 1.0:  # no need of the whole vocabulary
+        if temperature == 1.0:  # no need of the whole vocabulary
             await self._open.wait()
             self._check_open()
             rows = judged_rows(
@@ -358,18 +360,18 @@ class VllmEngine:
             )
             return tuple(row[token] for row, token in zip(rows, request.tokens[1:], strict=True))
         return (
-            await self.score(ScoreRequest(id=f"{request.id}/prompt", tokens=request.tokens, temperature=heat))
+            await self.score(ScoreRequest(id=f"{request.id}/prompt", tokens=request.tokens, temperature=temperature))
         ).logprobs
 
     async def _probe(self, tokens: Sequence[int]) -> tuple[float, ...]:
-        """Log-probabilities of tokens[1:] at temperature 1, also while vLLM is paused."""
+        """Return log-probabilities of tokens[1:] at temperature 1, also while vLLM is paused."""
         body = judge_body(f"{PROBE}-{self._unique()}", tokens, 0, _MOST_URGENT)
         rows = judged_rows(await self._client.post(GENERATE, body))
         return tuple(row[token] for row, token in zip(rows, tokens[1:], strict=True))
 
-    async def _abort(self, live: _Live) -> None:
-        """Until the request is done: one that has not reached vLLM's scheduler yet is not known there, and nobody says
-        so."""
+    async def _abort(self, live: _RunningRequest) -> None:
+        """Repeat an abort until the request ends: vLLM silently ignores one for a request that has not reached its
+        scheduler yet."""
         pause_s = _ABORT_AGAIN_S
         while not live.done.is_set():
             try:
@@ -378,7 +380,7 @@ class VllmEngine:
                 await self._tell_abort(live)
                 pause_s *= 2
 
-    async def _tell_abort(self, live: _Live) -> None:
+    async def _tell_abort(self, live: _RunningRequest) -> None:
         await self._client.post(ABORT, {"request_ids": [f"generate-tokens-{live.name}"]})
 
     # updates
@@ -397,8 +399,8 @@ class VllmEngine:
                     before = await self._probe(tokens) if tokens else ()
                 await self._commit(ref, staged, (tokens, before))
             except TimeoutError:
-                late = f"not in turn within {self._config.update_timeout_s} s"
-                raise WeightsError(f"{where(ref)}: {late}; the old version serves on") from None
+                late = f"not applied within engine.update_timeout_s = {self._config.update_timeout_s}"
+                raise WeightsError(f"{where(ref)}: {late}; {OLD_STAYS}") from None
             finally:
                 if str(staged) not in self._served:
                     staged.unlink(missing_ok=True)
@@ -409,7 +411,7 @@ class VllmEngine:
                     self._open.set()
 
     def _stage(self, ref: WeightRef) -> Path:
-        """The weights as a file that vLLM's workers can read."""
+        """Write the weights to a file that vLLM's workers can read."""
         state = fetch(ref)
         for (
             name,
@@ -417,9 +419,7 @@ class VllmEngine:
         ) in state.items():  # a load that vLLM gives up half way leaves a model that cannot be loaded again
             if self._shapes.get(name) != list(tensor.shape):
                 expected = f"{name} of shape {self._shapes.get(name)}, as in the checkpoint"
-                raise WeightsError(
-                    f"{where(ref)}: expected {expected}, got {list(tensor.shape)}; the old version serves on"
-                )
+                raise WeightsError(f"{where(ref)}: expected {expected}, got {list(tensor.shape)}; {OLD_STAYS}")
         file = self.server.folder / f"weights-{next(self._numbers)}.safetensors"
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, file)
         return file
@@ -431,8 +431,7 @@ class VllmEngine:
             await self._client.post("/reset_prefix_cache?reset_running_requests=true")
 
     async def _commit(self, ref: WeightRef, staged: Path, before: Probe) -> None:
-        """Load and verify; on any failure bring the old weights back, and verify those by `before`, their own
-        answer."""
+        """Load and verify; on failure restore the old weights and verify those by `before`, their own answer."""
         try:
             with boundary(WeightsError, where(ref)):
                 await self._load([str(staged)])
@@ -454,7 +453,7 @@ class VllmEngine:
             if probe[0]:
                 await self.verify(probe, f"{about}, rolled back")
         except SparringError as cause:
-            self._broken = f"engine {self._name}: {about} failed and the old weights could not be brought back: {cause}"
+            self._broken = f"engine {self._name}: {about} failed and the old weights could not be restored: {cause}"
             raise EngineError(self._broken) from cause
 
     async def _load(self, paths: list[str]) -> None:
@@ -475,24 +474,25 @@ class VllmEngine:
 
 
 def _shapes(paths: Sequence[str]) -> dict[str, list[int]]:
-    """Of every tensor in safetensors files."""
-    found = {}
+    """Read the shape of every tensor in safetensors files."""
+    shapes = {}
     for path in paths:
         with safe_open(path, framework="pt") as file:
-            found.update({name: file.get_slice(name).get_shape() for name in file.keys()})
-    return found
+            shapes.update({name: file.get_slice(name).get_shape() for name in file.keys()})
+    return shapes
 
 
 def _problem_with(tokens: Sequence[int], vocab_size: int) -> str | None:
     if not tokens:
-        return "at least one token, got none; send a prompt"
+        return "a prompt of at least one token, got none; send one"
     if min(tokens) < 0 or max(tokens) >= vocab_size:
         return f"token ids below {vocab_size}, got {min(tokens)} to {max(tokens)}; use the model's tokenizer"
     return None
 
 
 def _distribution(logprobs: Mapping[int, float], temperature: float) -> dict[int, float]:
-    """softmax(logits / temperature) from that at temperature 1; as there at 0, as in `token_logprobs`."""
+    """Compute log softmax(logits / temperature) from that at temperature 1; at temperature 0 that of temperature 1,
+    like `token_logprobs`."""
     scaled = {token: value / (temperature or 1.0) for token, value in logprobs.items()}
     most = max(scaled.values())
     total = most + math.log(sum(math.exp(value - most) for value in scaled.values()))

@@ -25,10 +25,10 @@ class VllmClient:
         self._client: httpx.AsyncClient | None = None
 
     async def post(self, address: str, body: Mapping[str, Any] | None = None) -> Any:
-        """One call, and what the answer says.
+        """Send one request and return the decoded answer.
 
         Raises:
-            EngineError: it failed; with the end of the server's log where the server is gone.
+            EngineError: it failed; with the end of the server's log where the server has ended.
         """
         try:
             answer = await self._http().post(address, json=body)
@@ -39,14 +39,14 @@ class VllmClient:
         return answer.json() if answer.content else None
 
     async def events(self, address: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """The pieces of a streamed answer.
+        """Yield the pieces of a streamed answer.
 
         Raises:
             EngineError: as for `post`.
         """
-        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
         try:
-            async with self._http().stream("POST", address, json=asked) as answer:
+            async with self._http().stream("POST", address, json=streamed) as answer:
                 if answer.status_code != httpx.codes.OK:
                     raise EngineError(f"vLLM {address}: expected status 200, got {await answer.aread()!r}")
                 async for line in answer.aiter_lines():
@@ -60,7 +60,7 @@ class VllmClient:
             raise self._gone(address, error) from error
 
     async def close(self) -> None:
-        """Hang up. Safe to call twice."""
+        """Close the connections. Safe to call twice."""
         if self._client is not None:
             client, self._client = self._client, None
             await client.aclose()

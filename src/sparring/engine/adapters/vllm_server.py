@@ -1,5 +1,4 @@
-"""A vLLM server as a process of its own: started, spoken to over a socket file, and gone when whoever started it is
-gone."""
+"""vLLM server as a process of its own: started, reached over a socket file, and ended with its starter."""
 
 from __future__ import annotations
 
@@ -22,27 +21,27 @@ from sparring.errors import EngineError, refusal
 
 PROCESS = Path(__file__).parent / "vllm_process"
 BLOCK_SIZE = 32
-"""Tokens per block of vLLM's cache, the least that its attention on a CPU takes."""
+"""Tokens per block of vLLM's cache, the smallest that its attention on a CPU supports."""
 _TAIL_LINES, _SHORT_S, _PATIENCE_S = 25, 0.1, 10.0
 _MEMORY = Path("/dev/shm")
 
 
 class VllmServer:
-    """Starts vLLM on a checkpoint folder and waits until it serves.
+    """Process that serves a checkpoint folder by vLLM; making one waits until it answers.
 
     Its own interpreter runs it, so its packages need not be ours. It listens on a socket file in a private folder,
-    because its interface for training knows no password. It reads its standard input, which only this process writes:
-    however this process ends, `kill -9` too, the server and its workers end with it.
+    because its interface for training has no password. It reads its standard input, which only this process writes:
+    however this process ends, `kill -9` included, the server and its workers end with it.
 
     Args:
         path: Hugging Face checkpoint folder.
         config: `[engine]`.
-        dtype: what it computes in.
+        dtype: of its computation.
         threads: CPU threads of its worker.
 
     Raises:
         BadInput: there is no such interpreter, or it has no vLLM.
-        EngineError: it did not come up; with the end of its log.
+        EngineError: it did not start; with the end of its log.
     """
 
     def __init__(self, path: str | Path, config: EngineConfig, *, dtype: str = "float32", threads: int = 1) -> None:
@@ -73,17 +72,17 @@ class VllmServer:
 
     @property
     def pid(self) -> int:
-        """Of the server; its workers are in its process group."""
+        """Process id of the server; its workers are in its process group."""
         return self._process.pid
 
     @property
     def transport(self) -> httpx.AsyncHTTPTransport:
-        """A new way to it for an asyncio client. A connection serves one call: after a failed one vLLM hangs up."""
+        """New transport for asyncio. A connection serves one call, because vLLM hangs up after a failed one."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         return httpx.AsyncHTTPTransport(uds=str(self.socket), limits=limits)
 
     def ask(self, method: str, address: str, body: Mapping[str, Any] | None = None) -> Any:
-        """One call that blocks, for starting up.
+        """Send one blocking request, for starting up.
 
         Raises:
             EngineError: it failed.
@@ -95,13 +94,12 @@ class VllmServer:
         return answer.json() if answer.content else None
 
     def ending(self) -> str:
-        """What to say about a call that got no answer: whether the server is still there, and the end of its log if
-        not."""
+        """Describe a server that did not answer: its exit status and the end of its log, "" while it runs."""
         code = self._process.poll()
         return "" if code is None else f"; vLLM ended with status {code}, the end of its log:\n{self.log_tail()}"
 
     def log_tail(self) -> str:
-        """The last lines that it wrote."""
+        """Return the last lines of its log."""
         return (
             "\n".join(self._log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]) if self._log.exists() else ""
         )
@@ -122,14 +120,11 @@ class VllmServer:
         while True:
             code = self._process.poll()
             if code is not None:
-                raise EngineError(
-                    f"vLLM: expected a server, got exit status {code}; the end of its log:\n{self.log_tail()}"
-                )
+                got = f"exit status {code}; the end of its log:\n{self.log_tail()}"
+                raise EngineError(f"vLLM: expected the server to start, got {got}")
             if time.monotonic() > deadline:
-                end = f"the end of its log:\n{self.log_tail()}"
-                raise EngineError(
-                    f"vLLM: expected it to serve in time, got none; raise engine.vllm.start_timeout_s; {end}"
-                )
+                do = f"raise engine.vllm.start_timeout_s; the end of its log:\n{self.log_tail()}"
+                raise EngineError(f"vLLM: expected the server to start in time, got no answer; {do}")
             try:
                 self.ask("GET", "/health")
                 return
@@ -138,7 +133,7 @@ class VllmServer:
 
 
 def find_vllm(config: EngineConfig) -> str:
-    """The interpreter that can import vLLM.
+    """Return the interpreter that can import vLLM.
 
     Raises:
         BadInput: there is no such interpreter, or it has no vLLM.
@@ -148,16 +143,16 @@ def find_vllm(config: EngineConfig) -> str:
     do = "name the interpreter of an environment with vLLM (`make test-vllm` installs .venv-vllm, for CPUs)"
     looks = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"
     try:
-        found = subprocess.run([python, "-c", looks], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        done = subprocess.run([python, "-c", looks], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as error:
         raise refusal(where, "a Python interpreter", f"{python}: {error.strerror}", do) from error
-    if found.returncode:
-        raise refusal(where, "a Python that imports vllm", f"{python}, which does not", do)
+    if done.returncode:
+        raise refusal(where, "a Python that can import vllm", f"{python}, which cannot", do)
     return python
 
 
 def _arguments(config: EngineConfig, dtype: str) -> list[str]:
-    """Of vLLM's command line; the user's come last and win."""
+    """Return vLLM's command line; the user's arguments come last and win."""
     cached = config.share_prefixes or config.kv_across_turns != "drop"
     given = {
         "--dtype": dtype,
@@ -182,7 +177,7 @@ def _arguments(config: EngineConfig, dtype: str) -> list[str]:
 
 
 def _environment(python: str, threads: int) -> dict[str, str]:
-    """What vLLM's documentation asks for on a CPU, and its interface for training."""
+    """Return the environment that vLLM's documentation recommends on a CPU, with its interface for training."""
     openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
     libraries = [
         str(openmp) if openmp.exists() else None,

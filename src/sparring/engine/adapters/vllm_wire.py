@@ -1,7 +1,7 @@
-"""Requests and answers as vLLM's token-in, token-out interface (`/inference/v1/generate`) writes them. Torch-free.
+"""Wire format of vLLM's token-in, token-out interface (`/inference/v1/generate`). Torch-free.
 
-A choice holds a log-probability per sampled token and those of the likeliest ones; -9999 is its minus infinity.
-Versions come with the end of a request, as spans over its tokens.
+A choice holds a log-probability per sampled token and those of the top tokens; -9999 is its minus infinity. Versions
+come at the end of a request, as spans over its tokens.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 from sparring.generation import Completion, FinishReason, GenerateRequest, KeptSets, Runs, Sampling
 
 WHOLE_VOCABULARY = 4096
-"""Largest vocabulary of which vLLM is asked for every log-probability of a token: they travel as text, some 60 bytes
-each."""
+"""Largest vocabulary for which all log-probabilities of a token are requested: they travel as text, some 60 bytes each.
+"""
 PROBE = "sparring-verifies"
-"""Ids that begin so are served while vLLM is paused: see `vllm_process/sparring_vllm.py`."""
+"""Prefix of the ids that are served while vLLM is paused: see `vllm_process/sparring_vllm.py`."""
 _IMPOSSIBLE = -9000.0
 _SEED_BITS = (1 << 63) - 1
 
 
 def truncates(sampling: Sampling) -> bool:
-    """Whether draws are from a part of the vocabulary, which then travels with the token (law 2)."""
+    """Whether sampling draws from a part of the vocabulary, which is then recorded with the token (law 2)."""
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
 
 
 def problem_for_vllm(request: GenerateRequest, vocab_size: int) -> str | None:
-    """What vLLM cannot do of what is asked, and why."""
+    """Describe the part of a request that vLLM does not support, and why; None where it supports all."""
     sampling = request.sampling
     if request.adapter is not None:
         return f"no adapter, got {request.adapter}; vLLM serves the model alone here: use a native engine"
@@ -42,14 +42,14 @@ def problem_for_vllm(request: GenerateRequest, vocab_size: int) -> str | None:
 def generate_body(
     request: GenerateRequest, name: str, max_new: int, *, vocab_size: int, version: int
 ) -> dict[str, Any]:
-    """A request for one turn.
+    """Write a request for one turn.
 
     Args:
-        request: can be served.
+        request: checked.
         name: a unique id.
         max_new: tokens that may be sampled.
         vocab_size: of the model.
-        version: that is served: cached prefixes are found by requests of the same one only (law 4).
+        version: served now: cached prefixes are found by requests of the same version only (law 4).
     """
     sampling = request.sampling
     # the sampled one takes a place, also where it is not among the likeliest
@@ -79,25 +79,25 @@ def generate_body(
 
 
 def judge_body(name: str, tokens: Sequence[int], named: int, priority: int) -> dict[str, Any]:
-    """A request for the log-probabilities of given tokens at temperature 1, and of the `named` likeliest at each place,
-    -1 for all; of its own answer nobody wants more than the version of the weights."""
+    """Write a request for the log-probabilities of given tokens at temperature 1 and of the `named` top tokens at each
+    position, -1 for all. Of the token that it samples only the version of the weights is used."""
     sampling = {"max_tokens": 1, "prompt_logprobs": named, "ignore_eos": True, "detokenize": False}
     return {"request_id": name, "token_ids": list(tokens), "sampling_params": sampling, "priority": -priority}
 
 
 def judged_rows(answer: Mapping[str, Any], first: int = 1) -> list[dict[int, float]]:
-    """Per token from `first` on: log-probabilities by id."""
+    """Return the log-probabilities by token id, for each token from `first` on."""
     rows = answer["prompt_logprobs"][first:]
     return [{int(token): value["logprob"] for token, value in row.items()} for row in rows]
 
 
 def judging_version(answer: Mapping[str, Any]) -> int:
-    """Of the weights that were served when a request to judge was done."""
+    """Return the version of the weights that answered a request of `judge_body`."""
     return int(answer["choices"][0]["weight_versions"][-1]["version"])
 
 
-class Sampled:
-    """What a request has sampled so far, gathered from vLLM's pieces.
+class SampledTurn:
+    """Tokens that a request has sampled so far, gathered from vLLM's pieces.
 
     Args:
         request: that is answered.
@@ -118,7 +118,7 @@ class Sampled:
         self.finish_reason: FinishReason | None = None
 
     def take(self, answer: Mapping[str, Any]) -> None:
-        """One piece, or the whole."""
+        """Add one piece, or the whole answer."""
         for choice in answer["choices"]:
             for token in (choice["logprobs"] or {}).get("content") or ():
                 self._token(token)
@@ -130,14 +130,14 @@ class Sampled:
             self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
     def cut(self, count: int) -> None:
-        """The turn ends after `count` tokens: what came behind was never sampled."""
+        """End the turn after `count` tokens and drop those behind."""
         for column in (self.tokens, self.logprobs, self._kept, self._tops):
             if column is not None:
                 del column[count:]
         self.finish_reason = "stop"
 
     def completion(self, prompt_logprobs: tuple[float, ...] | None) -> Completion:
-        """What the caller gets."""
+        """Return the completion for the caller."""
         versions = [self._version] * len(self.tokens)
         begin = 0
         for end, version in self._spans:
@@ -161,8 +161,8 @@ class Sampled:
         self.logprobs.append(content["logprob"])
         if self._kept is None and self._tops is None:
             return
-        known = {top["token_id"]: top["logprob"] for top in content["top_logprobs"]}
-        possible = sorted(((-value, token) for token, value in known.items() if value > _IMPOSSIBLE))
+        logprobs = {top["token_id"]: top["logprob"] for top in content["top_logprobs"]}
+        possible = sorted(((-value, token) for token, value in logprobs.items() if value > _IMPOSSIBLE))
         if self._kept is not None:
             whole = len(possible) == self._vocab_size
             self._kept.append(() if whole else tuple(token for _, token in possible))

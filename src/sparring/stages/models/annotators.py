@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sparring.algo.annotate.forwarded import Forwarded
 from sparring.algo.annotate.kl import KlCoefficient
-from sparring.algo.annotate.loglinear import ProximalShare
+from sparring.algo.annotate.trainer_quantity import ProximalShare, TrainerQuantity
+from sparring.annotations import Annotation
 from sparring.protocols import Annotator, Trainer
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.critic import CRITIC
@@ -23,17 +23,21 @@ def annotators(context: Context, trainers: Mapping[str, Trainer], coefficient: K
         coefficient: of the KL penalty, where it adapts.
     """
     config, trainer = context.config, trainers[POLICY]
-    found: list[Annotator] = [Forwarded(trainers[CRITIC].forward, "value", "value")] if CRITIC in trainers else []
+    found: list[Annotator] = (
+        [TrainerQuantity(trainers[CRITIC].forward, Annotation.VALUE, "value")] if CRITIC in trainers else []
+    )
     if IMPLICIT in trainers:  # as it is before the update: the paper's single forward
-        found.append(Forwarded(trainers[IMPLICIT].forward, IMPLICIT))
+        found.append(TrainerQuantity(trainers[IMPLICIT].forward, Annotation.IMPLICIT))
     algo, steps = config.algo, config.rl.passes * config.rl.minibatches
     ours = config.rl.preference is None
     # of a batch that is trained once, the forward with gradients says what the trainer's were before the update
     if ours and algo.needs_proximal and steps > 1:
         guessed = algo.anchor == "loglinear"
-        found.append(ProximalShare(lambda: trainer.version) if guessed else Forwarded(trainer.forward, "proximal"))
-    if ours and algo.reads("probability_squares"):
-        found.append(Forwarded(trainer.forward, "probability_squares", "probability_squares"))
+        found.append(
+            ProximalShare(lambda: trainer.version) if guessed else TrainerQuantity(trainer.forward, Annotation.PROXIMAL)
+        )
+    if ours and algo.reads(Annotation.PROBABILITY_SQUARES):
+        found.append(TrainerQuantity(trainer.forward, Annotation.PROBABILITY_SQUARES, "probability_squares"))
     found += referring(config, trainer)
     if ours and algo.adaptive.target is not None:
         found.append(coefficient)

@@ -5,20 +5,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparring.algo.credit.rules import name_of
+from sparring.algo.facts import name_of
+from sparring.algo.rules import credits_with
+from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.protocols import Trainer
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import Context
 
 
-def check_asked(config: RunConfig, role: str, credit: str, preset: str) -> bool:
-    """Whether the run has `[rl.<role>]`, which is there exactly where the stage rl runs with such a `credit`.
+def check_asked(config: RunConfig, role: str, annotation: Annotation, preset: str) -> bool:
+    """Return whether the run has `[rl.<role>]`: where the stage rl runs with a credit that reads `annotation`.
 
     Args:
         config: of the run.
         role: the section's name.
-        credit: name of the rule that asks what learns there.
+        annotation: the annotation that the section's model writes.
         preset: of `[algo]`, that has it.
 
     Raises:
@@ -27,13 +29,14 @@ def check_asked(config: RunConfig, role: str, credit: str, preset: str) -> bool:
     if "rl" not in config.run.stages:
         return False
     given = getattr(config.rl, role) is not None
-    wanted = config.rl.preference is None and name_of(config.algo.credit) == credit
+    wanted = config.rl.preference is None and config.algo.reads(annotation)
+    credit = " or ".join(repr(name) for name in credits_with(lambda rule: annotation in rule.reads))
     if wanted and not given:
-        raise refusal(f"rl.{role}", f"a table with credit {credit!r}, which asks it", "none", f"write [rl.{role}]")
+        raise refusal(f"rl.{role}", f"a table with credit {credit}, which asks it", "none", f"write [rl.{role}]")
     if given and not wanted:
         got = "rl.preference" if config.rl.preference is not None else f"credit {name_of(config.algo.credit)!r}"
         do = f'leave it out, or set [algo] preset = "{preset}"'
-        raise refusal(f"rl.{role}", f"none without credit {credit!r}, which alone asks it", got, do)
+        raise refusal(f"rl.{role}", f"none without credit {credit}, which alone asks it", got, do)
     return given
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
 from sparring.observe.hooks import prefixed
@@ -65,7 +66,7 @@ def check_critic(context: Context) -> list[str]:
         BadInput: it is not so.
     """
     section = context.config.rl.critic
-    if not check_asked(context.config, CRITIC, "gae", "ppo") or section is None:
+    if not check_asked(context.config, CRITIC, Annotation.VALUE, "ppo") or section is None:
         return []
     _check_model(context, section.model)
     warmup = f"; learns alone through {section.warmup_steps} updates" if section.warmup_steps else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sparring.algo.credit.prime import Prime
+from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.model.hub import local_folder
 from sparring.observe.hooks import prefixed
@@ -23,12 +23,12 @@ def open_implicit(context: Context, source: Path) -> Trainer | None:
     from sparring.algo.loss.implicit import ImplicitReward
 
     config = context.config
-    section, credit = config.rl.implicit, config.algo.credit
+    section, scale = config.rl.implicit, config.algo.credit.implicit_scale
     if section is None:
         return None
-    assert isinstance(credit, Prime), "check_implicit has seen the run"
+    assert scale is not None, "check_implicit has seen the run"
     plan = TrainPlan(
-        losses=[ImplicitReward(beta=credit.beta)],
+        losses=[ImplicitReward(beta=scale)],
         total_steps=config.rl.steps * config.rl.passes * config.rl.minibatches,
         overrides=section.train,
         role=IMPLICIT,
@@ -58,7 +58,7 @@ def check_implicit(context: Context) -> list[str]:
         BadInput: it is not so.
     """
     section = context.config.rl.implicit
-    if not check_asked(context.config, IMPLICIT, "prime", "prime") or section is None:
+    if not check_asked(context.config, IMPLICIT, Annotation.IMPLICIT, "prime") or section is None:
         return []
     _check_model(context, section.model)
     return [f"rl: an implicit reward model that begins as {section.model}"]

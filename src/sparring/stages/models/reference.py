@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from sparring.algo.annotate.compared import Compared
-from sparring.algo.annotate.forwarded import Forwarded
+from sparring.algo.annotate.trainer_quantity import TeacherTag, TrainerQuantity
+from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.generation import ScoreRequest, Scores
 from sparring.model.hub import local_folder
@@ -74,9 +74,12 @@ def referring(config: RunConfig, trainer: Trainer) -> list[Annotator]:
     if not needs_reference(config):
         return []
     if not is_held(config):
-        return [Forwarded(trainer.forward, "reference")]
+        return [TrainerQuantity(trainer.forward, Annotation.REFERENCE)]
     asked = config.rl.preference is not None or config.algo.reads_reference
-    return [Compared(reference_model(config)), *([Forwarded(trainer.forward, "reference", "teacher")] if asked else [])]
+    return [
+        TeacherTag(reference_model(config)),
+        *([TrainerQuantity(trainer.forward, Annotation.REFERENCE, "teacher")] if asked else []),
+    ]
 
 
 def reference_folder(config: RunConfig) -> Path:

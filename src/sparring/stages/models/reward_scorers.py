@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sparring.algo.credit.rules import OF_TURNS, name_of
+from sparring.algo.facts import name_of
+from sparring.algo.rules import credits_with
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
 from sparring.model.peft import is_adapter
 from sparring.protocols import Scorer
 from sparring.recipe.sections.preference import StepsConfig
-from sparring.render.steps import Steps
+from sparring.render.steps import StepSplitter
 from sparring.rollout.reward_scorer import RewardScorer
 from sparring.rollout.turn_scorer import TurnScorer
 from sparring.stages.context import POLICY, Context
@@ -32,18 +33,18 @@ def reward_scorer(context: Context) -> Scorer | None:
     if section.reward_model is None:
         return None
     own = section.reward_model == OWN
-    model = context.cluster.worth(POLICY if own else section.reward_model, path=str(_folder(context)))
+    model = context.cluster.value_model(POLICY if own else section.reward_model, path=str(_folder(context)))
     if section.reward_by == "reply":
         return RewardScorer(model, weight=section.reward_weight)
     steps = _steps(context) if section.reward_by == "step" else None
     return TurnScorer(model, weight=section.reward_weight, steps=steps)
 
 
-def _steps(context: Context) -> Steps:
+def _steps(context: Context) -> StepSplitter:
     """What divides turns into steps: what the reward model learned from was divided so."""
     loss, given = context.config.reward_model.loss, context.config.rl.reward_separator
     learned = loss.separator if isinstance(loss, StepsConfig) else "\n"
-    return Steps(context.renderer(context.input("rl")), given or learned)
+    return StepSplitter(context.renderer(context.input("rl")), given or learned)
 
 
 def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
@@ -96,8 +97,8 @@ def _check_turns(context: Context) -> None:
     if "rl" not in config.run.stages:
         return
     got = "rl.preference" if config.rl.preference is not None else repr(name_of(config.algo.credit))
-    if config.rl.preference is not None or not isinstance(config.algo.credit, OF_TURNS):
-        rules = ", ".join(sorted(str(rule.__struct_config__.tag) for rule in OF_TURNS))
+    if config.rl.preference is not None or not config.algo.credit.tells_turns_apart:
+        rules = ", ".join(credits_with(lambda rule: rule.tells_turns_apart))
         raise refusal(
             "rl.reward_by", f'a credit that tells turns apart beside "{by}" ({rules})', got, "choose one of these"
         )

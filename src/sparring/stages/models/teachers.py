@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from sparring.algo.annotate.across import AcrossTokenizers, Tongue
-from sparring.algo.annotate.feedback import sibling_reading
-from sparring.algo.annotate.teacher import Asker, Scoring, TeacherRows
-from sparring.algo.annotate.watch import Watch
+from sparring.algo.annotate.across import AcrossTokenizers, TeacherTokenizer
+from sparring.algo.annotate.feedback import sibling_feedback
+from sparring.algo.annotate.provenance import SampleProvenance
+from sparring.algo.annotate.teacher import ScoreClient, ScoringEngine, TeacherRows
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.generation import ScoreRequest
@@ -28,7 +28,9 @@ OWN = (POLICY, AVERAGE)
 """Teachers that are the policy itself: as it is served at that time, and the moving average of that."""
 
 
-def teacher_annotator(context: Context, watch: Watch, *, engine: Engine, trainer: Trainer, source: Path) -> Annotator:
+def teacher_annotator(
+    context: Context, watch: SampleProvenance, *, engine: Engine, trainer: Trainer, source: Path
+) -> Annotator:
     """Return the annotator that asks the teachers of `[distill]` about the rows of the policy.
 
     Args:
@@ -39,38 +41,44 @@ def teacher_annotator(context: Context, watch: Watch, *, engine: Engine, trainer
         source: the folder that the policy starts from.
     """
     stage = context.config.distill
-    own: dict[str, Scoring] = {POLICY: engine, AVERAGE: HeldTeacher(trainer, AVERAGE)}
-    engines: dict[str, Scoring] = {}
+    own: dict[str, ScoringEngine] = {POLICY: engine, AVERAGE: HeldTeacher(trainer, AVERAGE)}
+    engines: dict[str, ScoringEngine] = {}
     if stage.over != "vocabulary":
         for name in sorted(set(stage.teachers.values())):
             engines[name] = (
                 own[name] if name in OWN else context.cluster.engine(name, path=str(teacher_folder(context, name)))
             )
-    asker = Asker(max_concurrent=stage.max_concurrent_scores, retries=stage.retries, retry_delay_s=stage.retry_delay_s)
+    asker = ScoreClient(
+        max_concurrent=stage.max_concurrent_scores, retries=stage.retries, retry_delay_s=stage.retry_delay_s
+    )
     student, tools = context.renderer(source), context.factory.make().tools
     if stage.tokenizers == "any":
-        tongues = {name: tongue(context, name) for name in engines}
-        return AcrossTokenizers(watch, stage.teachers, engines, asker, student=student, tongues=tongues, tools=tools)
+        tokenizers = {name: tongue(context, name) for name in engines}
+        return AcrossTokenizers(
+            watch, stage.teachers, engines, asker, student=student, tokenizers=tokenizers, tools=tools
+        )
     return TeacherRows(
         watch,
         stage.teachers,
         engines,
         asker,
         top_k=stage.top_k if stage.over == "top_k" else 0,
-        reading=sibling_reading(watch, student, tools) if stage.feedback == "sibling" else None,
-        room=min(
+        reading=sibling_feedback(watch, student, tools) if stage.feedback == "sibling" else None,
+        max_tokens=min(
             room_of(context, POLICY, source) if name in OWN else room_of(context, name)
             for name in stage.teachers.values()
         ),
     )
 
 
-def tongue(context: Context, name: str) -> Tongue:
+def tongue(context: Context, name: str) -> TeacherTokenizer:
     """How the model `name` of the recipe writes."""
     spec, folder = context.config.models[name], base_folder(teacher_folder(context, name))
     renderer = load_renderer(folder, spec.renderer, spec.thinking, context.config.render.control_tokens)
     end = reply_tokens(renderer, Message(role="assistant", content="."))[-1]
-    return Tongue(renderer=renderer, encode=load_tokenizer(folder).encode, end=end, room=room_of(context, name))
+    return TeacherTokenizer(
+        renderer=renderer, encode=load_tokenizer(folder).encode, end=end, max_tokens=room_of(context, name)
+    )
 
 
 def room_of(context: Context, name: str, folder: Path | None = None) -> int:
@@ -194,10 +202,10 @@ def check_distill(context: Context) -> list[str]:
 
 def _check_key(spec: ModelConfig) -> None:
     """The key that its server wants, if any, is there."""
-    from sparring.engine.adapters.key import key_of
+    from sparring.engine.adapters.client import read_api_key
 
     if spec.served is not None:
-        key_of(spec.served.api_key_env)
+        read_api_key(spec.served.api_key_env)
 
 
 def _check_teacher(context: Context, where: str, name: str) -> None:

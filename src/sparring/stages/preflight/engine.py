@@ -1,12 +1,66 @@
-"""Preflight of an engine that another process serves: it answers, and it fits the run."""
+"""Preflight of the engine: settings that only the native one has, vLLM, and servers of other processes."""
 
 from __future__ import annotations
 
+from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
+from sparring.model.outline import Outline
 from sparring.stages.context import POLICY, Context
 
 
-def check_served(context: Context) -> list[str]:
+def check_engine(context: Context, shape: Outline) -> list[str]:
+    """Refuse what an engine other than the native one cannot do or does not let a client decide; ask servers to answer.
+
+    Args:
+        context: of the run.
+        shape: of the policy.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: a setting is another engine's, vLLM is not installed, or a server does not answer or fit.
+    """
+    engine, rollout = context.config.engine, context.config.rollout
+    if engine.kind == "native":
+        return []
+    advice = {
+        "vllm": "leave it out; vLLM's own settings go into engine.vllm.arguments",
+        "remote": "leave it out; give it to `sparring serve`, as --set engine.{name}={value}",
+        "openai": "leave it out; it is the server's to decide",
+    }[engine.kind]
+    defaults, native_only = (
+        EngineConfig(),
+        ("idle_kv_bytes", "speculation", *(() if engine.kind == "remote" else ("kv_tokens",))),
+    )
+    for name in native_only if engine.kind == "vllm" else (*native_only, "kv_across_turns", "live_kv"):
+        if (value := getattr(engine, name)) != getattr(defaults, name):
+            expected = 'engine.kind = "native", which alone reads it'
+            raise refusal(f"engine.{name}", expected, repr(value), advice.format(name=name, value=value))
+    if rollout.constraint is not None and engine.kind != "remote":
+        expected = f'none with engine.kind = "{engine.kind}", which takes no token masks from its client'
+        got, do = f"a {rollout.constraint.kind}", 'leave it out, or set engine.kind = "native"'
+        raise refusal("rollout.constraint", expected, got, do)
+    return _vllm(context, shape) if engine.kind == "vllm" else _answers(context)
+
+
+def _vllm(context: Context, shape: Outline) -> list[str]:
+    """vLLM is there, and keeps and samples as the recipe says."""
+    from sparring.engine.adapters.vllm_server import find_vllm
+    from sparring.engine.adapters.vllm_wire import WHOLE_VOCABULARY, truncates
+
+    engine, rollout = context.config.engine, context.config.rollout
+    if engine.kv_across_turns == "offload":
+        raise refusal("engine.kv_across_turns", '"keep" or "drop" with vLLM', '"offload"', "choose one of these")
+    if truncates(rollout.sampling()) and not rollout.top_k and shape.vocab_size > WHOLE_VOCABULARY:
+        expected = (
+            f"one beside top_p and min_p with vLLM, whose kept tokens are known as the likeliest of {shape.vocab_size}"
+        )
+        raise refusal("rollout.top_k", expected, "0", "set it, or truncate nothing")
+    return [f"engine: {find_vllm(engine)} has vLLM"]
+
+
+def _answers(context: Context) -> list[str]:
     """Ask the server, if the run's engine is one.
 
     Returns:
@@ -15,10 +69,10 @@ def check_served(context: Context) -> list[str]:
     Raises:
         BadInput: no server answers, it does not compute as the run's model, or the run trains and it takes no weights.
     """
-    from sparring.engine.adapters.key import key_of
+    from sparring.engine.adapters.client import read_api_key
     from sparring.engine.adapters.openai_compatible import OpenAiEngine
     from sparring.engine.adapters.remote import RemoteEngine
-    from sparring.model.kernels import ops
+    from sparring.kernels import ops
 
     engine, spec = context.config.engine, context.config.models[POLICY]
     if engine.kind == "openai":
@@ -27,10 +81,10 @@ def check_served(context: Context) -> list[str]:
             raise refusal(
                 "engine.kind", expected, '"openai"', 'write "native" or "remote", or leave rl out of run.stages'
             )
-        OpenAiEngine(engine.url, model=engine.served_model, api_key=key_of(engine.api_key_env))
+        OpenAiEngine(engine.url, model=engine.served_model, api_key=read_api_key(engine.api_key_env))
         return [f"engine: {engine.url} takes and tells token ids"]
     if engine.kind == "remote":
-        remote = RemoteEngine(engine.url, name=POLICY, api_key=key_of(engine.api_key_env))
+        remote = RemoteEngine(engine.url, name=POLICY, api_key=read_api_key(engine.api_key_env))
         numerics = "fast" if spec.numerics == "fast" else ops.path_name(context.config.run.device)
         remote.check(spec.dtype, numerics, engine)
         return [

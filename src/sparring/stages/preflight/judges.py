@@ -69,5 +69,5 @@ def _check_model(context: Context, where: str, part: AskedPart) -> None:
     if spec.path is not None:
         local_folder(spec.path)
     if part.constrain and spec.served is not None and spec.served.kind != "remote":
-        got = f'true with a server of kind "{spec.served.kind}", which asks nobody between two tokens'
+        got = f'true with a server of kind "{spec.served.kind}", which takes no token masks from its client'
         raise refusal(f"{where}.constrain", "false", got, "leave it out, and let find pick the verdict")

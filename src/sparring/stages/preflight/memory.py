@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparring.engine.config import EngineConfig
 from sparring.envs.rubrics.config import judging
+from sparring.errors import refusal
 from sparring.model.hub import local_folder
 from sparring.model.outline import Outline, Size, fresh_outline, outline
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.rl import CriticConfig, ImplicitConfig
-from sparring.stages.context import LIVE, POLICY
+from sparring.stages.context import LIVE, POLICY, TOLD, Context
 from sparring.stages.models.reference import AVERAGE, is_averaging, is_held, reference_model
 
 if TYPE_CHECKING:
     from sparring.train.config import TrainConfig
+
+GIB = 1 << 30
 
 FLOAT = 4
 """Bytes of the numbers that an optimiser keeps, whatever the model computes in."""
@@ -245,7 +249,7 @@ def _engine(config: RunConfig, name: str) -> EngineConfig:
 def _cache(config: RunConfig, model: Outline, name: str) -> int:
     """Of one engine: pages here and in host memory, of which one more is the probe's, and slots of recurrent states."""
     from sparring.engine.sizes import Sizes
-    from sparring.model.recurrent import state_bytes
+    from sparring.model.states import state_bytes
 
     sizes = Sizes.of(model.model, _engine(config, name))
     states = (sizes.num_states + 1) * state_bytes(model.model.recurrent) if model.model.recurrent else 0
@@ -262,7 +266,6 @@ def _sampling(config: RunConfig, model: Outline, name: str) -> int:
 
 def in_words(held: Held) -> str:
     """The total and its parts."""
-    gib = 1 << 30
     parts: Sequence[tuple[str, int]] = (
         ("weights", held.weights),
         ("packed weights", held.packed),
@@ -272,5 +275,40 @@ def in_words(held: Held) -> str:
         ("engines' caches", held.cache),
         ("the rest", held.process + held.sampling + held.uncounted),
     )
-    shares = ", ".join(f"{name} {size / gib:.1f}" for name, size in parts if size)
-    return f"{held.total / gib:.1f} GiB in stage {held.stage} ({shares})"
+    shares = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts if size)
+    return f"{held.total / GIB:.1f} GiB in stage {held.stage} ({shares})"
+
+
+def check_memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
+    """Compare the run's peak memory and its checkpoints' size with what the machine has; `run.memory = "warn"` only
+    warns.
+
+    Returns:
+        One sentence each.
+
+    Raises:
+        BadInput: memory or disk is too small.
+    """
+    config, held = context.config, Held.of(context.config, shapes, resident())
+    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    warnings = []
+    if config.run.device == "cpu" and held.total > here:
+        do = "lower train.token_budget, engine.kv_bytes or engine.offload_bytes, or take a smaller model"
+        got = f"{here / GIB:.1f} GiB on this machine"
+        if config.run.memory == "refuse":
+            raise refusal("memory", in_words(held), got, f'{do}; run.memory = "warn" goes on all the same')
+        warnings.append(f"memory: warning: expected {in_words(held)}, got {got}; {do}")
+    free = shutil.disk_usage(context.folder).free
+    disk = ((held.trained + held.learner) * 12 + held.averaged * 4) * (config.train.keep_last + 1) * 2
+    if disk > free:
+        raise refusal(
+            str(context.folder),
+            f"{disk / GIB:.1f} GiB of disk for checkpoints",
+            f"{free / GIB:.1f} GiB",
+            "free disk space",
+        )
+    millions = held.parameters / 1e6
+    about = f"memory: about {held.total / GIB:.2f} GiB of {here / GIB:.0f} GiB"
+    facts = [f"{about} for {millions:.2f} million parameters, most of it in stage {held.stage}", *warnings]
+    context.store.put(TOLD, facts[-1])
+    return facts

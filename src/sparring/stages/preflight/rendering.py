@@ -47,11 +47,11 @@ def check_rendering(
     Raises:
         BadInput: something does not round-trip, or does not fit.
     """
-    from sparring.render.prove import prove
+    from sparring.render.round_trip import check_round_trip
 
     tools = context.factory.make().tools
     with _renderer(context, shape, shown) as renderer:
-        proven = prove(renderer, tools, context.config.render.control_tokens)
+        proven = check_round_trip(renderer, tools, context.config.render.control_tokens)
         facts = [f"render: {fact}" for fact in proven] + _sampling(context, shape, renderer)
         _compiles(held, renderer)
         known = [conversation.task for conversation in shown if conversation.task is not None]

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from sparring.algo.annotate.observed import observing
-from sparring.algo.annotate.watch import Watch
+from sparring.algo.annotate.observations import observation_targets
+from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.batch.batches import Plan, batches
 from sparring.loop import run_loop
 from sparring.observe.hooks import timed
@@ -40,11 +40,13 @@ from sparring.types import Batch, Group, StepResult
 
 
 class Stateful(Protocol):
-    """Something whose state is saved with every checkpoint; `restore` takes what `state` gave, or nothing where the
-    checkpoint is of before there was any."""
+    """Something whose state is saved with every checkpoint."""
 
-    def state(self) -> Mapping[str, Any]: ...
-    def restore(self, state: Mapping[str, Any]) -> None: ...
+    def state(self) -> Mapping[str, Any]:
+        """Return what `restore` needs."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; an empty one where the checkpoint is older than the part."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +97,7 @@ class OnlineTraining:
         self.engine = timed(self._served, self._spans, ENGINE_SPANS)
         self.trainers: dict[str, Trainer] = {}
         self.add(POLICY, context.cluster.trainer(POLICY, path=str(self.source), plan=plan))
-        self.watch = Watch()
+        self.watch = SampleProvenance()
         context.sink.start(stage, section.steps)
 
     def add(self, role: str, trainer: Trainer) -> None:
@@ -170,7 +172,7 @@ class OnlineTraining:
                 groups_per_step=self._section.groups_per_step,
                 credit=objective.credit,
                 model=POLICY,
-                annotators=[*objective.annotators, *observing(self.watch, self._section.observations), self.watch],
+                annotators=[*objective.annotators, *observation_targets(self.watch, self._section.observations), self.watch],
                 store=self._context.store,
                 plan=replace(objective.plan, stage=self._stage),
             )

@@ -1,1 +1,1 @@
-"""The preference term: losses of pairs of replies, or of single ones that somebody wanted or did not want."""
+"""The preference term: losses of pairs of replies, or of single replies labelled wanted or unwanted."""

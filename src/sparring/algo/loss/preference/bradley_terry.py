@@ -12,10 +12,8 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from sparring.algo.loss.preference.pairs import pair_metrics, per_pair, sides
+from sparring.annotations import Annotation
 from sparring.protocols import LossResult, Needs
-
-MARGIN = "margin"
-"""The annotation that says how much better the chosen text is; rows without one have 0."""
 
 
 class BradleyTerry:
@@ -37,18 +35,18 @@ class BradleyTerry:
         self.centre = centre
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss, a scalar from `value` [M] float32 with gradient; metrics as of
+        """Compute the term's share of the update's loss, a scalar from `value` [M] float32 with gradient; metrics as of
         `PairLoss`."""
         weights, values = micro_batch.weights[self.term], quantities["value"]
         pair, side = sides(micro_batch, weights)
-        ours = pair >= 0
+        paired = pair >= 0
         of_pair = per_pair(weights, pair)
-        places = (pair * 2 + side)[ours]
-        rewards = values.new_zeros(2 * len(of_pair)).index_add(0, places, values[ours]).view(-1, 2)
+        places = (pair * 2 + side)[paired]
+        rewards = values.new_zeros(2 * len(of_pair)).index_add(0, places, values[paired]).view(-1, 2)
         margin = rewards[:, 0] - rewards[:, 1]
-        if MARGIN in micro_batch.annotations:
-            asked = micro_batch.annotations[MARGIN].to(values.dtype)
-            of_side = values.new_zeros(2 * len(of_pair)).index_add(0, places, asked[ours]).view(-1, 2)
+        if Annotation.MARGIN in micro_batch.annotations:
+            margins = micro_batch.annotations[Annotation.MARGIN].to(values.dtype)
+            of_side = values.new_zeros(2 * len(of_pair)).index_add(0, places, margins[paired]).view(-1, 2)
             margin = margin - of_side[:, 0]
         wrong = self.centre * rewards.sum(1) ** 2 - logsigmoid(margin)
         loss = (of_pair * wrong).sum() / micro_batch.denominators[self.term]

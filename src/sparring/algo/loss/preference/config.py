@@ -1,4 +1,4 @@
-"""Which preference loss a recipe asks for, by name. Torch-free."""
+"""Configuration of preference losses, by name. Torch-free."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class DpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     )
 
     beta: float = 0.1
-    """How far the policy is held to the reference: larger is nearer."""
+    """Strength with which the policy is held to the reference: larger is nearer."""
     label_smoothing: float = 0.0
-    """How often a label is thought to be the wrong way round (conservative DPO)."""
+    """Share of labels that are taken to be the wrong way round (conservative DPO)."""
 
     def __post_init__(self) -> None:
         _positive(beta=self.beta)
@@ -53,7 +53,7 @@ class RobustDpoConfig(
     )
 
     beta: float = 0.1
-    """How far the policy is held to the reference: larger is nearer."""
+    """Strength with which the policy is held to the reference: larger is nearer."""
     flip_rate: float = 0.1
     """The rate."""
 
@@ -103,11 +103,11 @@ class KtoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     )
 
     beta: float = 0.1
-    """How far the policy is held to the reference: larger is nearer."""
+    """Strength with which the policy is held to the reference: larger is nearer."""
     wanted: float = 1.0
-    """What a wanted reply counts."""
+    """Weight of a wanted reply."""
     unwanted: float = 1.0
-    """What an unwanted reply counts."""
+    """Weight of an unwanted reply."""
 
     def __post_init__(self) -> None:
         _positive(beta=self.beta, wanted=self.wanted, unwanted=self.unwanted)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import logsigmoid
 
-from sparring.algo.loss.preference.pairs import Replies
+from sparring.algo.loss.preference.pairs import ReplySums
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dpo:
-    """Implements `Form` after Rafailov et al. (arXiv 2305.18290, equation 7).
+    """Implements `PairForm` after Rafailov et al. (arXiv 2305.18290, equation 7).
 
         reward = beta * (log pi(y|x) - log reference(y|x))
         loss   = -(1 - s) * log sigmoid(margin) - s * log sigmoid(-margin)
@@ -26,11 +26,11 @@ class Dpo:
     name: str = "dpo"
     has_reference: bool = True
 
-    def reward(self, replies: Replies) -> torch.Tensor:
-        """Implicit rewards, in nats times beta."""
+    def reward(self, replies: ReplySums) -> torch.Tensor:
+        """Return implicit rewards, in nats times beta."""
         return self.beta * (replies.logprob - replies.reference)
 
     def loss(self, margin: torch.Tensor) -> torch.Tensor:
-        """[P] -> [P]."""
+        """Compute the loss [P] of margins [P]."""
         wrong = self.label_smoothing
         return -(1.0 - wrong) * logsigmoid(margin) - wrong * logsigmoid(-margin)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from sparring.algo.loss.preference.pairs import Replies
+from sparring.algo.loss.preference.pairs import ReplySums
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ipo:
-    """Implements `Form` after Azar et al. (arXiv 2310.12036, equation 17).
+    """Implements `PairForm` after Azar et al. (arXiv 2310.12036, equation 17).
 
         reward = log pi(y|x) - log reference(y|x)
         loss   = (margin - 1 / (2 beta))^2
@@ -25,11 +25,11 @@ class Ipo:
     name: str = "ipo"
     has_reference: bool = True
 
-    def reward(self, replies: Replies) -> torch.Tensor:
-        """Log-ratios, in nats or nats a token."""
+    def reward(self, replies: ReplySums) -> torch.Tensor:
+        """Return log-ratios, in nats or nats a token."""
         ratio = replies.logprob - replies.reference
         return ratio / replies.length if self.length_averaged else ratio
 
     def loss(self, margin: torch.Tensor) -> torch.Tensor:
-        """[P] -> [P]."""
+        """Compute the loss [P] of margins [P]."""
         return (margin - 1.0 / (2.0 * self.beta)) ** 2

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from sparring.algo.loss.preference.pairs import REFERENCE, replies
+from sparring.algo.loss.preference.pairs import replies
+from sparring.annotations import Annotation
 from sparring.protocols import LossResult, Needs
 
 
@@ -34,19 +35,20 @@ class Kto:
         self.beta, self.wanted, self.unwanted = beta, wanted, unwanted
 
     def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
-        """`kto_shift` [M]: the mean of r over the mismatched rows of an optimiser step, the same at every token.
+        """Compute `kto_shift` [M]: the mean of r over the mismatched rows of an optimiser step, the same at every
+        token.
 
         Raises:
             ValueError: there is no such row.
         """
         reward, there = self._rewards(quantities, micro_batch)
-        found = reward[there & (micro_batch.label == 0)]
-        if not len(found):
+        mismatched = reward[there & (micro_batch.label == 0)]
+        if not len(mismatched):
             raise ValueError("expected mismatched rows (label 0) in a step of kto, got none; add them to the batch")
-        return {"kto_shift": found.double().mean().expand(len(micro_batch.targets))}
+        return {Annotation.KTO_SHIFT: mismatched.double().mean().expand(len(micro_batch.targets))}
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss.
+        """Compute the term's share of the update's loss.
 
         Args:
             quantities: `logprob` [M] float32 with gradient.
@@ -57,7 +59,7 @@ class Kto:
             kto_shift (z) as (sum, count) over rows.
         """
         reward, there = self._rewards(quantities, micro_batch)
-        label, shift = micro_batch.label.to(reward.dtype), micro_batch.annotations["kto_shift"][0].clamp(min=0)
+        label, shift = micro_batch.label.to(reward.dtype), micro_batch.annotations[Annotation.KTO_SHIFT][0].clamp(min=0)
         there = there & (label != 0)
         scale = torch.full_like(reward, self.unwanted).masked_fill(label > 0, self.wanted)
         value = scale * torch.sigmoid(self.beta * label * (reward - shift))
@@ -65,12 +67,14 @@ class Kto:
         of_row = weights.new_zeros(len(label)).index_add(0, micro_batch.rows, weights)
         loss = (of_row * (scale - value))[there].sum() / micro_batch.denominators[self.term]
         metrics = {"kto_shift": (float(shift) * int(there.sum()), int(there.sum()))}
-        for name, ours in (("reward_chosen", there & (label > 0)), ("reward_rejected", there & (label < 0))):
-            metrics[name] = (self.beta * float(reward.detach()[ours].double().sum()), int(ours.sum()))
+        for name, side in (("reward_chosen", there & (label > 0)), ("reward_rejected", there & (label < 0))):
+            metrics[name] = (self.beta * float(reward.detach()[side].double().sum()), int(side.sum()))
         return LossResult(loss=loss, metrics=metrics)
 
     def _rewards(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """r of every row [R], and whether the term weighs it [R]."""
+        """Compute r of every row [R], and whether the term weighs the row [R]."""
         which = torch.where(micro_batch.weights[self.term] != 0, micro_batch.rows, -1)
-        found = replies(quantities["logprob"], micro_batch.annotations[REFERENCE], which, len(micro_batch.label))
-        return found.logprob - found.reference, found.length > 0
+        totals = replies(
+            quantities["logprob"], micro_batch.annotations[Annotation.REFERENCE], which, len(micro_batch.label)
+        )
+        return totals.logprob - totals.reference, totals.length > 0

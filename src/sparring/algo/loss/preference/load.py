@@ -1,4 +1,4 @@
-"""Which loss a config asks for."""
+"""Choice of the preference loss that a config names."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ FORMS = {DpoConfig: Dpo, RobustDpoConfig: RobustDpo, IpoConfig: Ipo, SimPoConfig
 
 
 def load_preference(config: PreferenceLoss) -> PairLoss | Kto:
-    """The loss of `config`, with its settings."""
+    """Return the loss of `config`, with its settings."""
     settings = msgspec.structs.asdict(config)
     return Kto(**settings) if isinstance(config, KtoConfig) else PairLoss(FORMS[type(config)](**settings))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import logsigmoid
 
-from sparring.algo.loss.preference.pairs import Replies
+from sparring.algo.loss.preference.pairs import ReplySums
 
 MOST_LIKELY = -1e-6
 """Where the mean log-probability of a reply ends: the odds of what is certain are infinite."""
@@ -15,7 +15,7 @@ MOST_LIKELY = -1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Orpo:
-    """Implements `Form` after Hong et al. (arXiv 2403.07691, equations 4, 6 and 7).
+    """Implements `PairForm` after Hong et al. (arXiv 2403.07691, equations 4, 6 and 7).
 
         reward = log odds = m - log(1 - exp(m)),    m = log pi(y|x) / length
         loss   = -strength * log sigmoid(margin)
@@ -28,11 +28,11 @@ class Orpo:
     name: str = "orpo"
     has_reference: bool = False
 
-    def reward(self, replies: Replies) -> torch.Tensor:
-        """Logarithms of odds."""
+    def reward(self, replies: ReplySums) -> torch.Tensor:
+        """Return logarithms of odds."""
         mean = (replies.logprob / replies.length).clamp(max=MOST_LIKELY)
         return mean - torch.log(-torch.expm1(mean))
 
     def loss(self, margin: torch.Tensor) -> torch.Tensor:
-        """[P] -> [P]."""
+        """Compute the loss [P] of margins [P]."""
         return -self.strength * logsigmoid(margin)

@@ -1,4 +1,4 @@
-"""Pairs of replies: a form says what a reply is worth and how wrong a margin is; the rest is the same for all.
+"""Losses of pairs of replies: a form has the reward of a reply and the loss of a margin; the rest is the same for all.
 
 Shapes: M weighted tokens of a micro-batch, R rows, P pairs.
 """
@@ -10,14 +10,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from sparring.annotations import Annotation
 from sparring.protocols import LossResult, Needs
 from sparring.types import Sample
 
-REFERENCE = "reference"
-"""The annotation that holds the reference model's log-probabilities."""
 
-
-class Replies(NamedTuple):
+class ReplySums(NamedTuple):
     """Sums over the tokens of each reply, all of one shape: log-probabilities under the policy and under the reference
     (zeros where there is none), and their number."""
 
@@ -26,18 +24,19 @@ class Replies(NamedTuple):
     length: torch.Tensor
 
 
-class Form(Protocol):
+class PairForm(Protocol):
     """One algorithm over pairs. `has_reference`: rows carry the annotation `reference`."""
 
     name: str
     has_reference: bool
 
-    def reward(self, replies: Replies) -> torch.Tensor:
-        """What each reply is worth."""
+    def reward(self, replies: ReplySums) -> torch.Tensor:
+        """Compute the reward of each reply."""
         ...
 
     def loss(self, margin: torch.Tensor) -> torch.Tensor:
-        """How wrong it is that the chosen reply is worth `margin` [P] more than the rejected one."""
+        """Compute the loss of each pair from `margin` [P], the reward of the chosen reply less that of the rejected
+        one."""
         ...
 
 
@@ -52,11 +51,11 @@ class PairLoss:
     term = "preference"
     needs = Needs(quantities=frozenset({"logprob"}), unit="pair")
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: PairForm) -> None:
         self.form = form
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """The term's share of the update's loss.
+        """Compute the term's share of the update's loss.
 
         Args:
             quantities: `logprob` [M] float32 with gradient.
@@ -68,7 +67,7 @@ class PairLoss:
         """
         weights = micro_batch.weights[self.term]
         pair, side = sides(micro_batch, weights)
-        reference = micro_batch.annotations[REFERENCE] if self.form.has_reference else None
+        reference = micro_batch.annotations[Annotation.REFERENCE] if self.form.has_reference else None
         rewards = self.form.reward(replies(quantities["logprob"], reference, pair * 2 + side, 2 * _count(pair))).view(
             -1, 2
         )
@@ -79,42 +78,43 @@ class PairLoss:
 
 
 def sides(micro_batch: Any, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each of the M tokens its pair, from 0, and its side: 0 chosen, 1 rejected; the pair is -1 where `weights` [M]
-    is 0.
+    """Return, for each of the M tokens, its pair, from 0, and its side: 0 chosen, 1 rejected; the pair is -1 where
+    `weights` [M] is 0.
 
     Raises:
         ValueError: a pair lacks a side.
     """
-    ours = weights != 0
+    weighted = weights != 0
     label = micro_batch.label[micro_batch.rows]
-    _, pair = micro_batch.group[micro_batch.rows[ours]].unique(return_inverse=True)
+    _, pair = micro_batch.group[micro_batch.rows[weighted]].unique(return_inverse=True)
     everywhere = torch.full_like(micro_batch.rows, -1)
-    everywhere[ours] = pair
+    everywhere[weighted] = pair
     side = (label < 0).long()
-    if len((everywhere * 2 + side)[ours].unique()) != 2 * _count(everywhere):
+    if len((everywhere * 2 + side)[weighted].unique()) != 2 * _count(everywhere):
         raise ValueError("preference: a pair without a chosen or without a rejected reply")
     return everywhere, side
 
 
-def replies(logprob: torch.Tensor, reference: torch.Tensor | None, which: torch.Tensor, count: int) -> Replies:
-    """`count` replies from [M] tokens, of which token m belongs to reply which[m]; to none where that is negative."""
-    ours = which >= 0
+def replies(logprob: torch.Tensor, reference: torch.Tensor | None, which: torch.Tensor, count: int) -> ReplySums:
+    """Sum the [M] tokens of `count` replies, of which token m belongs to reply which[m]; to none where that is
+    negative."""
+    belongs = which >= 0
     zeros = logprob.new_zeros(count)
 
     def summed(values: torch.Tensor) -> torch.Tensor:
-        return zeros.index_add(0, which[ours], values[ours].to(zeros.dtype))
+        return zeros.index_add(0, which[belongs], values[belongs].to(zeros.dtype))
 
-    known = torch.zeros_like(logprob) if reference is None else reference
-    return Replies(summed(logprob), summed(known), summed(torch.ones_like(logprob)))
+    reference_values = torch.zeros_like(logprob) if reference is None else reference
+    return ReplySums(summed(logprob), summed(reference_values), summed(torch.ones_like(logprob)))
 
 
 def per_pair(weights: torch.Tensor, pair: torch.Tensor) -> torch.Tensor:
-    """[P]: what each pair weighs."""
+    """Sum the weights of each pair [P]."""
     return weights.new_zeros(_count(pair)).index_add(0, pair[pair >= 0], weights[pair >= 0])
 
 
 def pair_metrics(rewards: torch.Tensor) -> dict[str, tuple[float, float]]:
-    """Of rewards [P, 2], chosen and rejected."""
+    """Compute the metrics of rewards [P, 2], chosen and rejected."""
     margin = rewards[:, 0] - rewards[:, 1]
     right = (margin > 0).double() + 0.5 * (margin == 0).double()
     names = ("accuracy", "reward_margin", "reward_chosen", "reward_rejected")
@@ -122,21 +122,25 @@ def pair_metrics(rewards: torch.Tensor) -> dict[str, tuple[float, float]]:
     return {name: (value, len(margin)) for name, value in zip(names, values, strict=True)}
 
 
-def rewards_of(form: Form, rows: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> list[float]:
-    """What each row's reply is worth, in float64.
+def rewards_of(form: PairForm, rows: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> list[float]:
+    """Compute the reward of each row's reply in float64.
 
     Args:
         form: the algorithm.
         rows: with weights of the preference term.
         logprobs: per row and token, as `Trainer.forward` gives them.
     """
-    found = []
+    rewards = []
     for row, values in zip(rows, logprobs, strict=True):
-        ours = torch.tensor(row.weights[PairLoss.term]) != 0
-        reference = torch.tensor(row.annotations[REFERENCE], dtype=torch.float64)[ours] if form.has_reference else None
-        logprob = torch.tensor(values, dtype=torch.float64)[ours]
-        found.append(float(form.reward(replies(logprob, reference, torch.zeros(len(logprob), dtype=torch.int64), 1))))
-    return found
+        weighted = torch.tensor(row.weights[PairLoss.term]) != 0
+        reference = (
+            torch.tensor(row.annotations[Annotation.REFERENCE], dtype=torch.float64)[weighted]
+            if form.has_reference
+            else None
+        )
+        logprob = torch.tensor(values, dtype=torch.float64)[weighted]
+        rewards.append(float(form.reward(replies(logprob, reference, torch.zeros(len(logprob), dtype=torch.int64), 1))))
+    return rewards
 
 
 def _count(pair: torch.Tensor) -> int:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import logsigmoid
 
-from sparring.algo.loss.preference.pairs import Replies
+from sparring.algo.loss.preference.pairs import ReplySums
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimPo:
-    """Implements `Form` after Meng et al. (arXiv 2405.14734, equation 6).
+    """Implements `PairForm` after Meng et al. (arXiv 2405.14734, equation 6).
 
     reward = beta / length * log pi(y|x)
     loss   = -log sigmoid(margin - gamma)
@@ -23,10 +23,10 @@ class SimPo:
     name: str = "simpo"
     has_reference: bool = False
 
-    def reward(self, replies: Replies) -> torch.Tensor:
-        """Mean log-probabilities, times beta."""
+    def reward(self, replies: ReplySums) -> torch.Tensor:
+        """Return mean log-probabilities, times beta."""
         return self.beta * replies.logprob / replies.length
 
     def loss(self, margin: torch.Tensor) -> torch.Tensor:
-        """[P] -> [P]."""
+        """Compute the loss [P] of margins [P]."""
         return -logsigmoid(margin - self.gamma)

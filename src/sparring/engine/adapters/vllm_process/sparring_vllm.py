@@ -1,6 +1,6 @@
-"""What the processes in which vLLM computes import, under vLLM's own Python: nothing of Sparring.
+"""Extensions of vLLM's processes, run by vLLM's own Python: imports nothing of Sparring.
 
-`Receiver` is how weights come in, `Scheduler` how they are verified before anybody is served with them.
+`Receiver` loads weights; `ProbingScheduler` lets them be verified before any request is served by them.
 """
 
 from __future__ import annotations
@@ -23,39 +23,41 @@ from vllm.v1.request import Request
 
 BACKEND = "sparring"
 PROBE = "sparring-verifies"
-"""What the ids of requests that verify an update contain."""
+"""Part of the ids of requests that verify an update."""
 _DIE_WITH_PARENT = 1
 
 
 @dataclass
 class Nothing:
-    """A connection that needs no agreement."""
+    """Connection that needs no agreement."""
 
 
 @dataclass
 class Files:
-    """One update: safetensors files with the whole model under its Hugging Face names."""
+    """Update: safetensors files with the whole model under its Hugging Face names."""
 
     paths: list[str]
 
 
 class Receiver(WeightTransferEngine[Nothing, Files]):
-    """Reads weights from files, such as lie in shared memory, into the running model: vLLM's own layer-wise reload."""
+    """Reader of weights from files, such as lie in shared memory, into the running model, by vLLM's own layer-wise
+    reload."""
 
     init_info_cls = Nothing
     update_info_cls = Files
 
     def init_transfer_engine(self, init_info: Nothing) -> None:
-        """Nothing to agree on."""
+        """Do nothing: there is nothing to agree on."""
 
     def start_weight_update(self) -> None:
-        """Parameters are replaced layer by layer; what is derived from them is made again."""
+        """Begin to replace parameters layer by layer, with everything derived from them."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As the base class, which then waits for a device that a CPU build does not have."""
+        """Receive weights, and wait for the device where there is one: the base class also waits on a CPU build, which
+        has none."""
         self.receive_weights(self.parse_update_info(update_info))
         if not current_platform.is_cpu():
             torch.accelerator.synchronize()
@@ -75,23 +77,23 @@ class Receiver(WeightTransferEngine[Nothing, Files]):
             head.quant_method.process_weights_after_loading(head)
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds nothing."""
 
 
 class Worker:
-    """Mixed into vLLM's worker, so that each of its processes imports this module and knows `Receiver`."""
+    """Mix-in for vLLM's worker, so that each of its processes imports this module and knows `Receiver`."""
 
 
-class Scheduler(PlainScheduler if current_platform.is_cpu() else AsyncScheduler):
-    """vLLM's, but while everything is paused it serves the requests that verify an update. Without that, new weights
-    could be looked at only after running requests had sampled with them."""
+class ProbingScheduler(PlainScheduler if current_platform.is_cpu() else AsyncScheduler):
+    """vLLM's scheduler, which serves requests that verify an update while everything else is paused. Otherwise new
+    weights could be checked only after running requests had sampled with them."""
 
     def get_num_unfinished_requests(self) -> int:
-        """Also while paused: probes."""
+        """Count the probes too while paused."""
         return max(super().get_num_unfinished_requests(), len(self._probes()) if self._paused else 0)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        """Paused: the probes alone, the others stay where they are."""
+        """Schedule the probes alone while paused; the other requests stay as they are."""
         probes = self._probes() if self._paused else []
         if not probes:
             return super().schedule(throttle_prefills)
@@ -129,7 +131,7 @@ def _tensors(paths: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _end_with_parent() -> None:
-    """The processes in which vLLM computes end with the server, also where that was killed."""
+    """End this process with the server, also where that was killed."""
     if Path("/proc").is_dir():
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 

@@ -1,0 +1,117 @@
+"""Ratio: how much likelier a token, a turn or a sequence has become. Torch-free until called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from sparring.algo.facts import Facts
+from sparring.algo.tokens import PolicyTokens, RatioKind, Unit
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TokenRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="token", tag_field="name"):
+    """r_t = pi(y_t) / anchor(y_t): PPO (arXiv 1707.06347, section 3)."""
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 1707.06347, section 3",
+        defaults={},
+        differences=(),
+    )
+
+    unit: ClassVar[Unit] = "token"
+    kind: ClassVar[RatioKind] = "token"
+
+    def __call__(self, tokens: PolicyTokens) -> torch.Tensor:
+        """Compute the logarithm of each token's ratio [M]."""
+        return tokens.log_ratio
+
+
+class SequenceRatio(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="sequence", tag_field="name"
+):
+    """s_i = exp(mean over the sequence of log r_t), the same for all its tokens: GSPO (arXiv 2507.18071, equation 7).
+
+    With `per_token` its value is that of the sequence and its gradient each token's own: stop_gradient(s_i) * pi /
+    stop_gradient(pi), which is what advantages that differ within a sequence need (GSPO-token, equation 14).
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        source="arXiv 2507.18071, equation 7; `per_token` equation 14",
+        defaults={"per_token": "off"},
+        differences=(
+            (
+                "A sequence is one row: where a trajectory branches, tokens that an earlier branch claims are in no "
+                "other's ratio."
+            ),
+        ),
+    )
+
+    unit: ClassVar[Unit] = "sequence"
+    kind: ClassVar[RatioKind] = "mean"
+
+    per_token: bool = False
+    """Whether each token keeps its own gradient."""
+
+    def __call__(self, tokens: PolicyTokens) -> torch.Tensor:
+        """Compute the logarithm of each token's ratio [M]."""
+        return _mean_ratio(tokens, self.unit, per_token=self.per_token)
+
+
+class TurnRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="turn", tag_field="name"):
+    """exp(mean over the turn of log r_t), the same for all tokens of one turn: the sequence's ratio (GSPO, arXiv
+    2507.18071, equation 7) of what an agent does at once.
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        source="ours: the sequence's ratio (arXiv 2507.18071, equation 7) of one turn",
+        defaults={"per_token": "off"},
+        differences=(),
+    )
+
+    unit: ClassVar[Unit] = "turn"
+    kind: ClassVar[RatioKind] = "mean"
+
+    per_token: bool = False
+    """Whether each token keeps its own gradient, as for the ratio `sequence`."""
+
+    def __call__(self, tokens: PolicyTokens) -> torch.Tensor:
+        """Compute the logarithm of each token's ratio [M]."""
+        return _mean_ratio(tokens, self.unit, per_token=self.per_token)
+
+
+class ProductRatio(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="product", tag_field="name"
+):
+    """exp(sum over the sequence of log r_t), the same for all its tokens: the importance weight of a whole trajectory
+    (Precup, Sutton and Singh 2000). Unbiased, and of a variance that grows with the length: for gates that tame it,
+    such as `topr` and `vespo`.
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        source="Precup, Sutton and Singh 2000",
+        defaults={},
+        differences=(
+            (
+                "A sequence is one row: where a trajectory branches, tokens that an earlier branch claims are in no "
+                "other's ratio."
+            ),
+        ),
+    )
+
+    unit: ClassVar[Unit] = "sequence"
+    kind: ClassVar[RatioKind] = "product"
+
+    def __call__(self, tokens: PolicyTokens) -> torch.Tensor:
+        """Compute the logarithm of each token's ratio [M]."""
+        return tokens.sum(tokens.log_ratio, self.unit)
+
+
+def _mean_ratio(tokens: PolicyTokens, unit: Unit, *, per_token: bool) -> torch.Tensor:
+    """Compute the mean of log r_t over each token's unit [M]."""
+    if per_token:
+        return tokens.mean(tokens.log_ratio.detach(), unit) + (tokens.logprob - tokens.logprob.detach())
+    return tokens.mean(tokens.log_ratio, unit)

@@ -1,1 +1,0 @@
-"""Ratio: how much likelier a token, a turn or a sequence has become. Torch-free until called."""

@@ -1,0 +1,20 @@
+"""Facts that every shaping rule carries, with the values that most have."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from sparring.algo.facts import Facts
+
+
+class BaseShaping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name"):
+    """Base of the shaping rules, which change rewards between scoring and credit. A rule is one file; `algo/rules.py`
+    lists it."""
+
+    facts: ClassVar[Facts]
+    """The rule's sources."""
+
+    needs_nonnegative_rewards: ClassVar[bool] = False
+    """Whether a reward below 0 is an error, so that the rule stands before all that may make rewards negative."""

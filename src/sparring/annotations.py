@@ -1,0 +1,181 @@
+"""Annotations: every value per token that one part leaves on a row for another, declared in one place.
+
+`Sample.annotations` maps a name to one float per token of the row, [T]. Code refers to the members of `Annotation`,
+never to a literal, and a row with another name is refused. Writers and readers are derived from the source by a test,
+which also holds the table in docs/path/batch.md against this declaration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Declaration:
+    """Facts about one annotation."""
+
+    name: str
+    """The key in `Sample.annotations`."""
+    meaning: str
+    """The quantity and the tokens that have it; others have 0.0 unless it says otherwise."""
+    unit: str
+    """The unit, or the range of values."""
+    writers: tuple[str, ...]
+    """Modules below src/sparring that put it on rows."""
+    readers: tuple[str, ...]
+    """Modules below src/sparring that take it from rows, or from the tensors made of them."""
+
+
+class Annotation(StrEnum):
+    """Names of all annotations, each with its `declaration`. A member equals its name as a plain string."""
+
+    declaration: Declaration
+
+    def __new__(cls, declaration: Declaration) -> Annotation:
+        """Make the member, whose value is the declared name."""
+        member = str.__new__(cls, declaration.name)
+        member._value_ = declaration.name
+        member.declaration = declaration
+        return member
+
+    REFERENCE = Declaration(
+        name="reference",
+        meaning="log-probability of each weighted token under the reference model",
+        unit="nats",
+        writers=("batch/implicit.py", "stages/preference.py", "stages/models/reference.py"),
+        readers=(
+            "algo/annotate/kl.py",
+            "algo/config.py",
+            "algo/credit/prime.py",
+            "algo/loss/implicit.py",
+            "algo/loss/policy.py",
+            "algo/loss/preference/kto.py",
+            "algo/loss/preference/pairs.py",
+            "algo/shaping/kl_reward.py",
+            "batch/implicit.py",
+        ),
+    )
+    IMPLICIT = Declaration(
+        name="implicit",
+        meaning="log-probability of each weighted token under the implicit process reward model before the update",
+        unit="nats",
+        writers=("stages/models/annotators.py",),
+        readers=("algo/credit/prime.py", "stages/models/implicit_reward.py"),
+    )
+    PROXIMAL = Declaration(
+        name="proximal",
+        meaning="log-probability of each weighted token under the trainer's weights before the update",
+        unit="nats",
+        writers=("stages/models/annotators.py",),
+        readers=("algo/loss/policy.py",),
+    )
+    PROXIMAL_SHARE = Declaration(
+        name="proximal_share",
+        meaning="how far the estimated `proximal` lies on the way from the recorded to the current log-probability",
+        unit="0 to 1",
+        writers=("algo/annotate/trainer_quantity.py",),
+        readers=("algo/loss/policy.py",),
+    )
+    TEACHER = Declaration(
+        name="teacher",
+        meaning="the teacher's log-probability of each token that the policy term weighs",
+        unit="nats",
+        writers=("algo/annotate/across.py", "algo/annotate/teacher.py"),
+        readers=("algo/loss/distill.py",),
+    )
+    VALUE = Declaration(
+        name="value",
+        meaning="the critic's value of the text before each weighted token, before the update",
+        unit="reward",
+        writers=("stages/models/annotators.py",),
+        readers=("algo/credit/gae.py", "algo/loss/value.py", "batch/critic.py", "stages/models/critic.py"),
+    )
+    RETURN = Declaration(
+        name="return",
+        meaning="the critic's target at each weighted token",
+        unit="reward",
+        writers=("algo/credit/gae.py",),
+        readers=("algo/loss/value.py", "batch/critic.py"),
+    )
+    REWARD = Declaration(
+        name="reward",
+        meaning="reward of each weighted token beside the score, such as a KL penalty",
+        unit="reward",
+        writers=("algo/shaping/kl_reward.py",),
+        readers=("algo/credit/members.py", "algo/shaping/kl_reward.py"),
+    )
+    RIGHT = Declaration(
+        name="right",
+        meaning="at each weighted token, whether the rollout was right",
+        unit="0 or 1",
+        writers=("algo/credit/prime.py",),
+        readers=("batch/implicit.py",),
+    )
+    PROBABILITY_SQUARES = Declaration(
+        name="probability_squares",
+        meaning="sum over the vocabulary of the squared probabilities in the place of each weighted token",
+        unit="0 to 1",
+        writers=("stages/models/annotators.py",),
+        readers=("algo/credit/optimal_token_baseline.py", "stages/models/annotators.py"),
+    )
+    KL_COEFFICIENT = Declaration(
+        name="kl_coefficient",
+        meaning="the adaptive coefficient of the KL penalty, the same at every token of an update",
+        unit="reward or loss per nat",
+        writers=("algo/annotate/kl.py",),
+        readers=("algo/loss/policy.py", "algo/shaping/kl_reward.py"),
+    )
+    CHOSEN = Declaration(
+        name="chosen",
+        meaning="whether the gate singles the token out among all of the optimiser step",
+        unit="0 or 1",
+        writers=("algo/loss/policy.py",),
+        readers=("algo/gate/clip_cov.py", "algo/gate/kl_cov.py", "algo/gate/m2po.py"),
+    )
+    ENTROPIC = Declaration(
+        name="entropic",
+        meaning="whether the token is among the share of highest entropy of the optimiser step (`top_entropy`)",
+        unit="0 or 1",
+        writers=("algo/loss/policy.py",),
+        readers=("algo/loss/policy.py",),
+    )
+    CORRECTION_MEAN = Declaration(
+        name="correction_mean",
+        meaning="mean weight of the correction over the optimiser step, the same at every token",
+        unit="1",
+        writers=("algo/loss/policy.py",),
+        readers=("algo/correction/rule.py",),
+    )
+    RECOUNTED = Declaration(
+        name="recounted",
+        meaning="factor of the token's weight so that only tokens count which the correction keeps",
+        unit="1",
+        writers=("algo/loss/policy.py",),
+        readers=("algo/loss/policy.py",),
+    )
+    KTO_SHIFT = Declaration(
+        name="kto_shift",
+        meaning="mean log ratio of KTO's mismatched rows of the optimiser step, the same at every token",
+        unit="nats",
+        writers=("algo/loss/preference/kto.py",),
+        readers=("algo/loss/preference/kto.py",),
+    )
+    MARGIN = Declaration(
+        name="margin",
+        meaning="how much more the chosen text of a pair should be worth, at the token behind the text",
+        unit="reward",
+        writers=("batch/preference.py",),
+        readers=("algo/loss/preference/bradley_terry.py",),
+    )
+    STEP_LABEL = Declaration(
+        name="step_label",
+        meaning="at the token behind each labelled step of a solution, whether the step is right",
+        unit="0 to 1",
+        writers=("batch/preference.py",),
+        readers=("algo/loss/step_labels.py", "stages/reward_model.py"),
+    )
+
+
+DECLARED = frozenset(annotation.value for annotation in Annotation)
+"""The names of all annotations."""

@@ -1,0 +1,51 @@
+"""Parts that the clients of engines on other servers share: API keys and counts of answers. Torch-free."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+
+from sparring.errors import refusal
+from sparring.generation import Completion
+
+
+class ClientCounts:
+    """Counts of a client since its start.
+
+    Attributes:
+        values: by name: completions, generated_tokens, cached_tokens, updates.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = defaultdict(float)
+
+    def completed(self, completion: Completion) -> Completion:
+        """Count a completion and return it."""
+        self.values["completions"] += 1
+        self.values["generated_tokens"] += len(completion.tokens)
+        self.values["cached_tokens"] += completion.cached_tokens
+        return completion
+
+    def updated(self) -> None:
+        """Count an update of the weights that the server acknowledged."""
+        self.values["updates"] += 1
+
+
+def read_api_key(variable: str) -> str:
+    """Read a server's API key from an environment variable: keys never stand in a recipe or on a command line.
+
+    Args:
+        variable: its name; "" for a server without a key.
+
+    Returns:
+        The key, "" where no variable is named.
+
+    Raises:
+        BadInput: the variable is not set, is empty, or has characters outside ASCII.
+    """
+    key = os.environ.get(variable, "") if variable else ""
+    if variable and not key:
+        raise refusal(f"environment variable {variable}", "an API key", "nothing", "set it")
+    if not key.isascii():
+        raise refusal(f"environment variable {variable}", "an API key in ASCII", "other characters", "correct it")
+    return key

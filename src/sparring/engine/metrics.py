@@ -1,0 +1,58 @@
+"""Measurements of an engine: latencies of requests and counts of tokens. Torch-free; the engine's thread writes them,
+any thread may read."""
+
+from __future__ import annotations
+
+import time
+
+from sparring.engine.prometheus import Histogram
+from sparring.engine.reply import Reply
+from sparring.engine.scheduler import Chunk
+
+
+class Latencies:
+    """Latency histograms over the requests that generate, in seconds.
+
+    Attributes:
+        by_name: time_to_first_token_s, from the request's arrival; time_per_token_s, the mean over those after the
+            first; request_s, from arrival to the last token.
+    """
+
+    def __init__(self) -> None:
+        self.by_name = {name: Histogram() for name in ("time_to_first_token_s", "time_per_token_s", "request_s")}
+
+    def began(self, reply: Reply) -> None:
+        """Observe that a request has its first token."""
+        reply.began_s = time.perf_counter()
+        self.by_name["time_to_first_token_s"].observe(reply.began_s - reply.asked_s)
+
+    def ended(self, reply: Reply, num_tokens: int) -> None:
+        """Observe that a request is complete, with `num_tokens` tokens."""
+        now = time.perf_counter()
+        self.by_name["request_s"].observe(now - reply.asked_s)
+        if num_tokens > 1:
+            self.by_name["time_per_token_s"].observe((now - reply.began_s) / (num_tokens - 1))
+
+
+def count_step(
+    metrics: dict[str, float], chunks: list[Chunk], sampled: list[list[int]], drafts: list[list[int]] | None
+) -> None:
+    """Add one call into the kernels to the engine's counts, before its tokens are added to their sequences: a request
+    without sampled tokens, or with more than one to compute, is being prefilled.
+
+    Args:
+        metrics: by name, as `NativeEngine.metrics` lists them; added to.
+        chunks: that were computed.
+        sampled: tokens of each chunk that samples.
+        drafts: tokens that were guessed for each chunk, None where none were.
+    """
+    reading = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples or not chunk.sequence.logprobs]
+    metrics["steps"] += 1 if drafts else max(map(len, sampled), default=1)
+    metrics["drafted_tokens"] += sum(map(len, drafts or ()))
+    metrics["accepted_tokens"] += sum(map(len, sampled)) - len(sampled) if drafts else 0
+    metrics["generated_tokens"] += sum(map(len, sampled))
+    scored = sum(chunk.count for chunk in reading if chunk.sequence.scored_from is not None)
+    metrics["scored_tokens"] += scored
+    metrics["prefill_tokens"] += sum(chunk.count for chunk in reading) - scored
+    metrics["cached_tokens"] += sum(c.sequence.cached_tokens for c in reading if c.samples and not c.sequence.logprobs)
+    metrics["max_running"] = max(metrics["max_running"], len(chunks))

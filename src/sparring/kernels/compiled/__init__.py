@@ -1,0 +1,1 @@
+"""Compiled paths: C++ kernels for the CPU, built once per machine and called through ctypes."""

@@ -1,0 +1,91 @@
+"""Build the kernels once per machine and load them. `python -m sparring.kernels.compiled.build` builds, says where.
+
+The library is cached under SPARRING_CACHE (else ~/.cache/sparring) by a hash of sources, flags, compiler and CPU, and
+moved into place in one step, so two processes may build at once. Its threads are its own (parallel.h); how many a call
+may use is an argument, for which callers pass `torch.get_num_threads()`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-pthread", "-fPIC", "-Wno-psabi")
+"""-ffp-contract=off: what is fused is written as fma(), so no compiler's choice enters the bits."""
+
+
+SOFTWARE_TILES = (*FLAGS, "-DSPARRING_SOFTWARE_TILES")
+"""With AMX tiles that a processor with AVX512_BF16 computes in software."""
+SOFTWARE_PAIRS = (*FLAGS, "-DSPARRING_SOFTWARE_PAIRS")
+"""With products of pairs of bfloat16 that every processor computes in software."""
+
+
+def build(flags: tuple[str, ...] = FLAGS) -> Path | None:
+    """Return the path of the compiled library; build it if none of these sources is cached. None when there is no g++.
+
+    Raises:
+        RuntimeError: the compiler failed; its last lines are in the message.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        return None
+    folder = Path(__file__).parent
+    sources = sorted(folder.glob("*.cpp"))
+    version = _run([compiler, "--version"])
+    parts = [version, _cpu(), *flags, *(p.name + p.read_text() for p in [*sources, *sorted(folder.glob("*.h"))])]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+    target = cache_folder() / f"kernels-{key}.so"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as workshop:
+            objects = [str(Path(workshop) / f"{source.stem}.o") for source in sources]
+            with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+                commands = [[compiler, *flags, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True)]
+                list(pool.map(_run, commands))
+            linked = str(Path(workshop) / "kernels.so")
+            _run([compiler, "-shared", "-pthread", *objects, "-o", linked])
+            os.replace(linked, target)
+    return target
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Load the library at `path`. Calls through it release the GIL."""
+    return ctypes.CDLL(str(path))
+
+
+def cache_folder() -> Path:
+    """Return the folder that keeps compiled kernels."""
+    return Path(os.environ.get("SPARRING_CACHE") or Path.home() / ".cache" / "sparring")
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(
+            f"{' '.join(command)}: exit status {done.returncode}\n" + "\n".join(done.stderr.splitlines()[-20:])
+        )
+    return done.stdout
+
+
+def _cpu() -> str:
+    """Describe the processor as -march=native sees it, so that machines that share a cache folder build their own
+    library."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine() + platform.processor()
+    wanted = ("flags", "features", "model name", "cpu part")
+    return platform.machine() + "".join(sorted({line for line in lines if line.lower().startswith(wanted)}))
+
+
+if __name__ == "__main__":
+    built = build()
+    sys.stdout.write(f"{built or 'no g++ found: the torch path will be used'}\n")

@@ -1,0 +1,89 @@
+"""C structures that steps of generation read: twins of those in decoder.cpp and adapters.h.
+
+L layers, D width, H query heads, G key/value heads, d head size, I width of the MLP, E experts of which a row
+has k, V vocabulary, B sequences, N new rows.
+"""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_float, c_int64, c_void_p
+
+from sparring.kernels.compiled.library import Weight
+from sparring.kernels.form import AttentionForm
+
+STOPS, BIASES, TOPS = 8, 512, 20
+"""Per slot: tokens that end a sequence, tokens whose logits something is added to, likeliest tokens that are told."""
+
+WEIGHTS = 4
+"""Of a layer, those that adapters may add to: qkv, o, gate_up, down."""
+
+SLOT_COLUMNS = (
+    *("tables", "temperature", "top_p", "min_p", "top_k", "seeds", "stops"),
+    *("bias_ids", "bias_values", "bias_counts", "bias_until", "limited", "allowed", "tops", "adapters"),
+)
+"""What the kernels read by slot, in this order."""
+
+
+class AttentionPlan(Structure):
+    """An `AttentionForm`, without sinks: no model of the family has them."""
+
+    _fields_ = [("scale", c_float), ("cap", c_float), ("window", c_int64), ("sinks", c_void_p)]
+
+    @staticmethod
+    def of(form: AttentionForm) -> AttentionPlan:
+        """Convert `form` to the structure that the compiled kernels read."""
+        return AttentionPlan(*form.numbers, None)
+
+
+class LayerPlan(Structure):
+    """One decoder layer; q_norm and k_norm may be null. `router` [E, D] has no outputs where all rows go through one
+    MLP; else gate_up and down are those of the first of E experts, of which a row has `chosen`."""
+
+    _fields_ = [
+        *((name, Weight) for name in ("qkv", "o", "gate_up", "down", "router")),
+        *((name, c_void_p) for name in ("input_norm", "q_norm", "k_norm", "mlp_norm", "keys", "values")),
+        *((name, c_float) for name in ("input_eps", "q_eps", "k_eps", "mlp_eps")),
+        ("form", AttentionPlan),
+        ("chosen", c_int64),
+        ("renormalised", c_int64),
+    ]
+
+
+class DeltaPlan(Structure):
+    """Term of an adapter in a product: scale * B (A x); none where `b` has no outputs. For experts: that of the first
+    one."""
+
+    _fields_ = [("a", Weight), ("b", Weight), ("scale", c_float)]
+
+
+class DecoderPlan(Structure):
+    """Whole model with its pages, and by slot the settings of the running requests."""
+
+    _fields_ = [
+        ("layers", c_void_p),
+        ("head", Weight),
+        *((name, c_void_p) for name in ("embedding", "norm", "cos", "sin")),
+        *((name, c_int64) for name in ("num_layers", "D", "H", "G", "d", "V", "max_positions", "I", "E", "k")),
+        *((name, c_int64) for name in ("page_size", "num_pages", "pages_per_table")),
+        *((name, c_void_p) for name in SLOT_COLUMNS),
+        ("eps", c_float),
+    ]
+
+
+class StepPlan(Structure):
+    """New rows of B sequences. `sampled` and `logprobs` receive `counts` tokens, up to `steps`, for each sequence that
+    samples, `kept` a mask over the vocabulary for each (see `kept.py`), `top_ids` the likeliest tokens; these may be
+    null. `deltas` [adapter][L][4] are those of qkv, o, gate_up and down; null where no sequence has an adapter."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("slots", "cu_rows", "lengths", "tokens", "samples")),
+        ("B", c_int64),
+        ("independent", c_int64),
+        ("steps", c_int64),
+        *(
+            (name, c_void_p)
+            for name in ("interrupt", "sampled", "logprobs", "counts", "top_ids", "top_logprobs", "kept")
+        ),
+        ("threads", c_int64),
+        ("deltas", c_void_p),
+    ]

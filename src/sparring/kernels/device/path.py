@@ -1,0 +1,197 @@
+"""Operations on a GPU: Triton for products, norms, heads and attention, torch where an element or a row stands alone.
+
+The operations of `kernels.path`, with bits of their own; every row's bits depend on that row
+alone. Sums over a vocabulary are additions of elements in an order that is always the same. `unverified`: no device has
+run this yet; tests run the Triton programs in their interpreter and the rest on the CPU. Letters as in `ops`; W words
+of a mask.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparring.errors import refusal
+from sparring.kernels.device.sampling import draw, kept_of, log_statistics, words_of
+from sparring.kernels.form import AttentionForm
+from sparring.kernels.kept import KeptRows
+from sparring.kernels.pages import PagedRows
+from sparring.kernels.path import Angles, Heads, Norms, SamplingRows, SavedAttention, SavedLogprobs
+from sparring.kernels.torch.operations import TorchOperations, logits_gradient
+from sparring.kernels.torch.path import walks
+
+NAME = "exact-device"
+
+
+def is_interpreted() -> bool:
+    """Whether Triton's programs run on the CPU in its interpreter, for tests: TRITON_INTERPRET=1 before they load."""
+    return os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+
+
+class DevicePath(TorchOperations):
+    """All operations on a GPU; on the CPU too where Triton is interpreted."""
+
+    name = NAME
+    is_compiled = False
+    transposes_keys = False
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("triton") is None:
+            do = "install a CUDA build of torch, which brings it"
+            raise refusal("numerics on a GPU", "the package triton", "none", do)
+        from sparring.kernels.device import attention, linear, rows
+
+        self._attention, self._linear, self._rows = attention, linear, rows
+        self._last: tuple[Any, Any, Any] | None = None
+
+    def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
+        """Copy weights[M_i, K], joined, to storage that graphs go on reading: an update changes it in place or replaces
+        it."""
+        parts = [weight.detach() for weight in weights]
+        return torch.cat(parts) if storage is None else torch.cat(parts, out=storage)
+
+    def packed_layout(
+        self, counts: Sequence[int], depth: int, dtype: torch.dtype
+    ) -> tuple[tuple[int, ...], torch.dtype]:
+        """Return shape and dtype of what `pack` makes of weights[counts[i], depth] of `dtype`."""
+        return (sum(counts), depth), dtype
+
+    def linear(
+        self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Multiply x[N, K] -> y[N, M] of `dtype`."""
+        return self._linear.linear(x, packed, None if bias is None else bias.detach(), dtype)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Normalise x[N, D] -> [N, D]."""
+        return self._rows.add_rms_norm(x, None, weight, eps)[1]
+
+    def add_rms_norm(
+        self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return x[N, D] + y[N, D] and its norm."""
+        return self._rows.add_rms_norm(x, y, weight, eps)
+
+    def split_heads(self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, heads: int, kv_heads: int) -> Heads:
+        """Cut qkv[N, (H + 2 G) d] into q, k, v; q and k normed and rotated."""
+        return self._rows.split_heads(qkv, angles, norms, heads, kv_heads)
+
+    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Compute silu(gate) * up [N, I] of gate_up[N, 2 I]."""
+        return self._rows.swiglu(gate_up)
+
+    def attention_packed(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        form: AttentionForm,
+        shared: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend: q[N, H, d], k, v[N, G, d], sinks[H] -> o[N, H, d], logsumexp [N, H]."""
+        walk, _, _ = self._walk(cu_seqlens, shared, len(q))
+        return self._attention.attend(q, k.unsqueeze(2), v.unsqueeze(2), walk, form, sinks)
+
+    def attention_packed_backward(self, saved: SavedAttention, grad: torch.Tensor, form: AttentionForm) -> Heads:
+        """Return the gradients of q, k and v from the saved logsumexp."""
+        q, k, v, cu_seqlens, shared, out, logsumexp = saved
+        walk, cu_lengths, paths = self._walk(cu_seqlens, shared, len(q))
+        dq, *whole = self._attention.attend_backward((q, k, v, out, logsumexp), grad, walk, cu_lengths, form)
+        if paths:
+            whole = [_gathered(part, paths, len(k)) for part in whole]
+        return dq, whole[0].to(k.dtype), whole[1].to(v.dtype)
+
+    def _walk(
+        self, cu_seqlens: torch.Tensor, shared: torch.Tensor | None, rows: int
+    ) -> tuple[Any, torch.Tensor, list[torch.Tensor]]:
+        """Describe packed rows as pages of one position: the same for every layer of a forward, so the last one is
+        remembered.
+
+        Also where each sequence begins among the positions of all; and where sequences share rows, those of each.
+        """
+        last = self._last
+        if last is not None and last[0]() is cu_seqlens and last[1] is shared:
+            return last[2]
+        paths, end = list(walks(cu_seqlens, shared)), int(cu_seqlens[-1])
+        if end != rows:
+            raise refusal("cu_seqlens", f"offsets that end at {rows}", str(end), "see Packed.of")
+        lengths = torch.tensor([len(path) for path in paths], dtype=torch.int32)
+        tables = torch.zeros(len(paths), max(map(len, paths), default=0), dtype=torch.int32)
+        for table, path in zip(tables, paths, strict=True):
+            table[: len(path)] = path
+        device = cu_seqlens.device
+        cu_lengths = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        most = int(cu_seqlens.diff().max()) if len(paths) else 0
+        walk = self._attention.Walk(tables.to(device), cu_seqlens, lengths.to(device), most)
+        shares = shared is not None and bool(shared.any())
+        whole = walk, cu_lengths.to(device), [path.to(device) for path in paths] if shares else []
+        self._last = weakref.ref(cu_seqlens), shared, whole
+        return whole
+
+    def attention_paged(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        pages: tuple[torch.Tensor, torch.Tensor],
+        rows: PagedRows,
+        form: AttentionForm,
+        sinks: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, int]:
+        """Write k, v into one layer's pages, then attend. Always -1: tables on a device are not looked through."""
+        most_rows = int(rows.cu_rows.diff().max()) if rows.most_rows is None else rows.most_rows
+        walk = self._attention.Walk(rows.block_tables, rows.cu_rows, rows.context_lengths, most_rows)
+        self._attention.write(k, v, *pages, walk)
+        return self._attention.attend(q, *pages, walk, form, sinks)[0], -1
+
+    def token_logprobs(
+        self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
+    ) -> tuple[tuple[torch.Tensor, ...], int]:
+        """Return (logprob, entropy, maximum, log_sum), [N] each; and -1, or the first row whose target is no token or
+        not kept."""
+        wrong = (targets < 0) | (targets >= logits.shape[1])
+        limits = kept_of(kept, logits.shape)
+        if limits is not None:
+            wrong = wrong | limits[1] | ~limits[0].gather(1, targets.clamp(0, logits.shape[1] - 1).unsqueeze(1))[:, 0]
+        if bool(wrong.any()):
+            return (logits[:, 0],) * 4, int(wrong.int().argmax())
+        return log_statistics(logits, targets, temperature, None if limits is None else limits[0]), -1
+
+    def token_logprobs_backward(
+        self,
+        saved: SavedLogprobs,
+        grad_logprob: torch.Tensor,
+        grad_entropy: torch.Tensor | None,
+        kept: KeptRows | None = None,
+    ) -> torch.Tensor:
+        """Return the gradient of the logits."""
+        limits = kept_of(kept, saved[0].shape)
+        if limits is not None:
+            saved = (saved[0].masked_fill(~limits[0], float("-inf")), *saved[1:])
+        return logits_gradient(saved, grad_logprob, grad_entropy)
+
+    def sample(
+        self, logits: torch.Tensor, requests: SamplingRows, masks: np.ndarray | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw tokens[N] with logprobs[N]; the ids that truncated draws kept go into `masks` [N, W]."""
+        tokens, logprobs, kept = draw(logits, requests, truncating=masks is not None)
+        if masks is not None:
+            truncated, allowed = kept
+            masks[:] = words_of(allowed & truncated.unsqueeze(1))
+        return tokens, logprobs
+
+
+def _gathered(whole: torch.Tensor, paths: list[torch.Tensor], rows: int) -> torch.Tensor:
+    """Sum whole [sum of lengths, G, d], the positions of all sequences, at each row, in the order of the sequences."""
+    total = whole.new_zeros(rows, *whole.shape[1:])
+    for path, part in zip(paths, whole.split([len(path) for path in paths]), strict=True):
+        total[path] += part  # no row stands twice in a sequence
+    return total

@@ -1,0 +1,359 @@
+"""Autograd functions around a path's forward and backward kernels. `ops` calls them only when a gradient is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from sparring.kernels.form import AttentionForm
+from sparring.kernels.path import KernelPath, PackedMatrix
+from sparring.kernels.threads import sum_rows
+
+SLAB = 8192
+"""Outputs of a `Linear` whose gradients are computed at once where that of its weight is added up."""
+
+
+class WeightSum:
+    """Gradient of one weight [M, K], added up in float32 over all uses of it.
+
+    Each use alone would make a gradient as large as the weight; autograd would hold two of them.
+    """
+
+    def __init__(self) -> None:
+        self._total: torch.Tensor | None = None
+
+    def add(self, path: KernelPath, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        """Add the weight's gradient of one use, from the gradient of y[N, M], and return that of x[N, K]. `SLAB`
+        outputs at a time, so that nothing but the sum grows with M."""
+        if self._total is None:
+            self._total = torch.zeros_like(weight, dtype=torch.float32)
+        dx = torch.zeros_like(x, dtype=torch.float32)
+        for rows, part, total in zip(weight.split(SLAB), grad.split(SLAB, 1), self._total.split(SLAB), strict=True):
+            of_x, of_weight = path.linear_backward(x, rows, part.to(x.dtype), (True, True))
+            dx += of_x
+            total += of_weight
+        return dx.to(x.dtype)
+
+    def attach(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Return x, for all uses to read. Once the gradients of all of them are there, the sum becomes `weight`'s
+        gradient."""
+        return _ReturnSum.apply(x, weight, self)
+
+    def take(self) -> torch.Tensor | None:
+        """Return the sum, and begin a new one."""
+        total, self._total = self._total, None
+        return total
+
+
+class _ReturnSum(Function):
+    """Identity whose backward runs after all uses of x, to return the accumulated weight gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, total: WeightSum) -> torch.Tensor:
+        """Return a view of x, of any shape."""
+        ctx.total = total
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Return the gradients of x and of the weight."""
+        return grad, ctx.total.take(), None
+
+
+class Linear(Function):
+    """Product y = x W^T + b. Which rows are together decides the bits of a weight's gradient, and nothing else
+    (`threads`)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        bias: Any,
+        packed: PackedMatrix,
+        path: KernelPath,
+        dtype: torch.dtype,
+        total: WeightSum | None,
+        *weights: torch.Tensor,
+    ) -> torch.Tensor:
+        """Multiply x[N, K] by `packed` -> y[N, M]; dW goes to `weights`, or to `total` where there is one."""
+        x = x.contiguous()
+        ctx.save_for_backward(x, *weights)
+        ctx.path, ctx.total = path, total
+        return path.linear(x, packed.storage, bias, packed.num_outputs, dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Return dx = dy W, dW = dy^T x, db = sum of dy over rows."""
+        x, *weights = ctx.saved_tensors
+        if ctx.total is not None:
+            dx = ctx.total.add(ctx.path, x, *weights, grad)
+            return dx, _of_bias(ctx, grad), None, None, None, None, None
+        needs = (ctx.needs_input_grad[0], any(ctx.needs_input_grad[6:]))
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        grad = grad.to(x.dtype)
+        dx, dw = ctx.path.linear_backward(x, weight, grad, needs)
+        db = _of_bias(ctx, grad)
+        dws = [None] * len(weights) if dw is None else dw.split([w.shape[0] for w in weights])
+        return dx, db, None, None, None, None, *dws
+
+
+def _of_bias(ctx: Any, grad: torch.Tensor) -> torch.Tensor | None:
+    return ctx.path.sum_rows(grad).to(grad.dtype) if ctx.needs_input_grad[1] else None
+
+
+class RmsNorm(Function):
+    """Root mean square norm of rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, path: KernelPath) -> torch.Tensor:
+        """Normalise x[N, D], contiguous -> [N, D]."""
+        ctx.save_for_backward(x, weight)
+        ctx.eps, ctx.path = eps, path
+        return path.rms_norm(x, weight, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Return the gradients of x and weight."""
+        x, weight = ctx.saved_tensors
+        dx, dw = ctx.path.rms_norm_backward(x, weight, grad.contiguous(), ctx.eps)
+        return dx, dw, None, None
+
+
+class LayerNorm(Function):
+    """Layer norm of torch. Its own backward adds up the gradients of the parameters thread by thread; this one in
+    order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: Any, bias: Any, eps: float) -> torch.Tensor:
+        """Normalise x[..., D], weight[D] and bias[D], or None -> [..., D]."""
+        y, mean, inverse = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
+        ctx.save_for_backward(x, weight, bias, mean, inverse)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Return the gradients of x, weight and bias."""
+        x, weight, bias, mean, inverse = ctx.saved_tensors
+        width, only_dx = x.shape[-1:], [True, False, False]
+        dx = torch.ops.aten.native_layer_norm_backward(grad, x, width, mean, inverse, weight, bias, only_dx)[0]
+        pulled = (grad.float(), grad.float() * (x.float() - mean) * inverse)
+        db, dw = (sum_rows(part.reshape(-1, *width)) for part in pulled)
+        return dx, *(None if t is None else dt.to(t.dtype) for t, dt in ((weight, dw), (bias, db))), None
+
+
+class Broadcast(Function):
+    """Tensor repeated to a larger shape, as torch does where the shapes of two operands differ."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """Return a view of `shape`."""
+        ctx.shape = x.shape
+        return x.expand(shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Return the gradient of x: the sum over its copies."""
+        whole = (1,) * (grad.dim() - len(ctx.shape)) + tuple(ctx.shape)
+        copies = [d for d, size in enumerate(whole) if size != grad.shape[d]]
+        others = [d for d, size in enumerate(whole) if size == grad.shape[d]]
+        rows = grad.permute(*copies, *others).flatten(0, len(copies) - 1) if copies else grad.unsqueeze(0)
+        return sum_rows(rows.reshape(len(rows), -1)).to(grad.dtype).view(ctx.shape), None
+
+
+class SiluMul(Function):
+    """silu(gate) * up, or silu(gate) when up is None."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor | None, path: KernelPath) -> torch.Tensor:
+        """Compute silu(gate) * up of contiguous tensors of one shape."""
+        ctx.save_for_backward(gate, up)
+        ctx.path = path
+        return path.silu_mul(gate, up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Return the gradients of gate and up."""
+        gate, up = ctx.saved_tensors
+        dgate, dup = ctx.path.silu_mul_backward(gate, up, grad.contiguous())
+        return dgate, dup, None
+
+
+class Tanh(Function):
+    """Hyperbolic tangent."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, path: KernelPath) -> torch.Tensor:
+        """Compute tanh of x, contiguous, float32."""
+        y = path.tanh(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Return the gradient of x."""
+        (y,) = ctx.saved_tensors
+        return grad * (1.0 - y * y), None
+
+
+class Rope(Function):
+    """Rotary embedding; linear in x, so its gradient is the transposed rotation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, path: KernelPath) -> torch.Tensor:
+        """Rotate x[N, H, d] by cos[N, d], sin[N, d]."""
+        ctx.save_for_backward(cos, sin)
+        ctx.path = path
+        return path.rope(x, cos, sin, False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Return the gradient of x."""
+        cos, sin = ctx.saved_tensors
+        return ctx.path.rope(grad.contiguous(), cos, sin, True), None, None, None
+
+
+class AddRmsNorm(Function):
+    """A sum and its norm."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, path: KernelPath
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return x + y and norm(x + y) of x[N, D], y[N, D], contiguous."""
+        total, normed = path.add_rms_norm(x, y, weight, eps)
+        ctx.save_for_backward(total, weight)
+        ctx.eps, ctx.path = eps, path
+        ctx.set_materialize_grads(False)
+        return total, normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Any, grad: Any) -> tuple[Any, ...]:
+        """Return the gradients of x, y and weight."""
+        if grad is None:
+            return grad_total, grad_total, None, None, None
+        total, weight = ctx.saved_tensors
+        grad_total = None if grad_total is None else grad_total.contiguous()
+        dx, dw = ctx.path.add_rms_norm_backward(total, weight, grad_total, grad.contiguous(), ctx.eps)
+        return dx, dx, dw, None, None
+
+
+class SplitHeads(Function):
+    """Queries and keys, normed and rotated, and values out of one product."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: torch.Tensor,
+        q_weight: Any,
+        k_weight: Any,
+        angles: Any,
+        shape: tuple[int, int, float],
+        path: KernelPath,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Cut qkv[N, (H + 2 G) d] into q[N, H, d], k, v[N, G, d]; `angles` cos and sin [N, d], `shape` is H, G,
+        epsilon."""
+        heads, kv_heads, eps = shape
+        norms = None if q_weight is None else (q_weight, k_weight, eps)
+        ctx.save_for_backward(qkv, q_weight, k_weight, *angles)
+        ctx.eps, ctx.path = eps, path
+        return path.split_heads(qkv, angles, norms, heads, kv_heads)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        """Return the gradients of qkv and the norm weights."""
+        qkv, q_weight, k_weight, *angles = ctx.saved_tensors
+        norms = None if q_weight is None else (q_weight, k_weight, ctx.eps)
+        gradients = ctx.path.split_heads_backward(qkv, angles, norms, tuple(grad.contiguous() for grad in grads))
+        return *gradients, None, None, None
+
+
+class SwiGlu(Function):
+    """Gate silu(gate) * up out of one product."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor, path: KernelPath) -> torch.Tensor:
+        """Compute gate_up[N, 2 I] -> [N, I]."""
+        ctx.save_for_backward(gate_up)
+        ctx.path = path
+        return path.swiglu(gate_up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Return the gradient of gate_up."""
+        return ctx.path.swiglu_backward(*ctx.saved_tensors, grad.contiguous()), None
+
+
+class AttentionPacked(Function):
+    """Causal attention over packed sequences."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None,
+        where: tuple[torch.Tensor, torch.Tensor | None],
+        form: AttentionForm,
+        path: KernelPath,
+    ) -> torch.Tensor:
+        """Attend: q[N, H, d], k, v[N, G, d], sinks[H] -> [N, H, d]; `where` is cu_seqlens and shared."""
+        cu_seqlens, shared = where
+        out, logsumexp = path.attention_packed(q, k, v, cu_seqlens, form, shared, sinks)
+        ctx.save_for_backward(q, k, v, cu_seqlens, shared, out, logsumexp, sinks)
+        ctx.form, ctx.path = form, path
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """Return the gradients of q, k, v and the sinks. A sink weighs no value: each row's gradient pulls against what
+        it weighs."""
+        *saved, out, logsumexp, sinks = ctx.saved_tensors
+        grads = ctx.path.attention_packed_backward((*saved, out, logsumexp), grad.contiguous(), ctx.form)
+        of_sinks = None
+        if sinks is not None and ctx.needs_input_grad[3]:
+            weights = torch.exp((sinks - logsumexp).double()).float()
+            of_sinks = -ctx.path.sum_rows(weights * (grad.float() * out.float()).sum(-1))
+        return *grads, of_sinks, None, None, None
+
+
+class TokenLogprobs(Function):
+    """Log-probability of the target and entropy of each row."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: Any, path: KernelPath
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Compute logits[N, V] -> logprob[N], entropy[N], index of the first bad target or -1."""
+        (logprob, entropy, maximum, log_sum), bad = path.token_logprobs(logits, targets, temperature, kept)
+        ctx.save_for_backward(logits, targets, temperature, entropy, maximum, log_sum)
+        ctx.path, ctx.kept = path, kept
+        ctx.set_materialize_grads(False)
+        return logprob, entropy, bad
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logprob: Any, grad_entropy: Any, _bad: Any) -> tuple[Any, ...]:
+        """Return the gradient of the logits."""
+        saved = ctx.saved_tensors
+        if grad_logprob is None and grad_entropy is None:
+            return None, None, None, None, None
+        grad_logprob = torch.zeros_like(saved[3]) if grad_logprob is None else grad_logprob.contiguous()
+        grad_entropy = None if grad_entropy is None else grad_entropy.contiguous()
+        grad = ctx.path.token_logprobs_backward(saved, grad_logprob, grad_entropy, ctx.kept)
+        return grad, None, None, None, None

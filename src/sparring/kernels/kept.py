@@ -1,0 +1,52 @@
+"""Kept sets of truncated draws between kernels, engine and trainer: masks over the vocabulary, and ids in ascending
+order.
+
+N rows, V vocabulary, W = ceil(V / 64) words of a mask, K kept ids in all.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+KeptRows = tuple[torch.Tensor, torch.Tensor]
+"""offsets [N + 1] int64 and ids [K] int32: row n is limited to ids[offsets[n]:offsets[n + 1]], ascending; to nothing
+where these are none."""
+
+
+def no_masks(rows: int, vocabulary: int) -> np.ndarray:
+    """Allocate masks [N, W] uint64 without a bit, for the kernels to set bits in."""
+    return np.zeros((rows, -(-vocabulary // 64)), np.uint64)
+
+
+def ids_of(masks: np.ndarray) -> list[bytes]:
+    """Return for each row of masks [N, W] its ids as `types.KeptSets` has them; empty where no bit is set."""
+    rows, words = masks.nonzero()
+    bits = np.unpackbits(masks[rows, words].view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
+    at, bit = bits.nonzero()
+    ids = (words[at] * 64 + bit).astype("<i4").tobytes()
+    ends = 4 * np.bincount(rows[at], minlength=len(masks)).cumsum()
+    return [ids[begin:end] for begin, end in pairwise([0, *ends.tolist()])]
+
+
+def select_rows(values: tuple[torch.Tensor, ...] | None, rows: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+    """Select from offsets [N + 1] and columns [K] of N rows, such as kept sets, the rows where `rows` [N] is true."""
+    if values is None:
+        return None
+    offsets, *columns = values
+    counts = offsets.diff()
+    selected = torch.repeat_interleave(rows, counts)
+    return torch.cat((offsets[:1], counts[rows].cumsum(0))), *(column[selected] for column in columns)
+
+
+def split_rows(values: tuple[torch.Tensor, ...] | None, rows: int, size: int) -> list[tuple[torch.Tensor, ...] | None]:
+    """Split offsets [N + 1] and columns [K] of N rows, such as kept sets, into chunks of `size` rows, the last one
+    smaller."""
+    bounds = [*range(0, rows, size), rows] if rows else [0, 0]
+    if values is None:
+        return [None] * (len(bounds) - 1)
+    offsets, *columns = values
+    parts = [offsets[begin : end + 1] for begin, end in pairwise(bounds)]
+    return [(part - part[0], *(column[int(part[0]) : int(part[-1])] for column in columns)) for part in parts]

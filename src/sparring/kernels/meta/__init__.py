@@ -1,0 +1,1 @@
+"""Path of torch's meta device: shapes without values, to count memory."""

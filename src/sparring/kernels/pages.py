@@ -1,0 +1,107 @@
+"""Paged storage for keys and values, and which new rows a call brings. G key/value heads, d head size, B sequences, L
+layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from sparring.errors import refusal
+from sparring.kernels.memory import zeros
+
+BLOCK = 16
+"""Keys are stored transposed in blocks of so many positions; a page holds whole blocks."""
+
+
+class PagedRows(NamedTuple):
+    """New tokens of B sequences. Row cu_rows[b] + i is position context_lengths[b] - (rows of b) + i of sequence b.
+
+    block_tables [B, P] int32: pages of each sequence in order; entries past its length are not read.
+    cu_rows [B + 1] int32: the new rows of sequence b are cu_rows[b]:cu_rows[b + 1]; none is allowed.
+    context_lengths [B] int32: tokens of each sequence after the new rows are appended.
+    most_rows: the most new rows of one sequence, which a device would have to be asked for; None: it is.
+    """
+
+    block_tables: torch.Tensor
+    cu_rows: torch.Tensor
+    context_lengths: torch.Tensor
+    most_rows: int | None = None
+
+
+class KvHeads(NamedTuple):
+    """Keys and values that a layer keeps of a token: `num_heads` heads of `head_dim`, stored by `layer`: itself, or the
+    layer whose keys and values it reads."""
+
+    num_heads: int
+    head_dim: int
+    layer: int
+
+    @property
+    def depth(self) -> int:
+        """Return `head_dim` rounded up to whole blocks, as it is stored."""
+        return -(-self.head_dim // BLOCK) * BLOCK
+
+    @staticmethod
+    def uniform(num_layers: int, num_heads: int, head_dim: int) -> dict[int, KvHeads]:
+        """Return the heads of a model whose layers all keep the same."""
+        return {layer: KvHeads(num_heads, head_dim, layer) for layer in range(num_layers)}
+
+
+def token_bytes(heads: Mapping[int, KvHeads], dtype: torch.dtype) -> int:
+    """Return the size of one token's keys and values, over all layers."""
+    return sum(2 * h.num_heads * h.depth * dtype.itemsize for layer, h in heads.items() if h.layer == layer)
+
+
+class KvPages:
+    """Keys and values of `num_pages` pages of `page_size` positions for the layers of a model that attend.
+
+    `layers` has both by the layer's index in the model, as `heads` has their shapes: values [pages, G, page_size, d], d
+    rounded up to 16; keys [pages, G, page_size / 16, d, 16], or, where they are not `transposed`, like the values: see
+    `ops.transposes_keys`. `tensors` are the same, those of layers of one shape together: [L, pages, ...].
+
+    Raises:
+        BadInput: the page size is not a positive multiple of 16.
+    """
+
+    def __init__(
+        self,
+        heads: Mapping[int, KvHeads],
+        *,
+        num_pages: int,
+        page_size: int = BLOCK,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        transposed: bool = True,
+    ) -> None:
+        if page_size <= 0 or page_size % BLOCK:
+            raise refusal("page_size", f"a multiple of {BLOCK}", str(page_size), f"choose {BLOCK}, 32, 64, ...")
+        self.heads, self.num_pages, self.page_size, self.dtype = dict(heads), num_pages, page_size, dtype
+        self.tensors: list[torch.Tensor] = []
+        alike: dict[tuple[int, int], list[int]] = {}
+        for layer, (num_heads, _, owner) in self.heads.items():
+            if owner == layer:
+                alike.setdefault((num_heads, self.heads[layer].depth), []).append(layer)
+        stored = {}
+        for (num_heads, depth), group in alike.items():
+            shape = (len(group), num_pages, num_heads, page_size, depth)
+            blocks = (*shape[:3], page_size // BLOCK, depth, BLOCK)
+            keys, values = (_zeros(size, dtype, device) for size in (blocks if transposed else shape, shape))
+            self.tensors += [keys, values]
+            stored.update(zip(group, zip(keys.unbind(0), values.unbind(0), strict=True), strict=True))
+        self.layers = {layer: stored[heads.layer] for layer, heads in self.heads.items()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of keys and values together."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy a page in every layer: for a sequence that goes on from a page it shares."""
+        for tensor in self.tensors:
+            tensor[:, target] = tensor[:, source]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    return zeros(shape, dtype) if torch.device(device).type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)

@@ -1,0 +1,1 @@
+"""Portable path: plain torch on the CPU, for machines without a compiler."""

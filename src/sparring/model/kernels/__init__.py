@@ -1,1 +1,0 @@
-"""Compiled CPU kernels whose output rows depend on nothing but their own inputs; `ops` is the door."""

@@ -1,0 +1,173 @@
+"""Self-test at load: a model outside our own tests computes what the library computes, and row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from sparring.errors import refusal
+from sparring.kernels import ops
+from sparring.kernels.pages import BLOCK
+from sparring.model.attention import IMPLEMENTATION, KeyRecording, Packed, Paged
+from sparring.model.causal import CausalModel
+from sparring.model.states import RecurrentStates
+
+LENGTHS = (5, 1, 17, 2, 8, 30)
+"""Lengths of the sequences that are computed alone and together: odd, single and multiples of the vector width."""
+
+WINDOW = 7
+
+
+@torch.no_grad()
+def verify_against_library(model: CausalModel, where: str, *, exact: bool) -> None:
+    """Compare with the library's own call (any numerics) and, for exact numerics, each sequence alone with all packed,
+    and one in pieces over pages. Finds the model's `kv_heads`, which configs say in too many ways, and what it does to
+    its logits.
+
+    Args:
+        model: the freshly loaded model.
+        where: its path, for the refusal.
+        exact: whether bits matter.
+
+    Raises:
+        BadInput: the library's logits are others (a head or an attention that we do not know), sequences see each other
+            or do not go on from their recurrent state, or, for exact numerics, a row's bits change with the batch or
+            might, because the library calls a function that `RowWise` does not know. Functions that only other calls
+            reach (longer ones, or with gradients) are refused when they come, in a model that needed some in another
+            way at load, and else not seen.
+    """
+    lengths = [length for length in LENGTHS if length <= model.max_positions]
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(model.vocab_size, (length,), generator=generator).to(model.device) for length in lengths]
+    with _short_windows(model.module):
+        find_kv_heads(model)
+        wanted = _library_outputs(model, rows[-1])
+        _find_logits(model, rows[-1], wanted)
+        alone = [_outputs(model, [row]) for row in rows]
+        packed = _outputs(model, rows).split(lengths)
+    name = type(model.module).__name__
+    if not _close(model, alone[-1], wanted):
+        expected = "the logits of transformers, from our attention and a linear head"
+        raise refusal(where, expected, f"{name}, whose logits differ", "choose another model")
+    if not all(_close(model, a, b) for a, b in zip(alone, packed, strict=True)):
+        raise refusal(
+            where,
+            "a model that calls transformers' attention interface",
+            f"{name}, which has an attention of its own",
+            "choose another model",
+        )
+    with _short_windows(model.module):
+        whole, continued = _outputs(model, rows[-1:]), _continued(model, rows[-1])
+    if not _close(model, whole, continued):
+        expected = "a model that continues from cached keys and values, and from recurrent states"
+        raise refusal(
+            where, expected, f"{name}, whose logits differ when it continues from its cache", "choose another model"
+        )
+    rowwise = model.library and model.library.rowwise
+    unknown = sorted(rowwise.unknown) if rowwise else []
+    pairs = [(whole, continued), *zip(alone, packed, strict=True)]
+    if not exact or (not unknown and all(torch.equal(a, b) for a, b in pairs)):
+        if rowwise and not rowwise.replaced:
+            model.library.rowwise = None  # it takes time
+        elif rowwise:
+            rowwise.is_proven = True
+        return
+    culprit = f"; what is not known to go row by row: {', '.join(unknown[:3])}" if unknown else ""
+    expected = "a model whose rows do not depend on the batch"
+    got = f"{name}, whose logits {'may' if unknown else 'do'}{culprit}"
+    raise refusal(where, expected, got, 'set numerics = "fast" for this model')
+
+
+def find_kv_heads(model: CausalModel) -> None:
+    """Find the model's `kv_heads` by one forward of a few tokens, which on torch's meta device have no values."""
+    count = min(LENGTHS[0], model.max_positions)
+    on_device = "cpu" if model.device.type == "meta" else model.device  # where what says how tokens lie can be read
+    recording = KeyRecording(Packed.of([count]).cu_seqlens.to(on_device))
+    tokens = torch.zeros(count, dtype=torch.int64, device=model.device)
+    model.hidden(tokens, torch.arange(count, device=model.device), recording)
+    model.kv_heads = recording.heads
+
+
+@contextmanager
+def _short_windows(module: nn.Module) -> Iterator[None]:
+    """Shorten sliding windows so that our sequences leave them: a model may mask by a window that it does not tell the
+    attention interface."""
+    holders = [module.config.get_text_config(), *module.modules()]
+    before = [(holder, window) for holder in holders if (window := getattr(holder, "sliding_window", None))]
+    try:
+        for holder, window in before:
+            holder.sliding_window = min(WINDOW, window)
+        yield
+    finally:
+        for holder, window in before:
+            holder.sliding_window = window
+
+
+def _find_logits(model: CausalModel, row: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Set `logit_scale`, and `logit_cap` to None where no logits fit under it. One name in configs means a factor here
+    and a divisor there, and a model that sees may leave out the cap of the one for text in it."""
+    if model.is_scalar:
+        return
+    text, scales = model.config.get_text_config(), [1.0]
+    for name in ("logit_scale", "logits_scaling", "lm_head_multiplier"):
+        value = getattr(text, name, None)
+        scales += [float(value), 1.0 / float(value)] if value else []
+    for model.logit_cap in dict.fromkeys((model.logit_cap, None)):
+        found = []
+        for model.logit_scale in scales:
+            found.append(_outputs(model, [row]))
+        distances = [_distance(one, wanted) for one in found]
+        best = distances.index(min(distances))
+        model.logit_scale = scales[best]
+        if _close(model, found[best], wanted):
+            return
+
+
+def _outputs(model: CausalModel, rows: list[torch.Tensor]) -> torch.Tensor:
+    """Compute logits; under a scalar head, which may be zero yet, the hidden states that it reads."""
+    positions = torch.cat([torch.arange(len(row), device=model.device) for row in rows])
+    hidden = model.hidden(torch.cat(rows), positions, Packed.of([len(row) for row in rows]).to(model.device))
+    return hidden if model.is_scalar else model.logits(hidden)
+
+
+def _continued(model: CausalModel, row: torch.Tensor) -> torch.Tensor:
+    """Compute `_outputs` of one sequence in three pieces, the last of one token, which goes on from pages and
+    states."""
+    num_pages, device = -(-len(row) // BLOCK), model.device
+    where = {"device": device, "transposed": ops.transposes_keys(device)}
+    pages, states = (
+        ops.KvPages(model.kv_heads, num_pages=num_pages, dtype=model.dtype, **where),
+        RecurrentStates(model.recurrent, 1),
+    )
+    table, slots = torch.arange(num_pages, dtype=torch.int32, device=device)[None], torch.zeros(1, dtype=torch.int64)
+    outputs = []
+    for begin, end in pairwise((0, len(row) // 2, len(row) - 1, len(row))):
+        offsets, ends = (torch.tensor(values, dtype=torch.int32, device=device) for values in ([0, end - begin], [end]))
+        paged = Paged(pages, ops.PagedRows(table, offsets, ends), (states, slots.to(device)))
+        hidden = model.hidden(row[begin:end], torch.arange(begin, end, device=device), paged)
+        outputs.append(hidden if model.is_scalar else model.logits(hidden))
+    return torch.cat(outputs)
+
+
+def _library_outputs(model: CausalModel, row: torch.Tensor) -> torch.Tensor:
+    module = model.module
+    module.set_attn_implementation("eager")
+    if model.is_scalar:
+        outputs = module.base_model(input_ids=row[None], use_cache=False).last_hidden_state[0]
+    else:
+        outputs = module(input_ids=row[None], use_cache=False).logits[0]
+    module.set_attn_implementation(IMPLEMENTATION)
+    return outputs.float()
+
+
+def _close(model: CausalModel, a: torch.Tensor, b: torch.Tensor) -> bool:
+    tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
+    return _distance(a, b) <= tolerance * float(b.float().std())
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.float() - b.float()).abs().mean())

@@ -1,0 +1,90 @@
+"""Recurrent states of running sequences: all that a layer's next token needs of the tokens before it.
+
+b sequences side by side, S slots, C channels and K inputs of a convolution, n tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+Kind = tuple[str, int]
+"""Which of a mixer's states: "conv" or "recurrent", and which of that kind."""
+
+
+RecurrentLayers = Mapping[int, Mapping[Kind, torch.Tensor]]
+"""By recurrent layer, the states [1, ...] of a sequence of one token: their kinds, shapes and dtypes are any
+sequence's."""
+
+
+class MixerCache:
+    """Cache of one layer for b sequences side by side, in the form that the library's mixers call. `states` [b, ...] by
+    kind: of a convolution the last inputs [b, C, K], of a recurrence what the mixer stores; none where the sequences
+    begin."""
+
+    def __init__(self, states: dict[Kind, torch.Tensor] | None = None) -> None:
+        self.states = states or {}
+
+    def get_conv_state(self, _layer: int, state_idx: int = 0) -> torch.Tensor | None:
+        """Return [b, C, K], which a mixer may change in place."""
+        return self.states.get(("conv", state_idx))
+
+    def get_recurrent_state(self, _layer: int, state_idx: int = 0) -> torch.Tensor | None:
+        """Return [b, ...], which a mixer may change in place."""
+        return self.states.get(("recurrent", state_idx))
+
+    def is_recording_past(self, _layer: int) -> bool:
+        """Whether states can be taken back; they cannot."""
+        return False
+
+    def update_conv_state(
+        self, new: torch.Tensor, _layer: int, state_idx: int = 0, *, conv_kernel_size: int, **_: Any
+    ) -> torch.Tensor:
+        """Keep the last K of new[b, C, n] and the inputs before them, which are zeros at the beginning; return all
+        inputs."""
+        before = self.states.get(("conv", state_idx))
+        whole = torch.cat([new.new_zeros(*new.shape[:2], conv_kernel_size) if before is None else before, new], dim=-1)
+        self.states["conv", state_idx] = whole[..., -conv_kernel_size:]
+        return whole
+
+    def update_recurrent_state(self, state: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> torch.Tensor:
+        """Keep the state after the last token."""
+        self.states["recurrent", state_idx] = state
+        return state
+
+
+class RecurrentStates:
+    """States of S sequences in every recurrent layer.
+
+    Args:
+        recurrent: of the model, as `split` says.
+        num_slots: S.
+    """
+
+    def __init__(self, recurrent: RecurrentLayers, num_slots: int) -> None:
+        self._layers = {
+            layer: {kind: one.new_zeros(num_slots, *one.shape[1:]) for kind, one in states.items()}
+            for layer, states in recurrent.items()
+        }
+
+    def read(self, layer: int, slots: torch.Tensor) -> MixerCache:
+        """Copy the states in slots[b]."""
+        return MixerCache({kind: states.index_select(0, slots) for kind, states in self._layers[layer].items()})
+
+    def write(self, layer: int, slots: torch.Tensor, carried: MixerCache) -> None:
+        """Put the states of b sequences into slots[b]."""
+        for kind, states in self._layers[layer].items():
+            states.index_copy_(0, slots, carried.states[kind])
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy one slot's states, in every layer."""
+        for layer in self._layers.values():
+            for states in layer.values():
+                states[target] = states[source]
+
+
+def state_bytes(recurrent: RecurrentLayers) -> int:
+    """Return the size of one sequence's states."""
+    return sum(one.nbytes for states in recurrent.values() for one in states.values())

@@ -1,0 +1,162 @@
+"""Steps of generation on a GPU: where every sequence brings one token, a CUDA graph for each of a few batch sizes is
+replayed.
+
+A graph draws the next tokens and takes them as its own input, so several steps follow each other without a word to the
+CPU. Rows that only fill up a batch belong to no sequence: nothing is written for them, and no other row's bits know of
+them. `unverified` on a device; on the CPU, where Triton is interpreted, the same operations run without a graph. B
+sequences, n rows of a graph, P pages of a table, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from sparring.kernels import ops
+from sparring.kernels.device.sampling import draw
+from sparring.model.attention import Paged
+from sparring.model.causal import CausalModel
+from sparring.model.decoder import LlamaDecoder
+from sparring.model.layers import Product
+from sparring.model.steps.rows import SampledTokens, Slots, StepRows
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Batch sizes for which a graph is captured, when one is first needed."""
+
+TOKEN, LENGTH, SEED, TEMPERATURE, COUNT = range(5)
+"""Rows of a graph's state [5, n] int64: what a sequence brings, how long it is with it, its seed, its temperature as
+the bits of a float64; and how many of the n are sequences."""
+
+
+class DecodeGraph:
+    """Decode step of up to n sequences over fixed tensors: `state` [5, n] and `tables` [n, P] int32 in, and `tokens`
+    [n] int64 and `logprobs` [n] float32 out. `state` is left as the next step needs it."""
+
+    def __init__(self, model: CausalModel, pages: ops.KvPages, size: int, pages_per_table: int) -> None:
+        self._model, self._pages = model, pages
+        device = model.device
+        self.state = torch.zeros(5, size, dtype=torch.int64, device=device)
+        self.tables = torch.zeros(size, pages_per_table, dtype=torch.int32, device=device)
+        self.tokens = torch.zeros(size, dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros(size, device=device)
+        self._offsets = torch.arange(size + 1, dtype=torch.int32, device=device)
+        self.replay: Callable[[], None] = self._captured() if device.type == "cuda" else self._step
+
+    @torch.no_grad()
+    def _step(self) -> None:
+        state = self.state
+        lengths = state[LENGTH].to(torch.int32)
+        cu_rows = torch.minimum(self._offsets, state[COUNT, 0].to(torch.int32))
+        where = Paged(self._pages, ops.PagedRows(self.tables, cu_rows, lengths, 1))
+        logits = self._model.logits(self._model.hidden(state[TOKEN], (state[LENGTH] - 1).clamp(min=0), where))
+        none = torch.zeros_like(lengths)
+        temperature = state[TEMPERATURE].view(torch.float64).float()
+        requests = (temperature, none, none, none, state[SEED], state[LENGTH], none)
+        tokens, logprobs, _ = draw(logits, requests, truncating=False)
+        self.tokens.copy_(tokens)
+        self.logprobs.copy_(logprobs)
+        state[TOKEN].copy_(tokens)
+        state[LENGTH].add_(state[COUNT, 0] > 0)
+
+    def _captured(self) -> Callable[[], None]:
+        """Capture the step. No row is a sequence yet, so the rounds that a capture needs write nothing into the
+        pages."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self._step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # the trainer's thread may allocate meanwhile
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._step()
+        return graph.replay
+
+
+class DeviceStep:
+    """Steps of a `LlamaDecoder` on a GPU. What a graph does not hold (prompts, truncated, limited or biased draws, the
+    likeliest tokens, adapters) goes to `others`, operation by operation; both give the same numbers to the bit."""
+
+    most_steps = 16
+
+    def __init__(
+        self,
+        model: CausalModel,
+        pages: ops.KvPages,
+        slots: Slots,
+        others: Callable[[StepRows], SampledTokens],
+        *,
+        batches: tuple[int, ...] = BATCHES,
+    ) -> None:
+        self._model, self._pages, self._slots, self._others = model, pages, slots, others
+        self._batches = batches
+        self._graphs: dict[int, DecodeGraph] = {}
+        self._pointers: list[int] = []
+
+    def __call__(self, rows: StepRows) -> SampledTokens:
+        """Compute the rows, and go on where more than one step is wanted."""
+        slots = np.frombuffer(rows.slots, np.int32)
+        if not self._fits(rows, slots):
+            return self._others(rows)
+        graph = self._graph(next(size for size in self._batches if size >= len(slots)))
+        self._fill(graph, rows, slots)
+        taken = []
+        for step in range(rows.steps):
+            if step and rows.interrupt[0]:
+                break
+            graph.replay()
+            taken.append((graph.tokens[: len(slots)].clone(), graph.logprobs[: len(slots)].clone()))
+        tokens, logprobs = (torch.stack(parts, 1).cpu() for parts in zip(*taken, strict=True))
+        count = _until_stop(tokens.numpy(), self._slots.stops[slots])
+        return SampledTokens(tokens[:, :count].tolist(), logprobs[:, :count].tolist(), None, None)
+
+    def _fits(self, rows: StepRows, slots: np.ndarray) -> bool:
+        plain = rows.independent and 0 not in rows.samples and len(slots) <= self._batches[-1]
+        others = (self._slots.bias_counts[slots].any(), self._slots.tops[slots].any(), self._slots.adapted(rows.slots))
+        return plain and not any(others) and not self._slots.truncate(rows.slots)
+
+    def _fill(self, graph: DecodeGraph, rows: StepRows, slots: np.ndarray) -> None:
+        """Fill the graph's inputs: two copies to the device, whatever the batch."""
+        state = np.zeros((5, graph.state.shape[1]), np.int64)
+        state[TOKEN, : len(slots)], state[LENGTH, : len(slots)] = rows.tokens, rows.lengths
+        state[SEED, : len(slots)] = self._slots.seeds[slots].view(np.int64)
+        state[TEMPERATURE, : len(slots)] = self._slots.temperature[slots].astype(np.float64).view(np.int64)
+        state[COUNT] = len(slots)
+        width = -(-(max(rows.lengths) + rows.steps - 1) // self._pages.page_size)
+        tables = np.ascontiguousarray(self._slots.tables[slots, :width])
+        graph.state.copy_(torch.from_numpy(state))
+        graph.tables[: len(slots), : tables.shape[1]].copy_(torch.from_numpy(tables))
+
+    def _graph(self, size: int) -> DecodeGraph:
+        """Return the graph, captured anew where the model's tensors lie elsewhere now; it follows values that change in
+        place by itself."""
+        pointers = _pointers_of(self._model)
+        if pointers != self._pointers:
+            self._graphs.clear()
+            self._pointers = pointers
+        if size not in self._graphs:
+            self._graphs[size] = DecodeGraph(self._model, self._pages, size, self._slots.tables.shape[1])
+        return self._graphs[size]
+
+
+def _until_stop(tokens: np.ndarray, stops: np.ndarray) -> int:
+    """Count the steps of tokens [B, steps] up to the first in which a sequence samples one of its stops [B, 8]."""
+    stopped = (tokens[:, :, None] == stops[:, None, :]).any(2).any(0)
+    return int(stopped.argmax()) + 1 if stopped.any() else tokens.shape[1]
+
+
+def _pointers_of(model: CausalModel) -> list[int]:
+    """Return the addresses of all tensors that a graph has read."""
+    decoder: LlamaDecoder = model.decoder
+    norms = [decoder.norm, *(norm for layer in decoder.layers for norm in layer.norms)]
+    products: list[Product] = [model.head.product, *(product for layer in decoder.layers for product in layer.products)]
+    tensors = [
+        decoder.embedding.weight,
+        *(norm.weight for norm in norms),
+        *(product.packed.storage for product in products),
+    ]
+    tensors += [product.bias for product in products if product.bias is not None]
+    return [tensor.data_ptr() for tensor in tensors]

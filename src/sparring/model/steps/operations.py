@@ -1,0 +1,92 @@
+"""A step of generation operation by operation: for every model, every numerics and every device.
+
+B sequences, N new rows, M sequences that sample, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from sparring.kernels import ops
+from sparring.model.attention import Paged
+from sparring.model.causal import CausalModel
+from sparring.model.states import RecurrentStates
+from sparring.model.steps.rows import SampledTokens, Slots, StepRows, Top, kept_sets
+
+
+class OperationStep:
+    """A step operation by operation: for every model, every numerics and every device."""
+
+    most_steps = 1
+
+    def __init__(
+        self, model: CausalModel, pages: ops.KvPages, slots: Slots, states: RecurrentStates | None = None
+    ) -> None:
+        self._model, self._pages, self._slots, self._states = model, pages, slots, states
+
+    def __call__(self, rows: StepRows) -> SampledTokens:
+        """Compute the rows, one step of them."""
+        return self.sample(rows, self.hidden(rows))
+
+    def hidden(self, rows: StepRows) -> torch.Tensor:
+        """Compute the rows: their hidden states [N, D]."""
+        cu_rows, ends = (torch.frombuffer(values, dtype=torch.int32) for values in rows[1:3])
+        tokens = torch.frombuffer(rows.tokens, dtype=torch.int64)
+        width = -(-max(rows.lengths) // self._pages.page_size)
+        tables = torch.from_numpy(self._slots.tables[rows.slots, :width])
+        counts = cu_rows.diff()
+        positions = torch.arange(len(tokens)) + torch.repeat_interleave(ends - cu_rows[1:], counts)
+        kept = (
+            None
+            if self._states is None
+            else (self._states, self._there(torch.from_numpy(self._slots.states[rows.slots])))
+        )
+        tokens, positions, *where = (self._there(t) for t in (tokens, positions, tables, cu_rows, ends))
+        paged = Paged(self._pages, ops.PagedRows(*where, int(counts.max())), kept)
+        adapters = self._slots.adapters[rows.slots]
+        with self._model.adapters.assign_rows(np.repeat(adapters, np.diff(rows.cu_rows))):
+            return self._model.hidden(tokens, positions, paged)
+
+    def _there(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Move a tensor to the model's device: the inputs of a step are small and lie with the CPU."""
+        return tensor.to(self._model.device)
+
+    def sample(self, rows: StepRows, hidden: torch.Tensor) -> SampledTokens:
+        """Draw the next token of each sequence that samples, from hidden[N, D]."""
+        if 1 not in rows.samples:
+            return SampledTokens([], [], None, None)
+        slots, cu_rows, ends = (torch.frombuffer(values, dtype=torch.int32) for values in rows[:3])
+        sampling = torch.frombuffer(rows.samples, dtype=torch.bool)
+        chosen = slots[sampling].numpy()
+        logits = self._model.logits(hidden.index_select(0, self._there(cu_rows[1:][sampling] - 1)))
+        if (self._slots.bias_counts[chosen] > 0).any() or self._slots.limited[chosen].any():
+            for row, slot, length in zip(logits, chosen.tolist(), ends[sampling].tolist(), strict=True):
+                self._slots.change(row, slot, length)
+        slots = self._slots
+        drawn_by = (slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seeds.view(np.int64))
+        requests = [torch.from_numpy(column[chosen]) for column in drawn_by]
+        requests += [ends[sampling], torch.from_numpy(slots.limited[chosen])]
+        sampled, logprobs, masks = ops.sample(logits, *map(self._there, requests))
+        kept = kept_sets(masks, [(i, i + 1) for i in range(len(sampled))])
+        tops = self._tops(logits, chosen, kept) if self._slots.tops[chosen].any() else None
+        return SampledTokens(sampled.unsqueeze(1).tolist(), logprobs.unsqueeze(1).tolist(), kept, tops)
+
+    def _tops(self, logits: torch.Tensor, chosen: np.ndarray, kept: list[list[bytes]] | None) -> list[list[Top]]:
+        """Return the likeliest tokens of logits [M, V], of slots [M], each row limited to its kept ids."""
+        found: list[list[Top]] = []
+        for n, slot in enumerate(chosen.tolist()):
+            ids = np.frombuffer(bytearray(kept[n][0] if kept else b""), np.int32)
+            wide = logits[n, ids] if len(ids) else logits[n]
+            order = wide.sort(descending=True, stable=True).indices[: self._slots.tops[slot]]
+            best = self._there(torch.from_numpy(ids))[order].long() if len(ids) else order
+            sets = (
+                (len(ids) * torch.arange(len(best) + 1), torch.from_numpy(np.tile(ids, len(best))))
+                if len(ids)
+                else None
+            )
+            sets = None if sets is None else (self._there(sets[0]), self._there(sets[1]))
+            heat = torch.full((len(best),), float(self._slots.temperature[slot]), device=logits.device)
+            logprobs, _ = ops.token_logprobs(logits[n].expand(len(best), -1), best, heat, sets)
+            found.append([tuple(zip(best.tolist(), logprobs.tolist(), strict=True))])
+        return found

@@ -1,0 +1,155 @@
+"""Rows of one step of generation and the tokens that it samples; the settings of running requests lie by slot.
+
+B sequences, N new rows, M sequences that sample, P pages of a table, S slots.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from sparring.kernels.compiled.decoder_step import BIASES, STOPS
+from sparring.kernels.kept import ids_of, no_masks
+
+
+class Slots(NamedTuple):
+    """By slot, what a running request needs in every step; the caller changes them in place.
+
+    tables [S, P] int32, temperature [S] float32, top_k [S] int64, top_p [S] and min_p [S] float32, seeds [S] uint64;
+    stops [S, 8] int64: tokens behind which a sequence takes no further step, -1 for none. bias_values [S, 512] float32
+    is added to the logits of the tokens bias_ids [S, 512] int32: bias_counts[s, 1] of them while sequence s has less
+    than bias_until[s] tokens (int64), afterwards those from bias_counts[s, 0] on; int32. Where limited [S] uint8, only
+    tokens with a bit in allowed [S, ceil(V / 64)] uint64 may come. tops [S] int32: how many of the likeliest tokens are
+    wanted, at most 20. adapters [S] int32: the number of the sequence's adapter, -1 for none. states [S] int64: where a
+    recurrent model keeps the state of its sequence.
+    """
+
+    tables: np.ndarray
+    temperature: np.ndarray
+    top_k: np.ndarray
+    top_p: np.ndarray
+    min_p: np.ndarray
+    seeds: np.ndarray
+    stops: np.ndarray
+    bias_ids: np.ndarray
+    bias_values: np.ndarray
+    bias_counts: np.ndarray
+    bias_until: np.ndarray
+    limited: np.ndarray
+    allowed: np.ndarray
+    tops: np.ndarray
+    adapters: np.ndarray
+    states: np.ndarray
+
+    @staticmethod
+    def of(num_slots: int, pages_per_table: int, vocabulary: int) -> Slots:
+        """Make slots with empty tables, temperature 1, no truncation, no stops, no bias."""
+        return Slots(
+            np.zeros((num_slots, pages_per_table), np.int32),
+            np.ones(num_slots, np.float32),
+            np.zeros(num_slots, np.int64),
+            np.ones(num_slots, np.float32),
+            np.zeros(num_slots, np.float32),
+            np.zeros(num_slots, np.uint64),
+            np.full((num_slots, STOPS), -1, np.int64),
+            np.zeros((num_slots, BIASES), np.int32),
+            np.zeros((num_slots, BIASES), np.float32),
+            np.zeros((num_slots, 2), np.int32),
+            np.zeros(num_slots, np.int64),
+            np.zeros(num_slots, np.uint8),
+            no_masks(num_slots, vocabulary),
+            np.zeros(num_slots, np.int32),
+            np.full(num_slots, -1, np.int32),
+            np.zeros(num_slots, np.int64),
+        )
+
+    def bias(self, slot: int, until: int, banned: Sequence[int], added: Sequence[tuple[int, float]]) -> None:
+        """Forbid tokens until the sequence has `until` tokens, and add to logits; each token once in each, 512 in
+        all."""
+        count = len(banned) + len(added)
+        self.bias_counts[slot], self.bias_until[slot] = (len(banned), count), until
+        self.bias_ids[slot, :count] = [*banned, *(token for token, _ in added)]
+        self.bias_values[slot, :count] = [*[-np.inf] * len(banned), *(value for _, value in added)]
+
+    def limit(self, slot: int, allowed: bytes | None) -> None:
+        """Limit the sequence to some tokens: a bit each, lowest first; None for all."""
+        self.limited[slot] = allowed is not None
+        if allowed is not None:
+            self.allowed[slot] = 0
+            self.allowed.view(np.uint8)[slot, : len(allowed)] = np.frombuffer(allowed, np.uint8)
+
+    def change(self, row: torch.Tensor, slot: int, length: int) -> None:
+        """Bias and limit the logits [V] of a sequence of `length` tokens, in place."""
+        first, end = self.bias_counts[slot]
+        places = slice(0 if length < self.bias_until[slot] else first, end)
+        for token, value in zip(
+            self.bias_ids[slot, places].tolist(), self.bias_values[slot, places].tolist(), strict=True
+        ):
+            row[token] += value
+        if self.limited[slot]:
+            bits = np.unpackbits(self.allowed[slot].view(np.uint8), bitorder="little")[: len(row)]
+            row[torch.from_numpy(bits == 0).to(row.device)] = -torch.inf
+
+    def adapted(self, slots: array[int]) -> bool:
+        """Whether any of these ("i") has an adapter."""
+        return bool((self.adapters[np.frombuffer(slots, np.int32)] >= 0).any())
+
+    def truncate(self, slots: array[int]) -> bool:
+        """Whether any of these ("i") cuts off a part of its distribution."""
+        at = np.frombuffer(slots, np.int32)
+        truncated = (self.top_k[at] > 0).any() or (self.top_p[at] < 1).any() or (self.min_p[at] > 0).any()
+        return bool(truncated or self.limited[at].any())
+
+
+class StepRows(NamedTuple):
+    """New rows of one step, as `ops.PagedRows` has them, by slot. Plain arrays: filling these costs the least.
+
+    slots "i" [B]; cu_rows "i" [B + 1]; lengths "i" [B] with the new rows; tokens "q" [N]; samples "B" [B]: 1 where the
+    last row gives the next token. `independent`: no sequence reads keys that another one writes in this call. `steps`:
+    how many steps may be taken, where sequences are independent, bring one row each and all sample; pages for them are
+    there. All take fewer once one of them samples one of its stops, or another thread sets interrupt[0], "i" [1].
+    """
+
+    slots: array[int]
+    cu_rows: array[int]
+    lengths: array[int]
+    tokens: array[int]
+    samples: array[int]
+    independent: bool
+    steps: int
+    interrupt: array[int]
+
+
+Top = tuple[tuple[int, float], ...]
+"""The likeliest tokens of one draw, best first (equal ones: lowest id first), each with its log-probability."""
+
+
+class SampledTokens(NamedTuple):
+    """Tokens and log-probabilities of each sequence that samples, [M] lists of at least one step. `kept`: the ids that
+    each token was drawn from, empty where nothing was truncated (see `types.KeptSets`), or None where nothing was in
+    any. `tops`: the likeliest tokens of each draw, none where they are not wanted, or None where nobody wants any."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[float]]
+    kept: list[list[bytes]] | None
+    tops: list[list[Top]] | None
+
+
+def kept_sets(masks: np.ndarray | None, bounds: Sequence[tuple[int, int]]) -> list[list[bytes]] | None:
+    """Return the kept sets of each sequence, whose masks are rows `bounds` of masks [N, W]."""
+    if masks is None:
+        return None
+    sets = ids_of(masks)
+    return [sets[begin:end] for begin, end in bounds] if any(sets) else None
+
+
+def likeliest(ids: np.ndarray, logprobs: np.ndarray, bounds: Sequence[tuple[int, int]]) -> list[list[Top]]:
+    """Return the likeliest tokens of each sequence, whose draws are rows `bounds` of ids and logprobs [N, 20]; -1
+    stands for none."""
+    counts, ids, logprobs = (ids >= 0).sum(1).tolist(), ids.tolist(), logprobs.tolist()
+    draws = [tuple(zip(ids[n][:count], logprobs[n][:count], strict=True)) for n, count in enumerate(counts)]
+    return [draws[begin:end] for begin, end in bounds]

@@ -1,0 +1,97 @@
+"""Text of messages and tools in the form that chat templates take, in which no text becomes a control token.
+
+Thoughts and calls of a reply are markup: what the template makes of them stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparring.errors import refusal
+from sparring.render.control import MARK, ControlTokens
+from sparring.render.dialect import message_dicts, tool_dicts
+from sparring.render.hermes import plain_parts
+from sparring.types import Message, ToolSpec
+
+_BRACKETS = "<>/|[]"
+_SCHEMA = ("type", "function", "name", "description", "parameters", "properties", "required", "items", "enum")
+TRUSTED = ("system", "user")
+
+
+class TextEscaper:
+    """Escaper of control tokens in the text of messages: it marks them, and `ControlTokens.encode` encodes marked ones
+    as plain text.
+
+    Args:
+        tokens: of the tokenizer that encodes what is rendered.
+        allowed: roles whose messages may write control tokens before the first reply. What comes after a reply, a
+            tool's answer and a tool's schema are the world's, and never may.
+
+    Raises:
+        BadInput: another role than system and user is allowed.
+    """
+
+    def __init__(self, tokens: ControlTokens, allowed: Sequence[str] = ()) -> None:
+        for role in allowed:
+            if role not in TRUSTED:
+                do = "leave it out: text of tools and environments must not begin or end a turn"
+                raise refusal("render.control_tokens", "system, user or both", repr(role), do)
+        self._tokens = tokens
+        self._marked = tokens.marked
+        self._allowed = frozenset(allowed)
+        self._bare = {bare for text in tokens.ids if (bare := text.strip(_BRACKETS)) != text} - {"", *_SCHEMA}
+
+    def without_marks(self) -> TextEscaper:
+        """Return the same for a renderer that encodes with a tokenizer of its own, to which a mark is text."""
+        other = TextEscaper(self._tokens, tuple(self._allowed))
+        other._marked, other._bare = str, set()
+        return other
+
+    def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Convert a conversation from its beginning."""
+        opening = list(itertools.takewhile(lambda message: message.role != "assistant", messages))
+        escaped = [message if message.role in self._allowed else self._message(message) for message in opening]
+        return message_dicts(escaped) + self.answers(messages[len(opening) :])
+
+    def answers(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Convert the messages that follow a reply."""
+        return message_dicts([self._message(message) for message in messages])
+
+    def tools(self, tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
+        """Convert tool schemas."""
+        return tool_dicts(
+            [
+                dataclasses.replace(
+                    tool,
+                    name=self._marked(tool.name),
+                    description=self._marked(tool.description),
+                    parameters=self._value(tool.parameters),
+                )
+                for tool in tools
+            ]
+        )
+
+    def _message(self, message: Message) -> Message:
+        own = message.role == "assistant"
+        parts = plain_parts(message.content) if own else [(message.content, True)]
+        return dataclasses.replace(
+            message,
+            content="".join(self._marked(text) if plain else text for text, plain in parts),
+            name=message.name and self._marked(message.name),
+            tool_call_id=message.tool_call_id and self._marked(message.tool_call_id),
+        )
+
+    def _value(self, value: Any, key: Any = None) -> Any:
+        if isinstance(value, str):
+            return self._marked(value)
+        if isinstance(value, Mapping):
+            named = self._marked if key == "properties" else self._key
+            return {named(k) if isinstance(k, str) else k: self._value(inner, k) for k, inner in value.items()}
+        return [self._value(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+    def _key(self, key: str) -> str:
+        """Mark a key of a schema. Some formats write an unknown one in brackets, which makes a token of `think`."""
+        return key[:1] + MARK + key[1:] if key.strip(_BRACKETS) in self._bare else self._marked(key)

@@ -1,0 +1,108 @@
+"""Preflight of the environment: it opens, its expert earns something, an empty answer does not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from sparring.errors import EnvError, refusal
+from sparring.stages.context import Context
+from sparring.stages.data.demonstrations import Conversation, converse, demonstrate, given_conversations
+from sparring.stages.preflight.rendering import SOME
+from sparring.types import Message, Score, Task
+
+
+async def check_environment(context: Context, task: Task) -> tuple[list[str], list[Conversation], list[Conversation]]:
+    """Open one world of each kind of task; an empty answer must not be rewarded, and its expert must succeed or earn
+    more.
+
+    Returns:
+        What was found, the conversations that were held, and those to imitate, of which some may be read from `[sft]
+        data`.
+    """
+    config = context.config
+    fresh = "init" in config.run.stages and context.given() is None
+    if not fresh and ("sft" not in config.run.stages or "collect" in config.run.stages and config.sft.data is None):
+        silent = await _empty(context, task)
+        return [f"env: {context.factory.name} opens and does not reward an empty answer"], [silent], []
+    if config.sft.data is not None:
+        silent = await _empty(context, task)
+        rows = given_conversations(context)
+        return [f"sft: {len(rows)} conversations in {config.sft.data}"], [silent], rows
+    facts, held, shown = [], [], []
+    for example in _one_of_each(context):
+        async with _blamed(example):
+            conversation = await demonstrate(context, example)
+        silent = await _empty(context, example)
+        earned, nothing = _earned(conversation), _earned(silent) or 0.0
+        if conversation.score is None or earned is None or not (earned > nothing or _told_apart(conversation.score)):
+            expected = "an expert that succeeds, or earns more than an empty answer"
+            got = f"reward {earned} and {nothing:g} for an empty answer"
+            raise refusal(f"task {example.id}", expected, got, "correct expert or scorer")
+        held += [silent, conversation]
+        facts.append(f"env: {example.tag or example.env}: expert {earned:g}, empty answer {nothing:g}")
+        shown.append(conversation)
+    return facts, held, shown
+
+
+def first_tasks(context: Context) -> Sequence[Task]:
+    """The first training tasks.
+
+    Raises:
+        BadInput: there is none.
+    """
+    source = context.factory.tasks("train", context.config.run.seed)
+    tasks = [task for task in (source.next() for _ in range(SOME)) if task is not None]
+    if not tasks:
+        raise refusal("[env]", "at least one training task", "none", "add data")
+    return tasks
+
+
+def _one_of_each(context: Context) -> Sequence[Task]:
+    """The first demonstrated task of every tag.
+
+    Raises:
+        BadInput: there is none.
+    """
+    source = context.factory.tasks("demonstration", context.config.run.seed)
+    first: dict[str, Task] = {}
+    while (task := source.next()) is not None:
+        first.setdefault(task.tag, task)
+    if not first:
+        raise refusal(
+            "[env]",
+            "tasks to demonstrate (a fresh model's tokenizer and the sft stage learn from demonstrations)",
+            "none",
+            "raise the environment's demonstrations or set sft.data; or start from a checkpoint and leave sft out",
+        )
+    return list(first.values())
+
+
+def _earned(conversation: Conversation) -> float | None:
+    return None if conversation.score is None else conversation.score.reward
+
+
+def _told_apart(score: Score) -> bool:
+    """Whether a reward of 0 or less may be right: the world calls it a success, as a draw of a zero-sum game, or pays
+    its roles each for itself, so that all together earn nothing."""
+    return score.success is True or score.per_role is not None
+
+
+async def _empty(context: Context, task: Task) -> Conversation:
+    async with _blamed(task):
+        silent = await converse(context, task, lambda messages: Message(role="assistant", content=""))
+    if (_earned(silent) or 0.0) > 0:  # less than nothing is a penalty, and right
+        got = f"{_earned(silent):g}"
+        raise refusal(f"task {task.id}", "no reward for an empty answer", got, "correct the scorer: it can be gamed")
+    return silent
+
+
+@asynccontextmanager
+async def _blamed(task: Task) -> AsyncIterator[None]:
+    """A world that breaks before the run is wrong input; during the run it would be a failure."""
+    try:
+        yield
+    except EnvError as error:
+        raise refusal(
+            f"task {task.id}", "an environment that plays it", f"{error}", "correct the environment"
+        ) from error

@@ -1,0 +1,193 @@
+"""Annotations are declared in one place, and the declaration is true: checked on the source."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparring.annotations import DECLARED, Annotation
+from sparring.testing.golden.groups import nouns, simple_group
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "sparring"
+DECLARATION = "annotations.py"
+
+WRITING = {"annotated": 0, "with_steps": 1, "TrainerQuantity": 1}
+"""Calls that put an annotation on rows, and the argument that names it."""
+READING = {"get": 0, "read": 0, "reads": 0, "check_asked": 2}
+"""Likewise calls that take one from rows, or ask whether somebody does."""
+OTHER_MEANINGS = {
+    "chosen": "a side of a pair, a choice of the user",
+    "implicit": "the role of a model beside the policy",
+    "kl_coefficient": "a metric",
+    "kto_shift": "a metric",
+    "margin": "a key of a preference row, a metric",
+    "probability_squares": "a quantity of the model's head",
+    "proximal": "a value of [algo] anchor",
+    "reference": "a key of the configuration",
+    "return": "a metric of the critic",
+    "reward": "a metric, a key of a record",
+    "teacher": "a role, a source of tokens, a quantity of the trainer",
+    "value": "a loss term, a quantity of the model's head",
+}
+"""Names of annotations that are words of something else too."""
+
+
+def trees(*, testing: bool = True) -> dict[str, ast.Module]:
+    """Every module but the declaration, by its path below src/sparring, with `parent` set on each node."""
+    parsed = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = str(path.relative_to(SOURCE))
+        if name != DECLARATION and (testing or not name.startswith("testing/")):
+            parsed[name] = with_parents(path.read_text())
+    return parsed
+
+
+def with_parents(text: str) -> ast.Module:
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        for child in ast.iter_child_nodes(node):
+            child.parent = node
+    return tree
+
+
+def called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def role(node: ast.expr) -> str:
+    """What is done with an annotation that `node` names: "read", "write", "list" or a description of something that
+    the test does not know."""
+    parent = node.parent
+    match parent:
+        case ast.Subscript(ctx=ast.Store()):
+            return "write"
+        case ast.Subscript() | ast.Compare() | ast.Tuple():
+            return "read"
+        case ast.Dict() if node in parent.keys:
+            return "write"
+        case ast.Set() | ast.FormattedValue():
+            return "list"
+        case ast.Call() if called(parent) in WRITING:
+            return "write"
+        case ast.Call() if called(parent) in READING:
+            return "read"
+    return f"unknown use in {ast.unparse(parent)}"
+
+
+def uses(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Every annotation that a module names, with its role there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Annotation":
+            yield Annotation[node.attr].value, role(node)
+
+
+def is_annotations(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "annotations"
+
+
+def literal_keys(tree: ast.Module) -> Iterator[str]:
+    """Strings that stand where an annotation is named."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+            continue
+        parent = node.parent
+        match parent:
+            case ast.Subscript() if is_annotations(parent.value):
+                yield node.value
+            case ast.Compare() if any(is_annotations(other) for other in parent.comparators):
+                yield node.value
+            case ast.Dict(parent=ast.keyword(arg="annotations")) if node in parent.keys:
+                yield node.value
+            case ast.Call(func=ast.Attribute(attr="get", value=value)) if is_annotations(value):
+                yield node.value
+            case ast.Call(args=args) if (place := (WRITING | READING).get(called(parent))) is not None and called(
+                parent
+            ) != "get":
+                if len(args) > place and args[place] is node:
+                    yield node.value
+
+
+def test_writers_and_readers_are_those_of_the_source() -> None:
+    found: dict[tuple[str, str], set[str]] = {}
+    for path, tree in trees().items():
+        for name, done in uses(tree):
+            assert done in ("read", "write", "list"), f"{path}: {name}: {done}"
+            found.setdefault((name, done), set()).add(path)
+    for annotation in Annotation:
+        declared = annotation.declaration
+        assert set(declared.writers) == found.get((annotation.value, "write"), set()), f"writers of {annotation}"
+        assert set(declared.readers) == found.get((annotation.value, "read"), set()), f"readers of {annotation}"
+        assert declared.writers and declared.readers and declared.meaning and declared.unit
+
+
+def test_no_literal_names_an_annotation() -> None:
+    for path, tree in trees().items():
+        assert not list(literal_keys(tree)), f"{path}: name a member of Annotation"
+
+
+def test_a_name_that_means_nothing_else_stands_in_the_declaration_alone() -> None:
+    words = {
+        (node.value, path)
+        for path, tree in trees(testing=False).items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in DECLARED
+    }
+    assert not {(word, path) for word, path in words if word not in OTHER_MEANINGS}
+    assert {word for word, _ in words} == set(OTHER_MEANINGS), "a word without another meaning is off the list"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'x = row.annotations["reference"]',
+        'x = row.annotations.get("reference", 0)',
+        'x = "reference" not in row.annotations',
+        'x = Sample(annotations={"reference": y})',
+        'x = row.annotated("reference", y)',
+        'x = member.with_steps(y, "right")',
+        'x = member.read("value", "gae")',
+        'x = TrainerQuantity(forward, "reference", "logprob")',
+    ],
+)
+def test_a_literal_where_an_annotation_is_named_is_found(text: str) -> None:
+    assert len(list(literal_keys(with_parents(text)))) == 1
+
+
+def test_roles_are_told_apart() -> None:
+    cases = {
+        "x[Annotation.VALUE] = y": "write",
+        "f(x[Annotation.VALUE])": "read",
+        "NEEDS = (Annotation.VALUE,)": "read",
+        "f({Annotation.VALUE: y})": "write",
+        "row.annotated(Annotation.VALUE, y)": "write",
+        "print(Annotation.VALUE)": "unknown use in print(Annotation.VALUE)",
+    }
+    for text, expected in cases.items():
+        assert list(uses(with_parents(text))) == [("value", expected)]
+
+
+def test_a_row_with_an_undeclared_annotation_is_refused_by_name() -> None:
+    _, [[row]] = nouns([simple_group([1.0])])
+    with pytest.raises(ValueError, match="expected annotations of sparring/annotations.py, got refrence"):
+        row.annotated("refrence", (0.0,) * len(row.tokens))
+    marked = row.annotated(Annotation.REFERENCE, (0.0,) * len(row.tokens))
+    assert marked.annotations.keys() == {"reference"}, "a member is its name"
+
+
+def table() -> str:
+    """The table of docs/path/batch.md."""
+    lines = ["| annotation | value at each token | unit | written by | read by |", "| --- | --- | --- | --- | --- |"]
+    for annotation in sorted(Annotation):
+        declared = annotation.declaration
+        writers, readers = (", ".join(f"`{path}`" for path in paths) for paths in (declared.writers, declared.readers))
+        lines.append(f"| `{annotation}` | {declared.meaning} | {declared.unit} | {writers} | {readers} |")
+    return "\n".join(lines)
+
+
+def test_the_page_has_the_declared_table() -> None:
+    page = (ROOT / "docs" / "path" / "batch.md").read_text()
+    written = re.search(r"^\| annotation \|.*?(?=\n\n)", page, re.DOTALL | re.MULTILINE)
+    assert written is not None and written[0] == table(), f"docs/path/batch.md: put this table there\n{table()}"

@@ -1,0 +1,109 @@
+"""The house's limits for C++: files, lines, functions and macros that a reader can hold in the head."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "sparring"
+MAX_FILE, MAX_WIDTH, MAX_FUNCTION = 500, 120, 60
+
+NOISE = (
+    (re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL), ""),
+    (re.compile(r'"(?:\\.|[^"\\\n])*"'), '""'),
+    (re.compile(r"'(?:\\.|[^'\\\n])'"), "' '"),
+)
+"""Comments and literals, in which braces count for nothing, and what stands in their place."""
+DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
+SIGNATURE = re.compile(r"([~\w]+)\s*\([^;]*\)\s*(?:const|noexcept|->[^;]*|:[^;]*)*\s*$", re.DOTALL)
+
+
+def without(pattern: re.Pattern[str], text: str, replacement: str = "") -> str:
+    """`text` without the matches of `pattern`, every line break of it kept."""
+    return pattern.sub(lambda match: replacement + "\n" * match[0].count("\n"), text)
+
+
+def functions(text: str) -> Iterator[tuple[str, int, int]]:
+    """Yield name, first and last line of every function, methods too; lambdas belong to the function around them."""
+    for pattern, replacement in NOISE:
+        text = without(pattern, text, replacement)
+    text = without(DIRECTIVE, text)
+    line, head, name, first, inside = 1, "", "", 0, 0
+    for character in text:
+        line += character == "\n"
+        if inside:
+            inside += (character == "{") - (character == "}")
+            if not inside:
+                yield name, first, line
+                head = ""
+        elif character in "{};":
+            signature = SIGNATURE.search(head) if character == "{" else None
+            if signature:
+                name, inside = signature[1], 1
+            else:
+                head = ""
+        else:
+            first = line if not head and not character.isspace() else first
+            head += character if head or not character.isspace() else ""
+
+
+def macros(text: str) -> Iterator[tuple[str, int, int]]:
+    """Yield name, first and last line of every macro."""
+    for match in DIRECTIVE.finditer(text):
+        if named := re.match(r"\s*#\s*define\s+(\w+)", match[0]):
+            first = text.count("\n", 0, match.start()) + 1
+            yield named[1], first, first + match[0].count("\n")
+
+
+def sizes(path: str, text: str) -> Iterator[str]:
+    """Yield what is too long or too wide in a file."""
+    lines = text.splitlines()
+    if len(lines) > MAX_FILE:
+        yield f"{path}: {len(lines)} lines, more than {MAX_FILE}"
+    yield from (f"{path}:{n}: {len(s)} characters wide" for n, s in enumerate(lines, 1) if len(s) > MAX_WIDTH)
+    for name, first, last in (*functions(text), *macros(text)):
+        if last - first + 1 > MAX_FUNCTION:
+            yield f"{path}:{first}: {name} has {last - first + 1} lines, more than {MAX_FUNCTION}"
+
+
+def test_the_kernels_keep_the_limits() -> None:
+    files = sorted(path for path in SOURCE.rglob("*") if path.suffix in (".cpp", ".h"))
+    texts = {str(path.relative_to(SOURCE)): path.read_text() for path in files}
+    assert len(texts) > 20 and all(list(functions(text)) for text in texts.values())
+    findings = [finding for path, text in texts.items() for finding in sizes(path, text)]
+    assert not findings, "\n".join(["", *findings])
+
+
+STATEMENTS = "    x = 1;\n" * 60
+BITES = [
+    ("int x;\n" * 501, "501 lines"),
+    ("//" + "-" * 119, "121 characters wide"),
+    (f"void f(int x) {{\n{STATEMENTS}}}\n", "a.cpp:1: f has 62 lines"),
+    (f"\ntemplate <int R>\nstatic inline void f(const T &x,\n  int y) {{\n{STATEMENTS}}}\n", "a.cpp:2: f has 64 lines"),
+    (f"namespace a {{\nstruct B {{\n  int f() const {{\n{STATEMENTS}  }}\n}};\n}}\n", "a.cpp:3: f has 62 lines"),
+    (f"struct B {{\n  explicit B(int x) : x(x) {{\n{STATEMENTS}  }}\n}};\n", "a.cpp:2: B has 62 lines"),
+    (f"void f() {{\n  char c = '}}';  // }}\n{STATEMENTS}}}\n", "a.cpp:1: f has 63 lines"),
+    ("#define M(x) \\\n" + "    x; \\\n" * 60 + "\nint y;\n", "a.cpp:1: M has 62 lines"),
+]
+
+
+@pytest.mark.parametrize(("text", "finding"), BITES, ids=[finding for _, finding in BITES])
+def test_the_limit_bites(text: str, finding: str) -> None:
+    assert finding in list(sizes("a.cpp", text))[0]
+
+
+GOOD = f"""// one {{ brace
+#define M(x) {{
+const char *s = "{{";
+struct B {{ int x; }};
+static const int table[2] = {{1, 2}};
+void f() {{
+{STATEMENTS[:-22]}}}
+void g() {{ run([&](int x) {{ return x; }}); }}
+"""
+
+
+def test_the_limit_lets_the_good_pass() -> None:
+    assert not list(sizes("a.cpp", GOOD))
+    assert [name for name, _, _ in functions(GOOD)] == ["f", "g"]

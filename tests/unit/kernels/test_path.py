@@ -1,0 +1,96 @@
+"""The written protocol of a path is the truth: every path has its operations, with its signatures, and no others."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from sparring.kernels import paths
+from sparring.kernels.compiled.path import CompiledPath
+from sparring.kernels.device.path import DevicePath
+from sparring.kernels.form import AttentionForm
+from sparring.kernels.meta.path import MetaPath
+from sparring.kernels.pages import PagedRows
+from sparring.kernels.path import FusedPath, KernelPath
+from sparring.kernels.torch.path import TorchPath
+
+PROTOCOLS = {CompiledPath: FusedPath, TorchPath: KernelPath, DevicePath: KernelPath, MetaPath: KernelPath}
+"""Every class that `paths` makes, with the protocol that it promises."""
+
+
+def operations(cls: type) -> dict[str, Callable[..., object]]:
+    """Public methods by name, inherited ones too."""
+    return {name: value for name, value in inspect.getmembers(cls, inspect.isfunction) if not name.startswith("_")}
+
+
+def signatures(cls: type) -> dict[str, inspect.Signature]:
+    return {name: inspect.signature(method, eval_str=True) for name, method in operations(cls).items()}
+
+
+def properties(protocol: type) -> set[str]:
+    return {name for name, _ in inspect.getmembers(protocol, lambda value: isinstance(value, property))}
+
+
+@pytest.mark.parametrize(("path", "protocol"), PROTOCOLS.items(), ids=lambda cls: cls.__name__)
+def test_a_path_has_the_operations_of_its_protocol_and_no_others(path: type, protocol: type) -> None:
+    assert len(operations(protocol)) >= 20
+    assert signatures(path) == signatures(protocol)
+
+
+@pytest.mark.parametrize("protocol", [KernelPath, FusedPath], ids=lambda cls: cls.__name__)
+def test_every_operation_says_what_it_promises(protocol: type) -> None:
+    described = [*operations(protocol).values(), *(getattr(protocol, name) for name in properties(protocol))]
+    assert all(inspect.getdoc(member) for member in described)
+
+
+def test_every_path_that_can_be_chosen_is_one_of_these(kernel_path: str) -> None:
+    path = paths.current()
+    assert path.name == kernel_path and path.is_compiled == (PROTOCOLS[type(path)] is FusedPath)
+    assert all(hasattr(path, name) for name in properties(KernelPath))
+    assert {type(paths.path_of(torch.empty(1, device="meta")))} | {type(path)} <= PROTOCOLS.keys()
+
+
+class Longer(TorchPath):
+    """A path with another signature."""
+
+    def tanh(self, x: torch.Tensor, slowly: bool) -> torch.Tensor:
+        """Takes one parameter more."""
+        return x if slowly else x
+
+
+class Richer(TorchPath):
+    """A path with an operation that nobody has written down."""
+
+    def sinh(self, x: torch.Tensor) -> torch.Tensor:
+        """An operation of its own."""
+        return torch.sinh(x)
+
+
+@pytest.mark.parametrize("path", [Longer, Richer], ids=lambda cls: cls.__name__)
+def test_a_path_that_differs_would_be_seen(path: type) -> None:
+    assert signatures(path) != signatures(KernelPath)
+
+
+def test_the_path_without_values_has_the_shapes_of_generation() -> None:
+    """Attention over pages and draws: what a step of generation allocates."""
+    plain, empty = TorchPath(), MetaPath(TorchPath)
+    form, zeros = AttentionForm(1.0), torch.zeros(2, dtype=torch.int64)
+    q, k = torch.randn(2, 4, 16), torch.randn(2, 2, 16)
+    pages = torch.zeros(3, 2, 1, 16, 16), torch.zeros(3, 2, 16, 16)
+    rows = PagedRows(*(torch.tensor(r, dtype=torch.int32) for r in ([[0], [1]], [0, 1, 2], [1, 1])))
+    requests = torch.ones(2), zeros, torch.ones(2), torch.zeros(2), zeros, zeros, zeros.to(torch.uint8)
+    attended = [
+        path.attention_paged(q.to(at), k.to(at), k.to(at), pages, rows, form) for path, at in both(plain, empty)
+    ]
+    drawn = [path.sample(torch.randn(2, 50).to(at), requests, None) for path, at in both(plain, empty)]
+    assert attended[0][1] == attended[1][1] == -1
+    for values, shapes in ((attended[0][:1], attended[1][:1]), drawn):
+        for value, shape in zip(values, shapes, strict=True):
+            assert shape.is_meta and (value.shape, value.dtype) == (shape.shape, shape.dtype)
+
+
+def both(plain: TorchPath, empty: MetaPath) -> list[tuple[KernelPath, str]]:
+    return [(plain, "cpu"), (empty, "meta")]
