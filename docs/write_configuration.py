@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import runpy
 import sys
 import textwrap
 import typing
@@ -20,6 +21,7 @@ import msgspec
 from sparring.recipe.run_config import RunConfig
 
 PAGE = Path(__file__).with_name("configuration.md")
+WRAPPED = runpy.run_path(str(PAGE.with_name("wrap.py")))["wrapped"]
 
 HEAD = """# Configuration
 
@@ -48,7 +50,7 @@ def page() -> str:
         assert kind is not None
         name = f"{field.name}.<name>" if typing.get_origin(field.type) is dict else field.name
         sections += _section(kind, name, _field_docs(RunConfig)[field.name])
-    return "\n".join(sections)
+    return WRAPPED("\n".join(sections))
 
 
 def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[str]:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import resource
+import runpy
 import signal
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from sparring.model.load import load
 from sparring.testing.tiny_models import tiny_model
 
 PAGE = Path(__file__).parent / "engine" / "families.md"
+WRAPPED = runpy.run_path(str(PAGE.parents[1] / "wrap.py"))["wrapped"]
 HEADS = {"num_key_value_heads": 4}
 SHAPES: tuple[Mapping[str, Any], ...] = (
     {},
@@ -116,7 +118,7 @@ def main() -> None:
     lines += ["", f"## Refused, or not made tiny: {len(rest)}\n", "| | why |", "| --- | --- |"]
     lines += [f"| `{kind}` | {why} |" for kind, why in rest.items() if kind not in both]
     lines += [f"| {', '.join(f'`{kind}`' for kind in both)} | attention in both directions |", ""]
-    PAGE.write_text("\n".join(lines))
+    PAGE.write_text(WRAPPED("\n".join(lines)))
 
 
 if __name__ == "__main__":

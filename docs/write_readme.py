@@ -2,12 +2,14 @@
 
 import json
 import re
+import runpy
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BEGIN = "<!-- quickstart: python docs/write_readme.py runs/quickstart -->\n"
 END = "<!-- end -->"
+WRAPPED = runpy.run_path(str(Path(__file__).with_name("wrap.py")))["wrapped"]
 
 
 def table(summary: dict) -> str:
@@ -29,7 +31,7 @@ def table(summary: dict) -> str:
         f" trained tokens: **{summary['logprob_max_abs_diff']!r}**.\nWall clock on two cores: {wall};"
         f" {summary['peak_rss_bytes'] / 2**30:.1f} GiB."
     )
-    return "\n".join(rows) + "\n\n" + facts + "\n"
+    return WRAPPED("\n".join(rows) + "\n\n" + facts + "\n")
 
 
 def main() -> None:

@@ -1,9 +1,13 @@
-"""Every link between the pages leads to a file that is there, and to a heading of it."""
+"""Every link between the pages leads to a file that is there, and to a heading of it; prose has at most 120 columns."""
 
 import re
+import runpy
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
+WRAP = runpy.run_path(str(ROOT / "docs" / "wrap.py"))
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
@@ -38,3 +42,35 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     )
     (tmp_path / "README.md").write_text("[a](docs/a.md#one-step-two) [b](docs/a.md#two)")
     assert broken_links(tmp_path) == ["README.md: docs/a.md#two", "docs/a.md: b.md#"]
+
+
+WORDS = "sand and stone " * 9
+FIXED = [
+    f"| {WORDS} | {WORDS} |",
+    f"```text\n{WORDS}\n```",
+    f"Code:\n\n    {WORDS}",
+    f"# {WORDS}",
+    f"[a](https://{WORDS.replace(' ', '/')})",
+    f"- [a](https://{WORDS.replace(' ', '/')})",
+]
+
+
+def test_prose_is_wrapped() -> None:
+    pages = WRAP["pages"](ROOT)
+    assert len(pages) > 30
+    wide = [f"{page.relative_to(ROOT)}:{n}" for page in pages for n in WRAP["wide_lines"](page.read_text())]
+    assert not wide, f"run: python docs/wrap.py\n{wide}"
+
+
+def test_a_wide_line_is_found_and_filled_anew() -> None:
+    text = f"A [link of words](b.md) and {WORDS}`some code` - 3.\n\n1. An item: {WORDS}\n   goes on\n- Next\n"
+    assert WRAP["wide_lines"](text) == [1, 3]
+    filled = WRAP["wrapped"](text)
+    assert WRAP["wide_lines"](filled) == [] and WRAP["wrapped"](filled) == filled and filled.split() == text.split()
+    assert "`some code` - 3.\n\n1. An item:" in filled and "\n   goes on" not in filled
+    assert filled.endswith("goes on\n- Next\n") and "\n   " in filled
+
+
+@pytest.mark.parametrize("text", FIXED)
+def test_what_cannot_be_broken_stays(text: str) -> None:
+    assert WRAP["wide_lines"](text) == [] and WRAP["wrapped"](text) == text

@@ -1,0 +1,120 @@
+"""Wraps the prose of pages at 120 columns: `python docs/wrap.py` rewrites README.md, docs/ and design/ where a line is
+wider. Tables, headings, code, and a single word that is wider (a link's address) stay as they are.
+
+    python docs/wrap.py [PAGE ...]
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+WIDTH = 120
+ROOT = Path(__file__).resolve().parents[1]
+BULLET = re.compile(r"(\s*)([-*+]|\d+[.)])\s+")
+ATOM = re.compile(r"`[^`\n]+`|!?\[[^\]\n]*\]\([^)\s]*\)")
+"""Inline code and links: neither is broken where it fits into a line."""
+
+MARKER = re.compile(r"([-*+>|]|\d+[.)]|#+|=+|-+)$")
+"""A word that would begin a list, a heading or a quotation at the start of a line."""
+
+
+def pages(root: Path) -> list[Path]:
+    """Return the pages whose prose is wrapped: all but the log, which is history."""
+    return sorted([root / "README.md", *root.glob("docs/**/*.md"), *root.glob("design/*.md")])
+
+
+def wide_lines(text: str) -> list[int]:
+    """Return the numbers of the lines of prose that are wider than 120 columns and could be broken."""
+    return [
+        number
+        for number, line, prose in _lines(text)
+        if prose and len(line) > WIDTH and len(_words(BULLET.sub("", line, 1))) > 1
+    ]
+
+
+def wrapped(text: str) -> str:
+    """Return a page with every paragraph that has too wide a line filled anew."""
+    wide, result, paragraph = set(wide_lines(text)), [], []
+    for number, line, prose in [*_lines(text), (0, "", False)]:
+        begins = bool(BULLET.match(line)) or not prose
+        if paragraph and begins:
+            result += _filled(paragraph, wide)
+            paragraph = []
+        if prose:
+            paragraph.append((number, line))
+        elif number:
+            result.append(line)
+    return "\n".join(result) + ("\n" if text.endswith("\n") else "")
+
+
+def _lines(text: str) -> list[tuple[int, str, bool]]:
+    """Return number, line and whether it is prose, for every line."""
+    lines, fenced, in_list, blank, code, comment = [], False, False, True, False, False
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+        fence = line.lstrip().startswith("```")
+        if fence:
+            fenced = not fenced
+        comment = comment or line.startswith("<!--")
+        if not line.strip():
+            blank, prose = True, False
+        elif fence or fenced or comment or line.startswith(("|", "#", "!", "<")):
+            in_list, blank, prose, code = in_list and fenced, False, False, False
+        else:
+            bullet, indented = BULLET.match(line), line.startswith("    ")
+            code = indented and (code or blank) and not in_list
+            in_list = (in_list and (indented or not blank or line.startswith(" "))) or bool(bullet and not code)
+            blank, prose = False, not code
+        comment = comment and "-->" not in line
+        lines.append((number, line, prose))
+    return lines
+
+
+def _filled(paragraph: list[tuple[int, str]], wide: set[int]) -> list[str]:
+    """Return the lines of a paragraph: filled anew where one of them is too wide, else unchanged."""
+    lines = [line for _, line in paragraph]
+    if not wide & {number for number, _ in paragraph}:
+        return lines
+    bullet = BULLET.match(lines[0])
+    first = bullet.group(0) if bullet else lines[0][: len(lines[0]) - len(lines[0].lstrip())]
+    rest = " " * len(first)
+    words = _words(" ".join([lines[0].removeprefix(first), *lines[1:]]))
+    return _fill(words, first, rest)
+
+
+def _fill(words: list[str], first: str, rest: str) -> list[str]:
+    filled, line = [], first + words[0]
+    for word in words[1:]:
+        if len(line) + 1 + len(word) > WIDTH:
+            filled.append(line)
+            line = rest + word
+        else:
+            line += f" {word}"
+    return [*filled, line]
+
+
+def _words(text: str) -> list[str]:
+    """Split at spaces that stand neither in inline code nor in a link, but for those wider than a line. A word that
+    may not begin a line stays with the one before it."""
+    hidden = ATOM.sub(lambda atom: atom[0].replace(" ", "\0") if len(atom[0]) < WIDTH - 20 else atom[0], text)
+    words: list[str] = []
+    for word in hidden.split():
+        if words and MARKER.match(word):
+            words[-1] += f" {word}"
+        else:
+            words.append(word)
+    return [word.replace("\0", " ") for word in words]
+
+
+def main() -> None:
+    """Rewrite the pages that are named, or all."""
+    for page in map(Path, sys.argv[1:]) if sys.argv[1:] else pages(ROOT):
+        text = page.read_text(encoding="utf-8")
+        if wrapped(text) != text:
+            page.write_text(wrapped(text), encoding="utf-8")
+            print(page)
+
+
+if __name__ == "__main__":
+    main()
