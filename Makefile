@@ -1,5 +1,6 @@
 # make quickstart    install, run recipes/quickstart.toml, print the result
 # make test          install, pass the tests
+# make test-near     the tests that a change can touch, nearest first (BASE=COMMIT: since when; origin/main)
 # make test-slow     the long proofs
 # make test-extra    tests of optional packages, which it installs (wandb, peft)
 # make test-vllm     the engine's contract and a run against the real vLLM, which it installs into .venv-vllm
@@ -22,7 +23,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart test test-slow test-extra test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning check install clean
+.PHONY: quickstart test test-near test-slow test-extra test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning check install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -36,6 +37,10 @@ check: install
 test: install $(VENV)/.stamp-chromium
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 \
 		-o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+
+test-near: install $(VENV)/.stamp-chromium
+	@near="$$($(BIN)/python tests/near.py $(BASE))"; if [ -z "$$near" ]; then echo "nothing has changed"; exit 0; fi; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $$near
 
 test-slow: install $(VENV)/.stamp-chromium
 	$(BIN)/python -m pytest -m slow
