@@ -21,12 +21,20 @@ def headings(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+def anchors(target: Path) -> set[str]:
+    """Return what a link into a file may name: headings of a page, lines of a source file."""
+    text = target.read_text()
+    if target.suffix == ".md":
+        return headings(text)
+    return {f"L{number}" for number, _ in enumerate(text.splitlines(), 1)}
+
+
 def broken_links(root: Path) -> list[str]:
     found = []
     for page in pages(root):
         for name, anchor in LINK.findall(page.read_text()):
             target = page.parent / name if name else page
-            if not target.exists() or (anchor and anchor not in headings(target.read_text())):
+            if not target.exists() or (anchor and anchor not in anchors(target)):
                 found.append(f"{page.relative_to(root)}: {name}#{anchor}")
     return found
 
