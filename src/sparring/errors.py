@@ -30,8 +30,8 @@ class LimitReached(PolicyFailure):
 
 
 class SpoiltFile(PolicyFailure, OSError):
-    """What the policy left in its box cannot be read or written as a file: a pipe, a folder, one without the right to
-    it."""
+    """Something that the policy left in its box and that cannot be read or written as a file: a pipe, a folder, one
+    without the right to it."""
 
 
 class InfraError(SparringError):
@@ -123,7 +123,7 @@ class boundary:
 
 
 class naming_memory:
-    """Where memory ran out in the body of `with naming_memory(told)`, say what had been told of it before.
+    """Name, where memory runs out in the body of `with naming_memory(told)`, say what had been told of it before.
 
     Raises:
         InfraError: memory ran out, and what had been told.

@@ -23,7 +23,7 @@ def is_temperature(value: float) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constraint:
-    """What the text of a turn must be, whole: JSON of a schema, what a regular expression matches, or a text of a
+    """Constraint on the whole text of a turn: JSON of a schema, what a regular expression matches, or a text of a
     context-free grammar in Lark's notation. `source` is the schema as JSON, the expression or the grammar."""
 
     kind: Literal["json_schema", "regex", "lark"]
@@ -32,7 +32,7 @@ class Constraint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How tokens are drawn. `seed` and a token's absolute position in its branch decide its random number, nothing
+    """Settings of sampling. `seed` and a token's absolute position in its branch decide its random number, nothing
     else.
 
     temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 truncate nothing. Where several are set, all at this
@@ -87,8 +87,8 @@ class Runs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptSets:
-    """What truncated sampling left of the vocabulary (law 2): token i was drawn from the ids of `rows[i]`, ascending,
-    32 bits each, little-endian; from the whole vocabulary where the row is empty."""
+    """Sampling supports: what truncated sampling left of the vocabulary (law 2): token i was drawn from the ids of
+    `rows[i]`, ascending, 32 bits each, little-endian; from the whole vocabulary where the row is empty."""
 
     rows: tuple[bytes, ...]
 
@@ -158,7 +158,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """What the engine sampled. `logprobs[i]` is of the distribution that tokens[i] was drawn from (law 2).
+    """Completion that the engine sampled. `logprobs[i]` is of the distribution that tokens[i] was drawn from (law 2).
 
     `versions` is the weight version that sampled each token, `kv_versions` the oldest version among the KV entries
     it attended to; `cached_tokens` counts prompt tokens whose KV was already there. `kept` is None where nothing was
@@ -197,7 +197,7 @@ class ScoreRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """How likely given tokens are, all under the weights of one version: row i is about tokens[first + i] of the
+    """Scores of given tokens, all under the weights of one version: row i is about tokens[first + i] of the
     request.
 
     `logprobs` and `entropies` are in nats. `top_ids` and `top_logprobs` hold top_k values a row, the likeliest first,
@@ -214,8 +214,8 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delta:
-    """What a streamed request sampled since the delta before: at least one token. The `Completion` that ends the stream
-    holds all of it again, with versions."""
+    """Tokens that a streamed request sampled since the delta before: at least one token. The `Completion` that ends the
+    stream holds all of it again, with versions."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]

@@ -50,7 +50,7 @@ class TaskSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecResult:
-    """What a command did. `timed_out`, `out_of_memory` and `truncated` are the policy's own limits, not failures."""
+    """Result of a command. `timed_out`, `out_of_memory` and `truncated` are the policy's own limits, not failures."""
 
     exit_code: int
     stdout: str
@@ -122,7 +122,7 @@ class World(Protocol):
 
 
 class EnvFactory(Protocol):
-    """What stands beside a world: its tasks, its expert, and how one instance is made.
+    """Maker of worlds, with their tasks and their expert.
 
     `scorer` is the second pass over its groups, None where rewards stand by themselves.
     """
@@ -199,7 +199,7 @@ class Session(Protocol):
 
 
 class Episode(Protocol):
-    """What one rollout hands its harness."""
+    """One rollout, as its harness sees it."""
 
     task: Task
     env: World
@@ -210,7 +210,7 @@ class Episode(Protocol):
 
 
 class Harness(Protocol):
-    """Who holds the conversation."""
+    """Holds the conversation of a rollout."""
 
     async def run(self, episode: Episode) -> None:
         """Hold the conversation of one episode to its end."""
@@ -259,7 +259,7 @@ class Credit(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Divergence:
-    """How far the model's distribution q is from a teacher's p, and over what. `reverse` is KL(q || p), `forward` KL(p
+    """Divergence of the model's distribution q from a teacher's p. `reverse` is KL(q || p), `forward` KL(p
     || q); `jensen_shannon` is beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q. `top_k`: over the
     teacher's likeliest tokens (`Sample.tops`), all others being one; `vocabulary`: over all tokens, the teacher
     (`Sample.teacher`) computed beside the model."""
@@ -271,7 +271,7 @@ class Divergence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """What a loss asks the trainer for. A declared unit is never split across micro-batches. `survey` costs a
+    """Needs of a loss. A declared unit is never split across micro-batches. `survey` costs a
     gradient-free first pass, in which the loss is asked for `survey(quantities, micro_batch)`, of all the step's tokens
     at once: name -> [M] of what it then finds as annotations. `idle_tokens`: the policy's tokens of zero advantage
     matter too; else they are not computed. `divergence` is what the quantity of that name is."""
@@ -304,7 +304,7 @@ class Loss(Protocol):
 
 @dataclass(kw_only=True, slots=True)
 class Corrected:
-    """What a correction says of M tokens: what each one's share of the loss is multiplied with, [M] without gradient.
+    """Result of a correction for M tokens: the factor of each one's share of the loss, [M] without gradient.
     `metrics` as in `LossResult`."""
 
     weights: torch.Tensor
@@ -448,7 +448,7 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainPlan:
-    """What a stage wants of a trainer: its loss terms, how many steps the schedule spans, the keys of `[train]` that
+    """Plan of a stage for its trainer: its loss terms, how many steps the schedule spans, the keys of `[train]` that
     this stage replaces, and the head it trains (as `model.load` has it). `teachers`, the checkpoint folders of models
     by name, are computed beside it, without gradients; None is where what is trained begins, and a name that is no
     model of the recipe has the settings of that one. `averages` says with which decay some of these follow what is

@@ -68,7 +68,7 @@ class ToolSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What one rollout may use. `max_tokens` counts sampled tokens over all its turns; `timeout_s` is wall clock."""
+    """Limits of one rollout. `max_tokens` counts sampled tokens over all its turns; `timeout_s` is wall clock."""
 
     max_turns: int = 8
     max_tokens: int = 1024
@@ -112,9 +112,9 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What the world says after a reply. `reward` is what that reply earned of the score's reward, None for nothing to
-    say; `state_key` names the state that the next reply is made in, so that turns taken in equal states can be
-    compared. `constraint` is what the text of the next reply must be, in the place of the run's."""
+    """Observation of the world after a reply. `reward` is what that reply earned of the score's reward, None for
+    nothing to say; `state_key` names the state that the next reply is made in, so that turns taken in equal states can
+    be compared. `constraint` is what the text of the next reply must be, in the place of the run's."""
 
     messages: tuple[Message, ...] = ()
     reward: float | None = None
@@ -156,7 +156,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """What broke, for the record: the error class, where, and its message."""
+    """Failure, for the record: the error class, where, and its message."""
 
     error: str
     where: str
@@ -165,7 +165,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a trajectory ended (law 6). `failure` exists exactly when something crashed."""
+    """End of a trajectory (law 6). `failure` exists exactly when something crashed."""
 
     kind: OutcomeKind
     reason: StopReason
@@ -190,7 +190,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Where a trajectory's wall clock went, in seconds; `started` is the epoch time."""
+    """Wall clock of a trajectory, in seconds; `started` is the epoch time."""
 
     started: float = 0.0
     wall_s: float = 0.0
@@ -263,7 +263,7 @@ class Score:
     per_role: Mapping[str, float] | None = None
 
     def of(self, role: str) -> float | None:
-        """What a role earned."""
+        """Return the reward of a role."""
         return (self.per_role or {}).get(role, self.reward)
 
 
@@ -381,7 +381,7 @@ PAIR_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenAccount:
-    """Where every sampled token of an update went (law 7): sampled = trained + filtered + zero_advantage + failed."""
+    """Account of every sampled token of an update (law 7): sampled = trained + filtered + zero_advantage + failed."""
 
     sampled: int = 0
     trained: int = 0
@@ -445,7 +445,7 @@ class WeightRef:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointRef:
-    """What a resume needs: the folder of one complete checkpoint and the step after which it was written."""
+    """Checkpoint for a resume: the folder of one complete checkpoint and the step after which it was written."""
 
     model: str
     stage: str

@@ -94,8 +94,8 @@ class InlineCluster:
         return engine
 
     def value_model(self, name: str, *, path: str) -> ValueModel:
-        """What serves the reward model in the checkpoint folder `path`, in the numerics of model `name`: one, however
-        often it is asked for."""
+        """Open the server of the reward model in the checkpoint folder `path`, in the numerics of model `name`: one,
+        however often it is asked for."""
         from sparring.engine.reward import RewardModel
         from sparring.model.load import load
 

@@ -1,1 +1,1 @@
-"""What a person looks at: the report of a run. Reads the store and the summary, writes nothing but its own page."""
+"""The page for people: the report of a run. Reads the store and the summary, writes nothing but its own page."""

@@ -78,7 +78,7 @@ def gather(run_dir: Path, store: Store, *, model: str = "policy", picks_each: in
 
 
 class _Groups:
-    """What one pass over the stored groups leaves behind."""
+    """Figures of one pass over the stored groups."""
 
     def __init__(self, config: Mapping[str, Any], *, model: str, picks_each: int) -> None:
         algo = msgspec.convert(named(config.get("algo", {})), AlgoConfig)
@@ -193,7 +193,7 @@ def _rate(rate: float | None, interval: Sequence[float] | None) -> tuple[float, 
 
 
 def _account(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where the sampled tokens of training went, by the names of `TokenAccount`."""
+    """Account of the sampled tokens of training, by the names of `TokenAccount`."""
     account = summary.get("tokens") or {}
     names = {
         "trained": "trained",

@@ -14,7 +14,7 @@ Advantages = Mapping[tuple[str, int], Sequence[float | None]]
 
 
 def group_advantages(group: Group, credit: Credit, model: str) -> Advantages:
-    """What each sampled token of a training group was trained with; empty for a group that was filtered.
+    """Return the advantage of each sampled token of a training group; empty for a group that was filtered.
 
     Right for credits that look at one group at a time, such as GRPO.
     """

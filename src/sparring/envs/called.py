@@ -38,6 +38,7 @@ class ByName:
             )
 
     def arguments(self, completion: str, task: Task) -> dict[str, Any]:
-        """What it is called with. A column that it hints as `str` arrives as text even where the file has a number."""
+        """Return the arguments of its call. A column that it hints as `str` arrives as text even where the file has a
+        number."""
         given = {**task.data, "completion": completion, "task": task}
         return {name: str(given[name]) if name in self._texts else given[name] for name in self._wants}

@@ -1,4 +1,4 @@
-"""What stands beside an `Env`: its tasks, generated or from rows of a file, its expert, and how one instance is
+"""The factory of an `Env`: its tasks, generated or from rows of a file, its expert, and how one instance is
 made."""
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class WorldFactory:
         )
 
     def _key(self, task: Task) -> str:
-        """What the world, or a column of its file, tells the task by; "" where that is its prompt."""
+        """Return the task's key by the world or a column of its file; "" where that is its prompt."""
         if self._config.columns.key:
             return str(task.data["key"])
         with boundary(

@@ -13,7 +13,7 @@ from sparring.errors import BadInput, boundary, refusal
 
 
 def named(name: str, where: str) -> Any:
-    """What `path/to/file.py:name` or `package.module:name` is.
+    """Return the object at `path/to/file.py:name` or `package.module:name`.
 
     Raises:
         BadInput: nothing of this name is there, or its module does not run.

@@ -30,8 +30,8 @@ def order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
 
 
 def identity(task: Task) -> str:
-    """What makes two tasks the same: the world's own key, else the words of the prompt, without case and spacing. No
-    key is equal to any text: it begins with a separator, which is a space in a text."""
+    """Return what makes two tasks the same: the world's own key, else the words of the prompt, without case and
+    spacing. No key is equal to any text: it begins with a separator, which is a space in a text."""
     if task.key:
         return f"\x1f{task.key}"
     return normalised(" ".join(message.content for message in task.messages))
@@ -74,7 +74,7 @@ class Stream:
         """A stream of this kind does not learn from results."""
 
     def state(self) -> Mapping[str, Any]:
-        """Where the stream stands."""
+        """Return the position of the stream."""
         return {"next": self._next}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -1,1 +1,1 @@
-"""What a run says about itself: metrics, time shares, progress, intervals and the sinks they go to."""
+"""Reports of a run: metrics, time shares, progress, intervals and the sinks they go to."""

@@ -10,7 +10,7 @@ SinkName = Literal["jsonl", "tensorboard", "wandb"]
 
 
 class ObserveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where metrics go and how progress is shown."""
+    """Sinks of metrics, and the display of progress."""
 
     sinks: tuple[SinkName, ...] = ("jsonl", "tensorboard")
     """`jsonl` writes `metrics.jsonl`, `tensorboard` writes `tensorboard/`, both in the run's folder; `wandb` needs the

@@ -24,7 +24,7 @@ Verdict = Literal["held", "regressed", "undecided"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskResult:
-    """What came of one task's samples. Those that infrastructure or judge broke say nothing about the policy and stand
+    """Result of one task's samples. Those that infrastructure or judge broke say nothing about the policy and stand
     nowhere.
 
     Attributes:
@@ -51,7 +51,7 @@ class Lost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """What an evaluation found. Every task counts the same, however many of its samples were scored.
+    """Result of an evaluation. Every task counts the same, however many of its samples were scored.
 
     Attributes:
         success: the share of samples that solve their task (pass@1).
@@ -91,7 +91,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """What changed from one evaluation to another over the tasks that both scored.
+    """Changes from one evaluation to another over the tasks that both scored.
 
     Attributes:
         tasks: how many those are.
@@ -150,8 +150,8 @@ def narrowed(one: Evaluation, other: Evaluation) -> Evaluation:
 
 
 def compare(before: Evaluation, after: Evaluation) -> Comparison:
-    """What changed, in pairs: by task, so that what makes a task hard for both is no noise (Miller 2024, paired
-    differences).
+    """Compare two evaluations in pairs: by task, so that what makes a task hard for both is no noise (Miller 2024,
+    paired differences).
 
     Raises:
         BadInput: they asked different questions, or none in common was scored.
@@ -175,7 +175,7 @@ def compare(before: Evaluation, after: Evaluation) -> Comparison:
 
 
 def kept(before: Evaluation, after: Evaluation) -> Estimate:
-    """What share of the first's success the second has, over the tasks that both scored.
+    """Return the share of the first's success that the second has, over the tasks that both scored.
 
     Raises:
         BadInput: as `compare`.
@@ -222,7 +222,8 @@ def _both(
 
 
 def _samples(before: Evaluation, after: Evaluation, k: int = 1) -> float:
-    """How often the tasks that both know were tried `k` samples at a time, where one has fewer as often as that."""
+    """Count how often the tasks that both know were tried `k` samples at a time, where one has fewer as often as
+    that."""
     names = before.tasks.keys() & after.tasks.keys()
     counts = (min(len(before.tasks[name].solved), len(after.tasks[name].solved)) for name in names)
     return sum(count / k for count in counts if count >= k)

@@ -38,7 +38,7 @@ def headlines(values: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 class Pace:
-    """How far a stage is and how long it will take at the mean pace of the steps that this process did.
+    """Progress of a stage, and the time it will take at the mean pace of the steps that this process did.
 
     Args:
         total_steps: of the stage.

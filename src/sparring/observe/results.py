@@ -25,7 +25,7 @@ class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """What changed from `before` to `after`, and what the gate says to it."""
+    """Changes from `before` to `after`, and what the gate says to it."""
 
     before: str
     after: str

@@ -1,4 +1,4 @@
-"""Where the wall clock goes: shares of time per activity, with overlap."""
+"""Spans of the wall clock: shares of time per activity, with overlap."""
 
 from __future__ import annotations
 

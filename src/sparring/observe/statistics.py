@@ -1,4 +1,5 @@
-"""What an evaluation may claim: rates, means and differences over tasks, each with its standard error and interval.
+"""Statistics that an evaluation may claim: rates, means and differences over tasks, each with its standard error and
+interval.
 
 Tasks are what is drawn at random, and the samples of one task hang together: so standard errors are clustered by task
 (Miller 2024, arXiv 2411.00640). Everything here is computed from one number per task; uncertainty is what is left
@@ -150,7 +151,7 @@ def paired_difference(
 
 
 def paired_ratio(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """What share of a rate is left over the same tasks: the second mean over the first.
+    """Estimate the share of a rate that is left over the same tasks: the second mean over the first.
 
     The interval is that of the logarithm by the delta method, from what a task adds to either mean, over the tasks and
     the two that Agresti and Min (2005) add: so it has a width where few or no tasks changed, and an end where the first

@@ -1,4 +1,4 @@
-"""Where the losses that stages configure are from: what docs/algorithms.md says beside the settings of
+"""Sources of the losses that stages configure: what docs/algorithms.md says beside the settings of
 `stages.config`."""
 
 from __future__ import annotations

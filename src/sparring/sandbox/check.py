@@ -61,7 +61,7 @@ print(6 * 7, count)
 
 
 async def _probe(config: SandboxConfig) -> str | None:
-    """What is wrong, or None."""
+    """Return what is wrong, or None."""
     boxes = BubblewrapBoxes(config)
     try:
         box = await boxes.take(BoxSpec(timeout_s=20.0, processes=4))

@@ -6,7 +6,7 @@ import msgspec
 
 
 class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How boxes are made. What one box may use (time, memory, disk, ...) is the task's `BoxSpec`."""
+    """Settings of boxes. What one box may use (time, memory, disk, ...) is the task's `BoxSpec`."""
 
     enabled: bool = True
     """False switches the tool host off: every command answers with an error text and exit code 1."""

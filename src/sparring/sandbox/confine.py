@@ -22,7 +22,7 @@ UID = 1000
 
 
 class Machine(NamedTuple):
-    """What differs between processors: the number of clone(2), the audit code, and the system calls that a command is
+    """Differences between processors: the number of clone(2), the audit code, and the system calls that a command is
     refused.
 
     `memory` are calls that hold memory which no limit of ours counts; `doors` lead into the kernel and no tool call
@@ -172,7 +172,7 @@ def furnish(disk_bytes: int, processes: int) -> None:
 
 
 def address_space_bytes() -> int:
-    """What this process has mapped now."""
+    """Return the bytes that this process has mapped now."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 

@@ -71,7 +71,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 
 class TopLevel:
-    """Where a program's exception ends: reports it and turns it into an exit status, as the interpreter does."""
+    """Last handler of a program's exception: reports it and turns it into an exit status, as the interpreter does."""
 
     def __init__(self) -> None:
         self.status = 0

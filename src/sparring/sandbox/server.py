@@ -85,7 +85,8 @@ def command_line(config: SandboxConfig) -> list[str]:
 
 
 def _identity() -> dict[str, Any]:
-    """Whom to start bubblewrap as, for Popen: NOBODY where Sparring is root and that user exists here, else nothing."""
+    """Return the user that bubblewrap starts as, for Popen: NOBODY where Sparring is root and that user exists here,
+    else nothing."""
     rows = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
     known = any(first <= NOBODY < first + count for first, _, count in rows)
     return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 and known else {}
@@ -166,8 +167,8 @@ class Server:
             os.close(theirs_errors)
 
     def last_words(self) -> str:
-        """What bubblewrap or the program inside wrote last and its exit status, as the end of a message; "" where
-        nothing."""
+        """Return the last output of bubblewrap or the program inside, and its exit status, as the end of a message; ""
+        where nothing."""
         if self._process is None:
             return ""
         text = (self._errors.read(4096) or b"").decode("utf-8", "replace").strip()

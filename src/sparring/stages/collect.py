@@ -82,14 +82,14 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 class _Teacher(NamedTuple):
-    """What runs one rollout of a teacher, and who hears what is said."""
+    """A teacher: the runner of its rollouts, and the recorder of their transcripts."""
 
     runner: RolloutRunner
     transcripts: TranscriptRecorder
 
 
 async def _task(context: Context, teacher: _Teacher, gate: asyncio.Semaphore, index: int, task: Task) -> dict[str, Any]:
-    """What one task gives, unless the run already has it."""
+    """Collect the traces of one task, unless the run already has them."""
     config = context.config.collect
     found = context.store.get(f"collect/{index}")
     if found is None:
@@ -118,7 +118,7 @@ async def _rolled_out(
 def _kept(
     task: Task, finished: Sequence[Finished], transcripts: TranscriptRecorder, least: float, most: int
 ) -> dict[str, Any]:
-    """What one task gives: the first `most` conversations that earned `least`; those that were cut short are none."""
+    """Keep the first `most` conversations of a task that earned `least`; those that were cut short do not count."""
     traces = []
     for each in finished:
         messages = transcripts.conversation(each)

@@ -1,4 +1,4 @@
-"""What every stage of one run is handed."""
+"""The context of a run: the parts that every stage is handed."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ async def _referred(trainer: Trainer, units: Sequence[Unit]) -> list[Unit]:
 
 
 async def _judged(trainer: Trainer, loss: PairLoss | Kto, units: Sequence[Unit]) -> dict[str, float]:
-    """How many pairs are on the right side: the chosen reply is worth more. A single reply is where it is worth more
+    """Count the pairs whose chosen reply is worth more. A single reply is where it is worth more
     than under the reference when it is wanted, less when it is not."""
     from sparring.algo.loss.preference.dpo import Dpo
     from sparring.algo.loss.preference.pairs import PairLoss, rewards_of

@@ -110,7 +110,7 @@ def turn_labels(ours: Sequence[bool], row: JudgedTurns) -> dict[int, float]:
 
 
 async def _judged(trainer: Trainer, units: Sequence[Unit]) -> dict[str, float]:
-    """How many pairs are the right way round; of solutions, how many steps are on the label's side of one half."""
+    """Count the pairs that are the right way round; of solutions, the steps on the label's side of one half."""
     found = iter(await trainer.forward([row for unit in units for row in unit], frozenset({"value"})))
     right = []
     for unit in units:

@@ -108,7 +108,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes, kind: type[T]) -> T:
-    """What `encode` was given.
+    """Return what `encode` was given.
 
     Raises:
         msgspec.MsgspecError: the bytes are not a `kind`.

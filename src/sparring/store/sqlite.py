@@ -242,7 +242,7 @@ class SqliteStore:
             self._database.execute("INSERT OR REPLACE INTO pairs (key, data) VALUES (?, ?)", (key, data))
 
     def get(self, key: str) -> Any | None:
-        """What a key holds, None where it was never put."""
+        """Return what a key holds, None where it was never put."""
         rows = self._rows("SELECT data FROM pairs WHERE key = ?", key)
         return self._decoded(rows[0][0], Any) if rows else None
 
@@ -357,7 +357,7 @@ class SqliteStore:
 
 
 def _way_out(error: sqlite3.Error | OSError) -> str:
-    """What the user can do about it; of other complaints than those of `WAY_OUT`, nobody can but us."""
+    """Return what the user can do about it; of other complaints than those of `WAY_OUT`, nobody can but us."""
     if isinstance(error, OSError):
         return f"free disk space or check the folder and the disk, {AGAIN}"
     code = getattr(error, "sqlite_errorname", "")

@@ -1,1 +1,1 @@
-"""Where tasks come from: files, and mixtures of sources."""
+"""Sources of tasks: files, and mixtures of sources."""

@@ -89,7 +89,7 @@ class FileTasks:
         """A file does not learn from results."""
 
     def state(self) -> Mapping[str, Any]:
-        """Where the source stands."""
+        """Return the position of the source."""
         return {"next": self._next}
 
     def restore(self, state: Mapping[str, Any]) -> None:

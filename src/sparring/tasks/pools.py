@@ -16,8 +16,8 @@ MOST_PASSED_OVER = 1000
 
 
 class DifficultyPools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is passed over. A task goes into the pool of its last group: easy, hard, or neither; one that was never
-    tried, or of which all members failed for infrastructure reasons, is in none.
+    """Pools of tasks that may be passed over. A task goes into the pool of its last group: easy, hard, or neither; one
+    that was never tried, or of which all members failed for infrastructure reasons, is in none.
     """
 
     easy_from: float = 1.0
@@ -83,7 +83,7 @@ class Pools:
             self._pools[group.task.id] = pool
 
     def state(self) -> Mapping[str, Any]:
-        """How many tasks the source gave, the pools, and the source's own state."""
+        """Return the number of tasks that the source gave, the pools, and the source's own state."""
         return {"given": self._given, "pools": dict(self._pools), "source": dict(self._source.state())}
 
     def restore(self, state: Mapping[str, Any]) -> None:

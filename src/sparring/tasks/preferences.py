@@ -43,8 +43,8 @@ class Solution:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgedTurns:
-    """What follows a prompt, from the assistant's first message to its last, with how right each of the assistant's is:
-    0 to 1; None where nobody said."""
+    """Messages behind a prompt, from the assistant's first message to its last, with how right each of the assistant's
+    is: 0 to 1; None where nobody said."""
 
     where: str
     prompt: Messages

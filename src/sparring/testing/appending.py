@@ -41,7 +41,7 @@ class AppendingRenderer:
     def bridge(
         self, prompt: Sequence[int], completion: Sequence[int], new: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> tuple[int, ...] | None:
-        """What was there, and the ids of the new messages."""
+        """Append the ids of the new messages to the ids so far."""
         self.bridged += len(prompt) + len(completion)
         return (*prompt, *completion, *(token for message in new for token in _ids(message)))
 

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class VirtualClockLoop(asyncio.SelectorEventLoop):
-    """Where a real loop would sleep until its next timer, this one moves its clock there.
+    """Event loop that moves its clock to the next timer instead of sleeping until then.
 
     `asyncio.sleep`, timeouts and `loop.time()` all live on the virtual clock. With no timer set it waits for
     input and for other threads as any loop does; work in threads does not hold the clock back.

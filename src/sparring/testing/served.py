@@ -46,7 +46,7 @@ class ServerThread:
         ready.wait()
 
     def stop(self) -> None:
-        """As Ctrl-C does: what is under way ends with an error. Safe to call twice."""
+        """Stop the server like Ctrl-C: what is under way ends with an error. Safe to call twice."""
         self._server.should_exit = True
         self._thread.join()
 

@@ -122,7 +122,7 @@ class ToyTasks:
         """Sums do not depend on how they went."""
 
     def state(self) -> Mapping[str, Any]:
-        """Where the stream stands."""
+        """Return the position of the stream."""
         return {"next": self._next}
 
     def restore(self, state: Mapping[str, Any]) -> None:

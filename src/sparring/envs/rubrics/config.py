@@ -10,7 +10,7 @@ import msgspec
 
 
 class PartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """What every kind of part has."""
+    """Settings of every kind of part."""
 
     weight: float = 1.0
     """The part's value times this is added to the reward; below 0 for what is not wanted, 0 for a mere gate."""
@@ -78,7 +78,7 @@ class Exact(ComparedPart, frozen=True, kw_only=True, tag="exact"):
 
 
 class Fuzzy(ComparedPart, frozen=True, kw_only=True, tag="fuzzy"):
-    """How much of two texts is the same: 2 L / (m + n), where L is the length of their longest common subsequence."""
+    """Share of two texts that is the same: 2 L / (m + n), where L is the length of their longest common subsequence."""
 
     unit: Literal["characters", "words"] = "characters"
     """What is compared and counted."""
@@ -167,7 +167,7 @@ class Code(PartConfig, frozen=True, kw_only=True, tag="code"):
 
 
 class Function(PartConfig, frozen=True, kw_only=True, tag="function"):
-    """What a Python function says: `def name(completion: str, answer: str) -> float`, `async` or not."""
+    """Reward of a Python function: `def name(completion: str, answer: str) -> float`, `async` or not."""
 
     function: str
     """`path/to/file.py:name` or `package.module:name`. It may ask for `completion`, `task` and any column."""

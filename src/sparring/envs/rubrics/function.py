@@ -37,7 +37,7 @@ class CalledFunction:
         self._called.check(task)
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> Any:
-        """What it says.
+        """Return the function's reward.
 
         Raises:
             JudgeError: it took too long. What it raises itself is the caller's to classify.

@@ -95,8 +95,8 @@ def _values(task: Task) -> dict[str, str]:
 
 
 def reader(part: Verdict) -> Callable[[str], float | None]:
-    """How a reply is read: exactly one of the choices, or a number in the range, or a JSON object with that as a
-    field."""
+    """Return the reader of a reply: exactly one of the choices, or a number in the range, or a JSON object with that as
+    a field."""
 
     def read(reply: str) -> float | None:
         text: Any = found(part.find, reply)
@@ -117,8 +117,8 @@ def reader(part: Verdict) -> Callable[[str], float | None]:
 
 
 def verdict_constraint(part: Verdict) -> Constraint:
-    """What a reply must be, so that it is a verdict. Of a range these are the whole numbers, where there are more than
-    two and no more than a thousand, else its hundredths: digits without end are no verdict."""
+    """Return the constraint under which every reply is a verdict. Of a range these are the whole numbers, where there
+    are more than two and no more than a thousand, else its hundredths: digits without end are no verdict."""
     words: list[Any] = list(part.choices) if part.range is None else _steps(*part.range)
     if not part.field:
         return Constraint(kind="regex", source="|".join(f"({re.escape(str(word))})" for word in words))
@@ -134,7 +134,7 @@ def _steps(low: float, high: float) -> list[float]:
 
 
 def order_reader(part: Ranking, count: int) -> Callable[[str], tuple[int, ...] | None]:
-    """How a ranking is read: a JSON list of the numbers 1 to `count`, each once; as places from 0."""
+    """Return the reader of a ranking: a JSON list of the numbers 1 to `count`, each once; as places from 0."""
 
     def read(reply: str) -> tuple[int, ...] | None:
         text = found(part.find, reply)

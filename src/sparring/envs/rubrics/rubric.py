@@ -126,7 +126,7 @@ class Rubric:
         return proven
 
     async def score(self, completion: str, task: Task, box: Sandbox | None = None) -> Score:
-        """What an answer is worth. An empty one is worth 0, and nobody is asked. The reward is None, not scored, where
+        """Score an answer. An empty one is worth 0, and nobody is asked. The reward is None, not scored, where
         all is left to the comparison of the group.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What an answer's text is worth: pure functions of (part, answer, column), run in processes of their own by `workers`.
+"""Scores of an answer's text: pure functions of (part, answer, column), run in processes of their own by `workers`.
 
 Formulas are in each function's docstring. Every value is from 0 to 1.
 """
@@ -39,7 +39,7 @@ def found(pattern: str, text: str) -> str | None:
 
 
 def wanted(part: Text, row: Mapping[str, Any]) -> Any:
-    """What the answer is compared with; None for a part that compares with nothing.
+    """Return what the answer is compared with; None for a part that compares with nothing.
 
     Raises:
         BadInput: the row has nothing of that kind.

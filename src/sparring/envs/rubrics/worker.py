@@ -56,7 +56,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ready(part: Text, target: Any) -> None:
-    """What costs time and is not the answer's doing."""
+    """Do what costs time and is not the answer's doing."""
     if part.__struct_config__.tag == "math":
         from sparring.envs.rubrics.mathematics import right
 

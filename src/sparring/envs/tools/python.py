@@ -23,7 +23,7 @@ class PythonTool:
 
 
 def output_text(result: ExecResult, *, limit_s: float | None = None) -> str:
-    """What the model reads of a command: its output, or in one line why there is none.
+    """Return the text of a command that the model reads: its output, or in one line why there is none.
 
     A tiny model reads every token of this, so a traceback is its last line. Limits are the policy's own doing and are
     told, never raised.

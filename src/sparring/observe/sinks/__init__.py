@@ -1,1 +1,1 @@
-"""Where metrics go. Each sink imports its library when it is used."""
+"""Sinks of metrics. Each imports its library when it is used."""

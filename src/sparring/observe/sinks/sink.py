@@ -1,4 +1,4 @@
-"""What a sink is, and several of them as one."""
+"""The protocol of a sink, and several sinks as one."""
 
 from __future__ import annotations
 

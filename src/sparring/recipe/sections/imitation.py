@@ -38,7 +38,7 @@ class CollectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def by_domain(self) -> dict[str, str]:
-        """Who is asked, by domain."""
+        """Return the model that is collected from, by domain."""
         return self.teachers or {ANY: self.model}
 
 

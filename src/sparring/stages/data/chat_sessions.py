@@ -61,7 +61,7 @@ class _ChatSession:
         return reply
 
     def trajectory(self, outcome: Outcome, timing: Timing = Timing()) -> Trajectory:
-        """What was said, as segments without tokens."""
+        """Return the conversation as segments without tokens."""
         segments = tuple(
             Segment(
                 index=place,

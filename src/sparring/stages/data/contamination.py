@@ -109,14 +109,14 @@ def check_unseen_files(context: Context, tasks: Sequence[Task]) -> None:
 
 
 def _asked(context: Context) -> Iterator[tuple[str, list[str]]]:
-    """Where a row of a file stands that the run trains on, and the texts that ask for something in it."""
+    """Yield, for each row of a file that the run trains on, its place and the texts that may be a task's prompt."""
     for where, prompt in _rows(context):
         users = (normalised(message.content) for message in prompt if message.role == "user")
         yield where, [_text(_before_reply(prompt)), *users]
 
 
 def _rows(context: Context) -> Iterator[tuple[str, Sequence[Message]]]:
-    """Where a row of a file stands that the run trains on, and its messages; of a preference the prompt's."""
+    """Yield, for each row of a file that the run trains on, its place and messages; of a preference its prompt."""
     config = context.config
     if "sft" in config.run.stages and config.sft.data is not None:
         rows = read_conversations(config.sft.data, config.env.columns.mapping())
@@ -126,12 +126,12 @@ def _rows(context: Context) -> Iterator[tuple[str, Sequence[Message]]]:
 
 
 def _before_reply(messages: Sequence[Message]) -> Sequence[Message]:
-    """What stands before the first word of the assistant."""
+    """Return the messages before the assistant's first."""
     return messages[: next((place for place, message in enumerate(messages) if message.role == "assistant"), None)]
 
 
 def _last(task: Task) -> str:
-    """What the user says at last, "" where that is nothing."""
+    """Return the last message of the user, normalised; "" where there is none."""
     return normalised(next((message.content for message in reversed(task.messages) if message.role == "user"), ""))
 
 

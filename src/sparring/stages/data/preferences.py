@@ -1,4 +1,4 @@
-"""What the stages `preference` and `reward_model` read: compared replies, apart from those held out, as tokens."""
+"""Rows of the stages `preference` and `reward_model`: compared replies, split from held-out ones, as tokens."""
 
 from __future__ import annotations
 

@@ -40,15 +40,15 @@ class _TranscriptSession:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:
-        """As the session."""
+        """Reply by the recorded session, and remember it."""
         reply = await self._session.complete(messages, tools, constraint=constraint)
         self.messages = (*messages, reply)
         return reply
 
     def trajectory(self, outcome: Outcome, timing: Timing = Timing()) -> Trajectory:
-        """As the session."""
+        """Return the recorded trajectory."""
         return self._session.trajectory(outcome, timing)
 
     async def close(self) -> None:
-        """As the session."""
+        """Close the recorded session."""
         await self._session.close()

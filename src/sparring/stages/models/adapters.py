@@ -1,4 +1,4 @@
-"""Where a stage that trains adapters begins: with the adapter of the stage before, or with a fresh one."""
+"""Adapters that a stage starts from: the adapter of the stage before, or a fresh one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ALONE = {"vllm": "vLLM", "openai": "an OpenAI-compatible server"}
 
 
 def trained_folder(context: Context, source: Path) -> Path:
-    """What a stage trains and serves that starts from `source`: `source` itself; or, where the run trains adapters and
-    `source` is a whole model, `<run>/lora`, a fresh adapter of it."""
+    """Return the folder that a stage trains and serves that starts from `source`: `source` itself; or, where the run
+    trains adapters and `source` is a whole model, `<run>/lora`, a fresh adapter of it."""
     lora = context.config.models[POLICY].lora
     if lora is None or is_adapter(source):
         return source

@@ -1,4 +1,4 @@
-"""What the algorithm asks for beside what was recorded."""
+"""Annotators that the algorithm needs: values beside the recorded ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What learns beside the policy in the rl stage: its trainer told apart, where its section belongs, and what is left of
+"""Models that learn beside the policy in the rl stage: where their sections belong, and what is left of
 it."""
 
 from __future__ import annotations

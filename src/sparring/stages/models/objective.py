@@ -11,7 +11,7 @@ from sparring.recipe.run_config import RunConfig
 
 
 def credit_chosen(config: RunConfig) -> Credit:
-    """What turns scores into something to learn: `[algo]`, or pairs where `[rl] preference` asks for them."""
+    """Return the credit of the stage: that of `[algo]`, or pairs under `[rl] preference`."""
     if config.rl.preference is not None:
         return Pairs()
     return load_credit(config.algo, seed=config.run.seed, max_tokens=config.rollout.max_turn_tokens)

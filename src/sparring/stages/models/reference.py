@@ -1,4 +1,4 @@
-"""What the policy is held to: where the reference of `[algo.kl]` comes from, and who asks it."""
+"""The reference model of `[algo.kl]`: its weights, and the annotators that ask it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HeldTeacher:
         self._trainer, self._name = trainer, name
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """As `Engine.score`, one request after the other."""
+        """Score given tokens as `Engine.score` does, one request after the other."""
         return await self._trainer.score(self._name, request)
 
 
@@ -70,7 +70,7 @@ def reference_model(config: RunConfig) -> str:
 
 
 def referring(config: RunConfig, trainer: Trainer) -> list[Annotator]:
-    """Who names the reference on rows, and asks it where somebody reads what it says."""
+    """Return the annotators that name the reference on rows, and ask it where a rule reads its values."""
     if not needs_reference(config):
         return []
     if not is_held(config):

@@ -23,12 +23,12 @@ OWN = "reward_model"
 
 
 def scorers(context: Context) -> list[Scorer]:
-    """What scores groups beside the world's own score: what the world has for that, then the reward model."""
+    """Return the scorers of groups: the environment's, then the reward model."""
     return [scorer for scorer in (context.factory.scorer, reward_scorer(context)) if scorer is not None]
 
 
 def reward_scorer(context: Context) -> Scorer | None:
-    """What `[rl] reward_model` names, served; None where it names nothing."""
+    """Open the scorer on `[rl] reward_model`; None where it names nothing."""
     section = context.config.rl
     if section.reward_model is None:
         return None
@@ -41,7 +41,7 @@ def reward_scorer(context: Context) -> Scorer | None:
 
 
 def _steps(context: Context) -> StepSplitter:
-    """What divides turns into steps: what the reward model learned from was divided so."""
+    """Return what splits turns into steps, as the reward model's data was split."""
     loss, given = context.config.reward_model.loss, context.config.rl.reward_separator
     learned = loss.separator if isinstance(loss, StepsConfig) else "\n"
     return StepSplitter(context.renderer(context.input("rl")), given or learned)

@@ -72,7 +72,7 @@ def teacher_annotator(
 
 
 def tongue(context: Context, name: str) -> TeacherTokenizer:
-    """How the model `name` of the recipe writes."""
+    """Return the tokenizer of the model `name` of the recipe."""
     spec, folder = context.config.models[name], base_folder(teacher_folder(context, name))
     renderer = load_renderer(folder, spec.renderer, spec.thinking, context.config.render.control_tokens)
     end = reply_tokens(renderer, Message(role="assistant", content="."))[-1]
@@ -132,7 +132,7 @@ def _collected_from(context: Context, key: str, name: str) -> str:
 
 
 async def check_teachers_answer(context: Context) -> list[str]:
-    """Whoever is to teach from elsewhere answers, before the stages ahead of it run. A finished stage asks nobody.
+    """Check that every remote teacher responds before any stage starts. A finished stage needs none.
 
     Returns:
         What was found, one sentence each.
@@ -264,7 +264,7 @@ def _check_whole(context: Context) -> None:
 
 
 def _student_folder(context: Context) -> Path | None:
-    """Where the student's tokenizer is before the run; None where one is trained."""
+    """Return the folder of the student's tokenizer before the run; None where one is trained."""
     init = context.config.models[POLICY].init
     if init is None:
         return context.given()

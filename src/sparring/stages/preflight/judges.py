@@ -1,4 +1,4 @@
-"""What a rubric needs of a run: judges that stand in `[models]` and answer, and a reward in evaluation too."""
+"""Preflight of a rubric: its judges are in `[models]` and answer, and evaluations have a reward too."""
 
 from __future__ import annotations
 

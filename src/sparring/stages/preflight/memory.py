@@ -1,4 +1,4 @@
-"""How much memory a run holds at the most: its recipe, and its models without values (`model.outline`), say it."""
+"""Peak memory of a run, from its recipe and its models without values (`model.outline`)."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ MOST_TOKENS = 1 << 17
 
 
 def _learner(config: RunConfig) -> CriticConfig | ImplicitConfig | None:
-    """What learns beside the policy; one credit asks for one of them at the most."""
+    """Return the section of the model that learns beside the policy; a credit needs at most one."""
     return (config.rl.critic or config.rl.implicit) if "rl" in config.run.stages else None
 
 

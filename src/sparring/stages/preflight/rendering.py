@@ -100,7 +100,7 @@ def _sampling(context: Context, shape: Outline, renderer: Renderer) -> list[str]
 
 
 def _compiles(held: Sequence[Conversation], renderer: Renderer) -> None:
-    """What the environment says that replies must be compiles.
+    """Compile the constraints that the environment puts on replies.
 
     Raises:
         BadInput: it does not.

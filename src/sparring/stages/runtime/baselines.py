@@ -19,7 +19,7 @@ from sparring.types import Task
 
 
 class Other(msgspec.Struct, frozen=True, kw_only=True):
-    """What another run, or a file of `sparring eval`, says of its weights. `tokens_trained`: by the last stage that
+    """Result of another run, or of a file of `sparring eval`. `tokens_trained`: by the last stage that
     trained them, None where nobody knows."""
 
     evaluation: Evaluation

@@ -1,4 +1,4 @@
-"""When a stage writes checkpoints, and how it goes on from one."""
+"""Checkpoints of a stage: written in time, and gone on from."""
 
 from __future__ import annotations
 

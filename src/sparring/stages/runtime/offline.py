@@ -1,4 +1,4 @@
-"""What all stages share that train on rows which are there before they begin: epochs, checkpoints, metrics, resume."""
+"""Training on rows that are there before it begins: epochs, checkpoints, metrics, resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Section(Protocol):
-    """What the config sections of such stages have in common."""
+    """Keys that the sections of such stages share."""
 
     steps: int
     rows_per_step: int
@@ -91,8 +91,8 @@ async def supervise(
 
 
 def epochs(units: Sequence[T], steps: range, per_step: int, seed: int, stage: str) -> Iterator[list[T]]:
-    """What each of `steps` trains on. Every unit is seen once per epoch, in an order that depends on (stage, seed,
-    epoch) alone, so a resume needs no more than the number of steps that are done."""
+    """Yield the units that each of `steps` trains on. Every unit is seen once per epoch, in an order that depends on
+    (stage, seed, epoch) alone, so a resume needs no more than the number of steps that are done."""
     orders: dict[int, list[int]] = {}
     for step in steps:
         places = range((step - 1) * per_step, step * per_step)

@@ -51,7 +51,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnlineObjective:
-    """How a stage's rollouts become something to learn.
+    """Objective of a stage: how its rollouts become batches.
 
     Attributes:
         tasks: source of the tasks that are rolled out.
@@ -147,7 +147,7 @@ class OnlineTraining:
         return {**totals.as_dict(), "model": str(context.output(stage))}
 
     def _scheduler(self, objective: OnlineObjective, window: Window, judges: Sequence[Scorer]) -> Scheduler:
-        """What rolls tasks out and scores them."""
+        """Return the scheduler that rolls tasks out and scores them."""
         context, engine = self._context, self.engine
         return Scheduler(
             rollout_runner(context, engine, self.source),
@@ -183,7 +183,7 @@ class OnlineTraining:
         return batches_of
 
     def _checkpoints(self) -> Checkpoints:
-        """Where the stage saves, and goes on from."""
+        """Return the checkpoints of the stage."""
         context = self._context
         return Checkpoints(
             trainer=self.trainers[POLICY],

@@ -20,7 +20,7 @@ from sparring.stages.runtime.evaluation import check_lost, held_out
 async def periodic_evaluator(
     runner: RolloutRunner, context: Context, judges: Sequence[Scorer], *, stage: str, done: int
 ) -> AsyncIterator[Evaluator]:
-    """What evaluates the run beside its training. At the end, what is under way is waited for; a training that fails
+    """Open the evaluator beside training. At the end it waits for what is under way; a training that fails
     stops it.
 
     Results are told as `<stage>/eval`, by the step whose weights were served when the evaluation began.
@@ -54,7 +54,7 @@ async def periodic_evaluator(
 
 
 def check_beside(context: Context) -> list[str]:
-    """What evaluation beside training needs.
+    """Check the settings of evaluation beside training.
 
     Returns:
         What was found, one sentence each.

@@ -14,7 +14,7 @@ from sparring.stages.models.context_length import max_context, outline_of
 
 
 def rollout_runner(context: Context, engine: Engine, model: Path, *, greedy: bool = False) -> RolloutRunner:
-    """What runs one rollout of this run's environment on `engine`, which serves the checkpoint folder `model`. A greedy
+    """Return the runner of this run's rollouts on `engine`, which serves the checkpoint folder `model`. A greedy
     one is not kept turn by turn: it is no part of what is trained."""
     sampling = context.config.rollout.sampling()
     recorder = Recorder(

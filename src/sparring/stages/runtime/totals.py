@@ -10,7 +10,7 @@ from sparring.types import Batch, TokenAccount
 
 
 class Totals:
-    """What a stage's result says about all its steps; saved with every checkpoint so that a resume loses none. Of these
+    """Totals over all steps of a stage; saved with every checkpoint so that a resume loses none. Of these
     `logprob_max_abs_diff` is None where no fresh token was trained."""
 
     def __init__(self, saved: Mapping[str, Any] | None) -> None:
@@ -32,7 +32,7 @@ class Totals:
         self.steps += 1
 
     def as_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, and the stage's result says."""
+        """Return the totals as a checkpoint keeps them and the stage's result reports them."""
         return {
             "account": dataclasses.asdict(self.account),
             "logprob_max_abs_diff": self.logprob_max_abs_diff,

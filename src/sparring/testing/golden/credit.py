@@ -52,9 +52,9 @@ REFERENCES: Mapping[str, Reference] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """What the cases of a rule are drawn from: `settings` to try, `rewards` to choose among (any number where None),
-    the token values that it reads, beside them rewards of tokens where it takes those, steps of turns likewise, and
-    roles where it takes several."""
+    """Ranges that the cases of a rule are drawn from: `settings` to try, `rewards` to choose among (any number where
+    None), the token values that it reads, beside them rewards of tokens where it takes those, steps of turns likewise,
+    and roles where it takes several."""
 
     settings: tuple[Mapping[str, Any], ...] = ({},)
     rewards: tuple[float, ...] | None = None
@@ -123,7 +123,7 @@ def cases(rule: str) -> Iterator[dict[str, Any]]:
 
 
 def plain(credited: Credited) -> list[list[list[float]] | None]:
-    """What a reference returns, as lists."""
+    """Return a reference's result as lists."""
     return [None if of is None else [values.tolist() for values in of] for of in credited]
 
 

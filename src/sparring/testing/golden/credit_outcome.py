@@ -21,7 +21,7 @@ Values = np.ndarray | None
 
 
 def total(member: Plain) -> float:
-    """What a member earned: its reward, and the rewards of its tokens."""
+    """Sum a member's earnings: its reward, and the rewards of its tokens."""
     return member["reward"] + sum(member["tokens"].get("reward", []))
 
 

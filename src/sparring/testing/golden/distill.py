@@ -31,7 +31,7 @@ LEAST_REST = 2.0**-24
 
 @dataclass(frozen=True, kw_only=True)
 class DistillCase:
-    """What a loss is given. All values are float32 numbers, so that no framework need round them."""
+    """Input of a loss. All values are float32 numbers, so that no framework need round them."""
 
     logits: Array
     """[M, V], the student's."""

@@ -137,7 +137,8 @@ def nouns(groups: Sequence[Plain]) -> tuple[list[Group], list[list[Sample]]]:
 def by_member(
     groups: Sequence[Plain], samples: Sequence[Sequence[Sample]], name: str = ""
 ) -> list[list[list[float]] | None]:
-    """What samples say of each token of each member, in the order of time: their advantages, or the annotation `name`.
+    """Collect the samples' values of each token of each member, in the order of time: their advantages, or the
+    annotation `name`.
 
     Raises:
         AssertionError: a token has weight in no row or in several, or a token without weight has an advantage.

@@ -45,7 +45,8 @@ def adaptive(coefficient: float, target: float, gain: float, updates: Sequence[S
 def probabilities(
     logits: Array, biases: Sequence[Mapping[int, float]], kept: Sequence[Sequence[int]], heat: float
 ) -> Array:
-    """What each token is drawn from [M, V]: exp((logit + bias) / temperature) over what is kept, summing to 1."""
+    """Return the distribution of each token [M, V]: exp((logit + bias) / temperature) over what is kept, summing to
+    1."""
     found = np.zeros_like(logits)
     for row, (of, added, ids) in enumerate(zip(logits, biases, kept, strict=True)):
         raised = of + np.array([added.get(token, 0.0) for token in range(len(of))])

@@ -304,7 +304,7 @@ def constant(losses: Array, step: Step, max_tokens: int) -> Any:
 
 
 def behaviour(step: Step, share: Array) -> Array:
-    """What the engine recorded."""
+    """Return the engine's log-probabilities."""
     return step.behaviour
 
 
