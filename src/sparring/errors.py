@@ -123,7 +123,7 @@ class boundary:
 
 
 class naming_memory:
-    """Name, where memory runs out in the body of `with naming_memory(told)`, say what had been told of it before.
+    """Say what was told of memory before, where it runs out in the body of `with naming_memory(told)`.
 
     Raises:
         InfraError: memory ran out, and what had been told.

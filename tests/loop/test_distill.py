@@ -246,7 +246,7 @@ def test_a_world_that_only_a_second_pass_scores_is_distilled(given: Path, checkp
         ),
         (
             ('models.teacher.served={url="http://a/v1", api_key_env="NO_SUCH_KEY"}',),
-            "environment variable NO_SUCH_KEY: expected a key",
+            "environment variable NO_SUCH_KEY: expected an API key",
         ),
     ],
 )

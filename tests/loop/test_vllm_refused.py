@@ -14,7 +14,7 @@ from sparring.cli.main import main
     ("python", "got"),
     [
         ("/no/such/python", "/no/such/python: No such file or directory"),
-        (sys.executable, f"{sys.executable}, which does not"),
+        (sys.executable, f"{sys.executable}, which cannot"),
     ],
 )
 def test_no_vllm(given: Path, capsys: pytest.CaptureFixture[str], python: str, got: str) -> None:

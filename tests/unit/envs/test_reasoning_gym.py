@@ -157,7 +157,7 @@ def test_without_the_tool_there_is_neither_tool_nor_box_nor_expert() -> None:
             {"name": "sudoku", "demonstrations": 3},
             "datasets.0.demonstrations: expected 0, for sudoku has no expert, got 3",
         ),
-        ({"name": "gcd", "coverage": "full"}, r"env.args: .* got datasets\[0\].coverage: expected one of .*, got"),
+        ({"name": "gcd", "coverage": "full"}, "env.args: .* got datasets.0.coverage: expected one of .*, got"),
         ({"name": "gcd", "weight": 0}, "at least one dataset must have a weight above 0"),
         ({"name": "gcd", "tool_share": 1.5}, "tool_share must be between 0 and 1, got 1.5"),
     ],

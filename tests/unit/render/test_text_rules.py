@@ -98,5 +98,5 @@ def test_text_that_nobody_reads_is_refused(path: Path, text: dict[str, Any]) -> 
         finally:
             await engine.close()
 
-    with pytest.raises(EngineError, match="unbound: expected `ends` and `allowed` beside"):
+    with pytest.raises(EngineError, match="unbound: expected the functions `ends` and `allowed` for"):
         asyncio.run(main())
