@@ -79,7 +79,8 @@ class Boxes(Protocol):
 
 
 class Env(Protocol):
-    """One world for one rollout: opened once, never reset."""
+    """One world for one rollout: opened once, never reset. It has one role: `policy`, or the one in its attribute
+    `roles` if it has that."""
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]: ...
@@ -89,22 +90,60 @@ class Env(Protocol):
     async def close(self) -> None: ...
 
 
+class RolesEnv(Protocol):
+    """A world of several roles, for one rollout. `step_of` answers what a role said; `score_all` is given the
+    trajectories of the roles that were asked, by role."""
+
+    roles: tuple[str, ...]
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]: ...
+    async def open(self, task: Task, box: Sandbox | None) -> Observation: ...
+    async def step_of(self, role: str, reply: Message) -> Observation: ...
+    async def score_all(self, trajectories: Mapping[str, Trajectory]) -> Score | None: ...
+    async def close(self) -> None: ...
+
+
+AnyEnv = Env | RolesEnv
+
+
+class World(Protocol):
+    """A world as a harness sees it, whatever its number of roles. `step` is told who speaks; where a world has one
+    role, that may be left out. Whoever made the world scores and closes it.
+
+    Raises:
+        EnvError: the world's code raised, or answered with what is no observation.
+        BadInput: the world does not name the role.
+    """
+
+    @property
+    def roles(self) -> tuple[str, ...]: ...
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]: ...
+    async def open(self, task: Task, box: Sandbox | None) -> Observation: ...
+    async def step(self, reply: Message, role: str | None = None) -> Observation: ...
+
+
+Expert = Callable[[Sequence[Message]], Message]
+"""A scripted demonstration: the next reply to the messages so far."""
+
+
 class EnvFactory(Protocol):
     """What stands beside a world: its tasks, its expert, and how one instance is made.
 
     `tasks(split, seed)` is an endless (train) or finite (eval) deterministic stream; no eval prompt occurs in train.
-    `expert(task)` is the scripted demonstration as replies, each a function of the messages so far; None where a
-    world has no expert. `scorer` is the second pass over its groups, None where rewards stand by themselves. `prove`
-    scores the right answers that rows of a file have themselves: how many have one, of how many; BadInput for one that
-    is not right.
+    `expert(task)` is the scripted demonstration as replies, each a function of the messages so far; such a function for
+    each role, by name, where there are several; None where a world has no expert. `scorer` is the second pass over its
+    groups, None where rewards stand by themselves. `prove` scores the right answers that rows of a file have
+    themselves: how many have one, of how many; BadInput for one that is not right.
     """
 
     name: str
     scorer: Scorer | None
 
-    def make(self) -> Env: ...
+    def make(self) -> AnyEnv: ...
     def tasks(self, split: str, seed: int) -> TaskSource: ...
-    def expert(self, task: Task) -> Callable[[Sequence[Message]], Message] | None: ...
+    def expert(self, task: Task) -> Expert | Mapping[str, Expert] | None: ...
     async def prove(self, boxes: Boxes) -> tuple[int, int]: ...
 
 
@@ -157,17 +196,23 @@ class Session(Protocol):
 
 
 class Episode(Protocol):
-    """What one rollout hands its harness."""
+    """One rollout as its harness sees it. `session(role)` is the conversation of a role, the same one however often it
+    is asked for; where the world has one role, that may be left out.
+
+    Raises:
+        BadInput: the world does not name the role.
+    """
 
     task: Task
-    env: Env
+    env: World
     box: Sandbox | None
 
-    def session(self, role: str = "policy") -> Session: ...
+    def session(self, role: str | None = None) -> Session: ...
 
 
 class Harness(Protocol):
-    """Who holds the conversation."""
+    """A holder of conversations: `run` plays one episode from the world's opening to its end. One harness serves many
+    episodes at once."""
 
     async def run(self, episode: Episode) -> None: ...
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from sparring.engine.config import EngineConfig
-from sparring.errors import EnvError, refusal
+from sparring.errors import refusal
 from sparring.model.outline import Outline
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
 from sparring.stages.context import ORDER, POLICY, TOLD, Context
 from sparring.stages.data.contamination import check_unseen_files
-from sparring.stages.data.demonstrations import Conversation, converse, demonstrate, given_conversations
+from sparring.stages.data.demonstrations import Conversation, demonstrate, given_conversations
 from sparring.stages.data.preferences import check_compared
 from sparring.stages.models.adapters import check_lora
 from sparring.stages.models.critic import check_critic
@@ -28,6 +27,7 @@ from sparring.stages.models.reward_scorers import check_reward_model
 from sparring.stages.models.teachers import check_collect, check_distill, check_teachers_answer
 from sparring.stages.preflight.dimensions import folder_shape
 from sparring.stages.preflight.engine import check_served
+from sparring.stages.preflight.harness import playable, play_silently
 from sparring.stages.preflight.judges import check_judges
 from sparring.stages.preflight.memory import Held, in_words, resident, shapes_of
 from sparring.stages.preflight.policy import check_model
@@ -36,7 +36,7 @@ from sparring.stages.rl import ANNOTATIONS, correction_chosen
 from sparring.stages.runtime.baselines import check_against
 from sparring.stages.runtime.evaluation import held_out
 from sparring.stages.runtime.periodic_evaluation import check_beside
-from sparring.types import Message, Score, Task
+from sparring.types import Score, Task
 
 GIB = 1 << 30
 
@@ -227,24 +227,24 @@ async def _world(context: Context, task: Task) -> tuple[list[str], list[Conversa
     fresh = "init" in config.run.stages and context.given() is None
     if not fresh and ("sft" not in config.run.stages or "collect" in config.run.stages and config.sft.data is None):
         silent = await _empty(context, task)
-        return [f"env: {context.factory.name} opens and does not reward an empty answer"], [silent], []
+        return [f"env: {context.factory.name} opens and does not reward an empty answer"], silent, []
     if config.sft.data is not None:
         silent = await _empty(context, task)
         rows = given_conversations(context)
-        return [f"sft: {len(rows)} conversations in {config.sft.data}"], [silent], rows
+        return [f"sft: {len(rows)} conversations in {config.sft.data}"], silent, rows
     facts, held, shown = [], [], []
     for example in _one_of_each(context):
-        async with _blamed(example):
-            conversation = await demonstrate(context, example)
         silent = await _empty(context, example)
-        earned, nothing = _earned(conversation), _earned(silent) or 0.0
-        if conversation.score is None or earned is None or not (earned > nothing or _told_apart(conversation.score)):
+        async with playable(example):
+            conversations = await demonstrate(context, example)
+        score, earned, nothing = conversations[0].score, _earned(conversations), _earned(silent) or 0.0
+        if score is None or earned is None or not (earned > nothing or _told_apart(score)):
             expected = "an expert that succeeds, or earns more than an empty answer"
             got = f"reward {earned} and {nothing:g} for an empty answer"
             raise refusal(f"task {example.id}", expected, got, "correct expert or scorer")
-        held += [silent, conversation]
+        held += [*silent, *conversations]
         facts.append(f"env: {example.tag or example.env}: expert {earned:g}, empty answer {nothing:g}")
-        shown.append(conversation)
+        shown += conversations
     return facts, held, shown
 
 
@@ -281,8 +281,10 @@ def _one_of_each(context: Context) -> Sequence[Task]:
     return list(first.values())
 
 
-def _earned(conversation: Conversation) -> float | None:
-    return None if conversation.score is None else conversation.score.reward
+def _earned(conversations: Sequence[Conversation]) -> float | None:
+    """What the rollout earned whose conversations these are."""
+    score = conversations[0].score
+    return None if score is None else score.reward
 
 
 def _told_apart(score: Score) -> bool:
@@ -291,24 +293,13 @@ def _told_apart(score: Score) -> bool:
     return score.success is True or score.per_role is not None
 
 
-async def _empty(context: Context, task: Task) -> Conversation:
-    async with _blamed(task):
-        silent = await converse(context, task, lambda messages: Message(role="assistant", content=""))
+async def _empty(context: Context, task: Task) -> list[Conversation]:
+    """Play a task with empty answers, which must not be rewarded."""
+    silent = await play_silently(context, task)
     if (_earned(silent) or 0.0) > 0:  # less than nothing is a penalty, and right
         got = f"{_earned(silent):g}"
         raise refusal(f"task {task.id}", "no reward for an empty answer", got, "correct the scorer: it can be gamed")
     return silent
-
-
-@asynccontextmanager
-async def _blamed(task: Task) -> AsyncIterator[None]:
-    """A world that breaks before the run is wrong input; during the run it would be a failure."""
-    try:
-        yield
-    except EnvError as error:
-        raise refusal(
-            f"task {task.id}", "an environment that plays it", f"{error}", "correct the environment"
-        ) from error
 
 
 def check_directory(directory: Path) -> None:
