@@ -14,6 +14,7 @@ from sparring.types import (
     Batch,
     BoxSpec,
     CheckpointRef,
+    ExecResult,
     Group,
     Message,
     Observation,
@@ -46,19 +47,6 @@ class TaskSource(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to where `state` was taken."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExecResult:
-    """Result of a command. `timed_out`, `out_of_memory` and `truncated` are the policy's own limits, not failures."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
-    wall_s: float
-    timed_out: bool = False
-    out_of_memory: bool = False
-    truncated: bool = False
 
 
 class Sandbox(Protocol):
@@ -101,8 +89,8 @@ class Boxes(Protocol):
         """End every box."""
 
 
-class World(Protocol):
-    """One world for one rollout: opened once, never reset."""
+class OpenedEnv(Protocol):
+    """An environment for one rollout: opened once, never reset."""
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -111,18 +99,60 @@ class World(Protocol):
     async def open(self, task: Task, box: Sandbox | None) -> Observation:
         """Begin the task and return the first observation."""
 
+
+class SingleEnv(OpenedEnv, Protocol):
+    """An environment of one role: `policy`, or the one in its attribute `roles` if it has that."""
+
     async def step(self, reply: Message) -> Observation:
-        """Take a reply and return what the world says to it."""
+        """Take a reply and return what the environment says to it."""
 
     async def score(self, trajectory: Trajectory) -> Score | None:
-        """Score a finished trajectory while the world is still open; None where only the group's scorer can."""
+        """Score a finished trajectory while the environment is still open; None where only the group's scorer can."""
 
     async def close(self) -> None:
-        """End the world."""
+        """End the environment."""
+
+
+class RolesEnv(OpenedEnv, Protocol):
+    """An environment of several roles."""
+
+    roles: tuple[str, ...]
+
+    async def step_of(self, role: str, reply: Message) -> Observation:
+        """Take a role's reply and return what the environment says to it."""
+
+    async def score_all(self, trajectories: Mapping[str, Trajectory]) -> Score | None:
+        """Score the finished trajectories of the roles that were asked, by role."""
+
+    async def close(self) -> None:
+        """End the environment."""
+
+
+AnyEnv = SingleEnv | RolesEnv
+
+
+class World(OpenedEnv, Protocol):
+    """An environment as a harness sees it, whatever its number of roles. Whoever made it scores and closes it.
+
+    Raises:
+        EnvError: the environment's code raised, or answered with what is no observation.
+        BadInput: the environment does not name the role.
+    """
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The names of its roles."""
+
+    async def step(self, reply: Message, role: str | None = None) -> Observation:
+        """Take the reply of a role, which may be left out where there is one."""
+
+
+Expert = Callable[[Sequence[Message]], Message]
+"""A scripted demonstration: the next reply to the messages so far."""
 
 
 class EnvFactory(Protocol):
-    """Maker of worlds, with their tasks and their expert.
+    """Maker of environments, with their tasks and their expert.
 
     `scorer` is the second pass over its groups, None where rewards stand by themselves.
     """
@@ -130,14 +160,14 @@ class EnvFactory(Protocol):
     name: str
     scorer: Scorer | None
 
-    def make(self) -> World:
-        """Make one world, not yet opened."""
+    def make(self) -> AnyEnv:
+        """Make one environment, not yet opened."""
 
     def tasks(self, split: str, seed: int) -> TaskSource:
         """Return a deterministic stream: endless for `train`, else finite. No eval prompt occurs in train."""
 
-    def expert(self, task: Task) -> Callable[[Sequence[Message]], Message] | None:
-        """Return the scripted demonstration, which replies to the messages so far; None where there is none."""
+    def expert(self, task: Task) -> Expert | Mapping[str, Expert] | None:
+        """Return the scripted demonstration; one for each role, by name, where there are several; None without one."""
 
     async def prove(self, boxes: Boxes) -> tuple[int, int]:
         """Score the right answers that rows of a file bring along; return how many have one, of how many. Raises
@@ -205,15 +235,16 @@ class Episode(Protocol):
     env: World
     box: Sandbox | None
 
-    def session(self, role: str = "policy") -> Session:
-        """Return the session of a role."""
+    def session(self, role: str | None = None) -> Session:
+        """Return the conversation of a role, the same one however often it is asked for. Where the environment has one
+        role, that may be left out. Raises `BadInput` for a role that the environment does not name."""
 
 
 class Harness(Protocol):
-    """Holds the conversation of a rollout."""
+    """Holds conversations. One harness serves many episodes at once."""
 
     async def run(self, episode: Episode) -> None:
-        """Hold the conversation of one episode to its end."""
+        """Hold the conversation of one episode, from the environment's opening to its end."""
 
 
 class Scorer(Protocol):

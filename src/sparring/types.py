@@ -111,6 +111,19 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ExecResult:
+    """Result of a command. `timed_out`, `out_of_memory` and `truncated` are the policy's own limits, not failures."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    wall_s: float
+    timed_out: bool = False
+    out_of_memory: bool = False
+    truncated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
     """Observation of the world after a reply. `reward` is what that reply earned of the score's reward, None for
     nothing to say; `state_key` names the state that the next reply is made in, so that turns taken in equal states can
@@ -198,6 +211,10 @@ class Timing:
     world_s: float = 0.0
 
 
+DEFAULT_ROLES = ("policy",)
+"""The roles of a world that names none."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
     """One role's tree of segments. `origin` is (trajectory id, segment index) of a deliberate fork, or None."""
@@ -227,7 +244,8 @@ class Trajectory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
-    """One attempt at a task: one trajectory per role. `index` is its place in the group, `attempt` counts retries."""
+    """One attempt at a task: one trajectory per role that was asked, in the order in which the world names them; an
+    attempt that asked nobody has the first role's. `index` is its place in the group, `attempt` counts retries."""
 
     id: str
     task: Task
@@ -238,8 +256,13 @@ class Rollout:
 
     @property
     def outcome(self) -> Outcome:
-        """The worst outcome over the roles: a rollout is trainable only when all its roles are."""
-        return next((t.outcome for t in self.trajectories if not t.outcome.trainable), self.trajectories[0].outcome)
+        """The worst outcome over the roles: a rollout is trainable only when all its roles are, and completed only when
+        all have completed."""
+        outcomes = [trajectory.outcome for trajectory in self.trajectories]
+        for outcome in outcomes:
+            if not outcome.trainable:
+                return outcome
+        return next((outcome for outcome in outcomes if outcome.kind != "completed"), outcomes[0])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -252,6 +275,8 @@ class Score:
     turns have steps: per turn, (sampled tokens of the turn up to the step's end, reward), in order; the rest was earned
     by the turn's end. `states` says which state each of those turns was taken in, None where no other is like it (see
     `Observation.state_key`). `per_role` replaces `reward` for a role that it names, where roles earn different rewards.
+    Where a rollout has several roles, `per_role_turns` and `per_role_states` stand for `per_turn` and `states`: each
+    role's own turns.
     """
 
     reward: float | None
@@ -261,10 +286,20 @@ class Score:
     per_step: tuple[tuple[tuple[int, float], ...], ...] | None = None
     states: tuple[str | None, ...] | None = None
     per_role: Mapping[str, float] | None = None
+    per_role_turns: Mapping[str, tuple[float, ...]] | None = None
+    per_role_states: Mapping[str, tuple[str | None, ...]] | None = None
 
     def of(self, role: str) -> float | None:
         """Return the reward of a role."""
         return (self.per_role or {}).get(role, self.reward)
+
+    def turns_of(self, role: str) -> tuple[float, ...] | None:
+        """What each turn of a role earned, None where nothing is said of turns."""
+        return self.per_turn if self.per_role_turns is None else self.per_role_turns.get(role)
+
+    def states_of(self, role: str) -> tuple[str | None, ...] | None:
+        """The state that each turn of a role was taken in, None where nothing is said of states."""
+        return self.states if self.per_role_states is None else self.per_role_states.get(role)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ import pytest
 from sparring.envs.config import EnvConfig
 from sparring.envs.registry import load_env
 from sparring.envs.splits import identity, overlap
-from sparring.protocols import EnvFactory, World, TaskSource
+from sparring.protocols import AnyEnv, EnvFactory, TaskSource
 from sparring.tasks.files import FileTasks, read_rows
 from sparring.tasks.mix import Mix
 from sparring.types import Group, Message, Outcome, Score, Segment, Task, ToolCall, Trajectory
@@ -191,7 +191,7 @@ def conversation(factory: EnvFactory, task: Task, replies: list[Message]) -> tup
     """Hold it as a harness would, with a box that is never needed."""
 
     async def run() -> tuple[list[Message], Score | None]:
-        env: World = factory.make()
+        env: AnyEnv = factory.make()
         seen = await env.open(task, None)
         messages = [*task.messages, *seen.messages]
         for reply in replies:

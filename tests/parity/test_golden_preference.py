@@ -86,7 +86,9 @@ def agreement(name, setting, reference, dtype, seed=0):
     )
 
     def loss(tokens):
-        known = {id(answer): ScoredReply(moved, answer.reference) for answer, moved in zip(answers, tokens, strict=True)}
+        known = {
+            id(answer): ScoredReply(moved, answer.reference) for answer, moved in zip(answers, tokens, strict=True)
+        }
         return reference([Pair(known[id(chosen)], known[id(rejected)]) for chosen, rejected in pairs], **setting)
 
     expected = gradients(loss, [answer.policy for answer in answers])
@@ -113,7 +115,10 @@ def test_one_turned_sign_is_noticed(name):
 
 
 def test_the_example_worked_by_hand():
-    chosen, rejected = ScoredReply(np.array([-0.5, -0.7]), np.array([-0.8, -0.8])), ScoredReply(np.array([-2.0]), np.array([-1.6]))
+    chosen, rejected = (
+        ScoredReply(np.array([-0.5, -0.7]), np.array([-0.8, -0.8])),
+        ScoredReply(np.array([-2.0]), np.array([-1.6])),
+    )
     rows = [row(chosen, number=0, label=1.0), row(rejected, number=0, label=-1.0)]
     by_hand = [
         (Dpo(beta=0.5), 0.5130153),

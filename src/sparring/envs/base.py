@@ -25,10 +25,8 @@ import msgspec
 
 from sparring.envs.schema import arguments_type, checked, tool_spec
 from sparring.errors import EnvError, boundary, refusal
-from sparring.protocols import Sandbox, Scorer
-from sparring.types import Message, Observation, Score, Task, ToolCall, ToolSpec, Trajectory
-
-Expert = Callable[[Sequence[Message]], Message]
+from sparring.protocols import Expert, Sandbox, Scorer
+from sparring.types import DEFAULT_ROLES, Message, Observation, Score, Task, ToolCall, ToolSpec, Trajectory
 
 
 class ToolError(Exception):
@@ -60,12 +58,15 @@ class Env:
         needs_box: whether `open` gets a box.
         success_at: the reward from which a rollout counts as a success; None where the world has no such notion.
         scorer: the second pass over a whole group, where rewards are relative to each other.
+        roles: who speaks in the world. A world of several writes `step_of` and `score_all` in the place of `step`,
+            `score` and `reward`, and its recipe names a harness that asks each of them.
     """
 
     Args: ClassVar[type[msgspec.Struct]] = NoArgs
     functions: ClassVar[Sequence[Callable[..., Any]]] = ()
     needs_box: ClassVar[bool] = False
     success_at: ClassVar[float | None] = 1.0
+    roles: tuple[str, ...] = DEFAULT_ROLES
 
     def __init__(self, args: Any = None) -> None:
         self.args = self.Args() if args is None else args
@@ -101,9 +102,9 @@ class Env:
         """The final answer's worth: a float, a bool, a `Score`, or None for not scored. May be `async`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method reward(self, completion, task)")
 
-    def expert(self, task: Task) -> Expert | None:
-        """The scripted demonstration of one task, each reply a function of the messages so far; None where there is
-        none."""
+    def expert(self, task: Task) -> Expert | Mapping[str, Expert] | None:
+        """The scripted demonstration of one task, each reply a function of the messages so far; where the world has
+        several roles, one such function for each, by role; None where there is none."""
         return None
 
     # The protocol.
@@ -129,6 +130,14 @@ class Env:
             return Observation(done=True)
         answers = [await self._answer(call) for call in reply.tool_calls]
         return Observation(messages=tuple(answers))
+
+    async def step_of(self, role: str, reply: Message) -> Observation:
+        """Answer a reply of one role, in a world of several."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method step_of(self, role, reply)")
+
+    async def score_all(self, trajectories: Mapping[str, Trajectory]) -> Score | None:
+        """Score a rollout of a world of several roles: the trajectories of those that were asked, by role."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method score_all(self, trajectories)")
 
     async def score(self, trajectory: Trajectory) -> Score | None:
         """Score the final answer: the text of the last assistant message, or "" where the rollout broke off before one.

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from sparring.envs.base import Env, Expert
+from sparring.envs.base import Env
 from sparring.envs.config import EnvConfig
 from sparring.envs.rubrics.judges import together
 from sparring.envs.splits import Splits, Stream, derived_seed, identity, listed, order, unknown_split
 from sparring.errors import BadInput, EnvError, boundary, refusal
-from sparring.protocols import Boxes
+from sparring.protocols import Boxes, Expert
 from sparring.types import Message, Task
 
 Rows = Sequence[Mapping[str, Any]]
@@ -78,7 +78,7 @@ class WorldFactory:
             return listed(self._train[: self._config.demonstrations])
         raise unknown_split(self.name, split)
 
-    def expert(self, task: Task) -> Expert | None:
+    def expert(self, task: Task) -> Expert | Mapping[str, Expert] | None:
         """The world's own demonstration."""
         return self._probe.expert(task)
 

@@ -32,7 +32,7 @@ from reasoning_gym.composite import DatasetSpec
 from reasoning_gym.factory import DATASETS
 from reasoning_gym.utils import extract_answer
 
-from sparring.envs.base import Env, Expert
+from sparring.envs.base import Env
 from sparring.envs.config import EnvConfig
 from sparring.envs.factory import DEFAULT_HELD_OUT
 from sparring.envs.reasoning_gym_experts import expert_for, has_expert
@@ -40,7 +40,7 @@ from sparring.envs.schema import env_args
 from sparring.envs.splits import Splits, Stream, derived_seed
 from sparring.envs.tools.python import PythonTool
 from sparring.errors import BadInput, EnvError, boundary, refusal
-from sparring.protocols import Boxes
+from sparring.protocols import Boxes, Expert
 from sparring.types import Message, Score, Task
 
 SEEDED_AT_CREATION = frozenset({"acre", "composite", "gsm_symbolic", "list_functions", "survo"})

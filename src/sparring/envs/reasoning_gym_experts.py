@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 
-from sparring.envs.base import Expert
+from sparring.protocols import Expert
 from sparring.types import Message, Task, ToolCall
 
 Program = Callable[[str], str]

@@ -142,9 +142,11 @@ def evaluation_folder(config: RunConfig, subject: Subject) -> Path:
 
 
 async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
+    from sparring.harness.load import BUILT_IN
     from sparring.rollout.evaluate import EvalPlan
     from sparring.sandbox.check import check_sandbox
     from sparring.stages.models.reward_scorers import check_reward_model
+    from sparring.stages.preflight.harness import play_silently
     from sparring.stages.preflight.judges import check_judges
     from sparring.stages.preflight.run import check_directory
     from sparring.stages.runtime.evaluation import evaluate_folder, held_out
@@ -160,6 +162,8 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
             check_sandbox(config.sandbox)
         await check_judges(context)
         check_reward_model(context, subject.folder)
+        if config.rollout.harness not in BUILT_IN:
+            await play_silently(context, tasks[0])
         plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples)
         evaluation = await evaluate_folder(context, str(subject.folder), plan)
         result = _told(context, subject, evaluation, folder)
@@ -254,6 +258,6 @@ def _deciding(config: RunConfig, subject: Subject) -> list[Path]:
     files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in CONTENT]
     env = config.env
     functions = [part.function for part in env.rubric.values() if isinstance(part, Function)]
-    sources = [name.rpartition(":")[0] for name in (env.name, env.reward, *functions)]
+    sources = [name.rpartition(":")[0] for name in (env.name, env.reward, config.rollout.harness, *functions)]
     given = [Path(part) for part in (*sources, env.data, env.eval_data) if part]
     return files + [path for path in given if path.is_file()]

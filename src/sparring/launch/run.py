@@ -140,7 +140,9 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
     """
     from sparring.cluster.inline import InlineCluster
     from sparring.envs.registry import load_env
+    from sparring.envs.roles import check_roles
     from sparring.envs.rubrics.judges import Judges
+    from sparring.harness.load import load_harness
     from sparring.sandbox.bubblewrap import BubblewrapBoxes
     from sparring.stages.preflight.run import check_directory
     from sparring.store.sqlite import SqliteStore
@@ -155,6 +157,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
     )
     judges = Judges(partial(_open_model, config, cluster))
     factory = load_env(config.env, read_rows, judges)
+    harness = load_harness(config.rollout.harness, check_roles(factory.make()))
     folder = Path(config.run.directory) / config.run.name
     check_directory(Path(config.run.directory))
     try:
@@ -178,6 +181,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
                 cluster=cluster,
                 boxes=boxes,
                 factory=factory,
+                harness=harness,
                 judges=judges,
             )
         finally:

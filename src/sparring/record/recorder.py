@@ -11,6 +11,7 @@ import xxhash
 from sparring.errors import EngineError, LimitReached, boundary, refusal
 from sparring.generation import Completion, Constraint, GenerateRequest, Sampling
 from sparring.protocols import Engine, Renderer, Store
+from sparring.record.transcript import Transcript
 from sparring.record.tree import Tree, Turn
 from sparring.record.turns import TurnQueue
 from sparring.types import Limits, Message, Outcome, Segment, Task, Timing, ToolSpec, Trajectory, Usage
@@ -80,6 +81,7 @@ class RecordedSession:
         id: the trajectory's id.
         usage: counts so far.
         generate_s: seconds that replies were waited for, summed over requests.
+        limit: the limit that the latest request hit, None where that was answered.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class RecordedSession:
         self.id = rollout_id if role == "policy" else f"{rollout_id}/{role}"
         self.usage = Usage()
         self.generate_s = 0.0
+        self.limit: LimitReached | None = None
         self._recorder = recorder
         self._task = task
         self._role = role
@@ -98,6 +101,7 @@ class RecordedSession:
         self._asked = 0
         self._granted = 0
         self._lanes: set[int] = set()
+        self._tools: Sequence[ToolSpec] = ()
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -124,9 +128,20 @@ class RecordedSession:
             EngineError: the engine failed; nothing of this turn is in the record.
             StoreError: the turn could not be made durable.
         """
+        try:
+            self.limit = None
+            return await self._answered(messages, tools, constraint)
+        except LimitReached as limit:
+            self.limit = limit
+            raise
+
+    async def _answered(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], constraint: Constraint | None
+    ) -> Message:
+        """Plan a turn, sample its reply and write it down."""
         if self._asked >= self._limits.max_turns:
             raise LimitReached("max_turns", f"{self.id}: {self._limits.max_turns} turns are used up")
-        turn = self._tree.plan(messages, tools)
+        turn, self._tools = self._tree.plan(messages, tools), tools
         sampling, cut_reason = self._sampling(turn, constraint)
         self._asked += 1
         self._granted += sampling.max_tokens
@@ -159,6 +174,15 @@ class RecordedSession:
             outcome=outcome,
             usage=self.usage,
             timing=dataclasses.replace(timing, generate_s=self.generate_s),
+        )
+
+    def transcript(self) -> Transcript:
+        """Return the conversation as it was last answered, in messages."""
+        held = (segment.sampling.constraint for segment in self._tree.segments if segment.sampling is not None)
+        return Transcript(
+            messages=self._tree.last_conversation,
+            tools=tuple(self._tools),
+            constraints=tuple(constraint for constraint in held if constraint is not None),
         )
 
     async def close(self) -> None:

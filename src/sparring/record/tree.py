@@ -81,6 +81,12 @@ class Tree:
     _lanes: dict[int, Lane] = field(default_factory=dict)
     _said: dict[int, int] = field(default_factory=dict)
     _num_lanes: int = 0
+    _last: Lane | None = None
+
+    @property
+    def last_conversation(self) -> tuple[Message, ...]:
+        """The messages of the turn that was written last, its reply included."""
+        return () if self._last is None else tuple(self._last.heard)
 
     def plan(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Turn:
         """Where this request belongs.
@@ -189,6 +195,7 @@ class Tree:
             lane = self._lanes[turn.lane] = Lane(heard=[], tools=turn.tools, key=key)
         lane.heard += (*turn.heard, reply)
         lane.key = key
+        self._last = lane
         self._said[id(reply)] = turn.lane
         return key
 

@@ -23,6 +23,10 @@ class ConstraintConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How tasks become scored groups."""
 
+    harness: str = "chat"
+    """Who holds the conversation: `chat`, a world's question and its answers turn by turn; or `package.module:name` or
+    `path/to/file.py:name`, a coroutine function `async def name(episode)` or a class with such a `run`."""
+
     group_size: int = 8
     """Rollouts of one task; their mean reward is the baseline."""
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from sparring.errors import EngineError, InfraError, JudgeError, LimitReached, PolicyFailure, SandboxError
 from sparring.protocols import Boxes, EnvFactory, Harness
+from sparring.record.transcript import Transcript
 from sparring.rollout.config import RolloutConfig
-from sparring.rollout.episode import GuardedEnv, RunningEpisode, SessionRecorder
+from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode, SessionRecorder, outcome_at
+from sparring.rollout.metrics import sampled_tokens
 from sparring.types import Failure, Outcome, Purpose, Rollout, Score, Task, Timing
 
-ANSWERED = Outcome(kind="completed", reason="answered")
 TIMEOUT = Outcome(kind="truncated", reason="timeout")
 MALFORMED = Outcome(kind="policy_failed", reason="malformed")
 CANCELLED = Outcome(kind="cancelled", reason="cancelled")
@@ -26,21 +27,23 @@ class Finished:
     """A rollout with its score, and the earlier attempts that the infrastructure broke.
 
     `score` is None when the rollout leaves its group; its reward is None when the world left it to a second pass. Every
-    attempt is kept, so every sampled token has an owner.
+    attempt is kept, so every sampled token has an owner. `transcripts` are the conversations of its roles in messages.
     """
 
     rollout: Rollout
     score: Score | None
     broken: tuple[Rollout, ...] = ()
+    transcripts: Mapping[str, Transcript] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Attempt:
-    """One try: what it left, and the infrastructure's error if that ended it."""
+class Attempt:
+    """One try: what it left, in tokens and in messages, and the infrastructure's error if that ended it."""
 
     rollout: Rollout
     score: Score | None
     error: InfraError | None
+    transcripts: Mapping[str, Transcript]
 
 
 class RolloutRunner:
@@ -88,30 +91,56 @@ class RolloutRunner:
         Raises:
             CancelledError: the awaiting task was cancelled; world, box and sessions are closed.
         """
-        limits = self.config.limits(task.limits)
-        task = task if limits == task.limits else replace(task, limits=limits)
         broken: list[Rollout] = []
         for attempt in range(self.config.retries + 1):
             if attempt:
                 await asyncio.sleep(self.config.retry_delay_s * 2 ** (attempt - 1))
             name = f"{rollout_id}/retry-{attempt}" if attempt else rollout_id
-            env = GuardedEnv(self._factory.make)
-            episode = RunningEpisode(task, env, self._recorder, rollout_id=name, seed=seed, priority=priority)
-            made = partial(Rollout, id=name, task=task, index=index, attempt=attempt, purpose=purpose)
-            done = await self._attempt(made, episode)
+            done = await self.attempt(
+                task, rollout_id=name, index=index, seed=seed, purpose=purpose, priority=priority, number=attempt
+            )
             if done.error is None:
-                return Finished(rollout=done.rollout, score=done.score, broken=tuple(broken))
+                return Finished(
+                    rollout=done.rollout, score=done.score, broken=tuple(broken), transcripts=done.transcripts
+                )
             if broken and _is_the_policys(done.error, broken[-1], done.rollout):
                 failed = _ended(
                     done.rollout, Outcome(kind="policy_failed", reason="failure", failure=failure_of(done.error))
                 )
                 score = Score(reward=self.config.policy_failure_reward, success=False)
-                return Finished(rollout=failed, score=score, broken=tuple(broken))
+                return Finished(rollout=failed, score=score, broken=tuple(broken), transcripts=done.transcripts)
             broken.append(done.rollout)
         return Finished(rollout=broken.pop(), score=None, broken=tuple(broken))
 
-    async def _attempt(self, made: Callable[..., Rollout], episode: RunningEpisode) -> _Attempt:
-        """One try, its world closed whatever happens. `made` takes the trajectories."""
+    async def attempt(
+        self,
+        task: Task,
+        *,
+        rollout_id: str,
+        index: int,
+        seed: int,
+        purpose: Purpose = "train",
+        priority: int = 0,
+        number: int = 0,
+    ) -> Attempt:
+        """Run a task once, its world closed whatever happens. `number` counts the attempts before it; the other
+        arguments are those of `run`.
+
+        Raises:
+            BadInput: the harness asks for a role that the world does not name.
+        """
+        limits = self.config.limits(task.limits)
+        task = task if limits == task.limits else replace(task, limits=limits)
+        env = GuardedEnv(self._factory.make)
+        episode = RunningEpisode(task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority)
+        made = partial(Rollout, id=rollout_id, task=task, index=index, attempt=number, purpose=purpose)
+        rollout, score, error = await self._played(made, episode)
+        return Attempt(rollout=rollout, score=score, error=error, transcripts=episode.transcripts())
+
+    async def _played(
+        self, made: Callable[..., Rollout], episode: RunningEpisode
+    ) -> tuple[Rollout, Score | None, InfraError | None]:
+        """Play, score and close an episode. `made` takes the trajectories."""
         clock = asyncio.get_running_loop().time
         started, began = time.time(), clock()
 
@@ -124,16 +153,16 @@ class RolloutRunner:
             outcome = await self._play(episode)
             rollout = recorded(outcome)
             score = await self._scored(episode, rollout) if outcome.trainable else None
-            return _Attempt(rollout=rollout, score=score, error=None)
+            return rollout, score, None
         except PolicyFailure:  # the scorer's verdict: what was left behind cannot be scored
             score = Score(reward=self.config.policy_failure_reward, success=False)
-            return _Attempt(rollout=recorded(MALFORMED), score=score, error=None)
+            return recorded(MALFORMED), score, None
         except JudgeError as error:
             outcome = Outcome(kind="judge_failed", reason="failure", failure=failure_of(error))
-            return _Attempt(rollout=recorded(outcome), score=None, error=error)
+            return recorded(outcome), None, error
         except InfraError as error:
             outcome = Outcome(kind="infra_failed", reason="failure", failure=failure_of(error))
-            return _Attempt(rollout=recorded(outcome), score=None, error=error)
+            return recorded(outcome), None, error
         finally:
             self.close_failures.extend(await episode.close())
 
@@ -165,8 +194,7 @@ class RolloutRunner:
                 raise
             return TIMEOUT
         except LimitReached as limit:
-            kind = "policy_failed" if limit.reason in ("resources", "malformed") else "truncated"
-            return Outcome(kind=kind, reason=limit.reason)
+            return outcome_at(limit)
         except PolicyFailure:
             return MALFORMED
         except asyncio.CancelledError:
@@ -187,13 +215,12 @@ class RolloutRunner:
         limit = asyncio.timeout(self.config.score_timeout_s)
         try:
             async with limit:
-                score = await episode.env.score(rollout.trajectories[0])
+                score = await episode.env.score(rollout.trajectories)
         except TimeoutError:
             if not limit.expired():
                 raise
             raise JudgeError(f"env.score: no answer after {self.config.score_timeout_s} s") from None
-        score = score or Score(reward=None)
-        return episode.env.with_turns(score, rollout.trajectories[0]) if len(rollout.trajectories) == 1 else score
+        return episode.env.with_turns(score or Score(reward=None), rollout.trajectories)
 
 
 def failure_of(error: InfraError) -> Failure:
@@ -212,5 +239,5 @@ def _is_the_policys(error: InfraError, before: Rollout, now: Rollout) -> bool:
     return (
         not isinstance(error, (EngineError, JudgeError))
         and before.outcome.failure == failure_of(error)
-        and all(t.usage.sampled_tokens > 0 for t in (before.trajectories[0], now.trajectories[0]))
+        and all(sampled_tokens(rollout) > 0 for rollout in (before, now))
     )

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.errors import SandboxError, SpoiltFile, refusal
-from sparring.protocols import ExecResult, Sandbox
+from sparring.protocols import Sandbox
 from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.server import Server
-from sparring.types import BoxSpec
+from sparring.types import BoxSpec, ExecResult
 
 FILE_TIMEOUT_S = 10.0  # for read and write, which are the caller's own and not the policy's
 

@@ -7,24 +7,24 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from sparring.algo.annotate.domain import teacher_of
 from sparring.envs.splits import identity
-from sparring.errors import BadInput, refusal
-from sparring.harness.chat import ChatHarness
+from sparring.errors import BadInput, RequestRefused, refusal
 from sparring.record.recorder import Recorder
+from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.render.dialect import message_dicts
 from sparring.render.load import load_renderer
+from sparring.rollout.episode import SessionRecorder
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.stages.context import Context
-from sparring.stages.data.chat_sessions import ChatSessions
 from sparring.stages.data.demonstrations import Conversation, rendered
-from sparring.stages.data.transcripts import TranscriptRecorder
 from sparring.stages.models.teachers import room_of, teacher_folder
 from sparring.tasks.files import messages_of
-from sparring.types import Task
+from sparring.types import Message, Task
 
 FILE = "traces.jsonl"
 FRESH = "collect/fresh_seeds"
@@ -81,20 +81,15 @@ async def run(context: Context) -> dict[str, Any]:
     return {"data": str(out), "tasks": len(tasks), "traces": len(kept), **totals}
 
 
-class _Teacher(NamedTuple):
-    """A teacher: the runner of its rollouts, and the recorder of their transcripts."""
-
-    runner: RolloutRunner
-    transcripts: TranscriptRecorder
-
-
-async def _task(context: Context, teacher: _Teacher, gate: asyncio.Semaphore, index: int, task: Task) -> dict[str, Any]:
-    """Collect the traces of one task, unless the run already has them."""
+async def _task(
+    context: Context, teacher: RolloutRunner, gate: asyncio.Semaphore, index: int, task: Task
+) -> dict[str, Any]:
+    """What one task gives, unless the run already has it."""
     config = context.config.collect
     found = context.store.get(f"collect/{index}")
     if found is None:
-        finished = await _rolled_out(context, teacher.runner, gate, index, task)
-        found = _kept(task, finished, teacher.transcripts, config.min_reward, config.keep)
+        finished = await _rolled_out(context, teacher, gate, index, task)
+        found = _kept(task, finished, config.min_reward, config.keep)
         if not found["failed"]:
             context.store.put(f"collect/{index}", found)
         told = {"collect/traces": float(len(found["traces"])), "collect/unscored": float(found["unscored"])}
@@ -115,16 +110,19 @@ async def _rolled_out(
     return await asyncio.gather(*(attempt(number) for number in range(context.config.collect.attempts)))
 
 
-def _kept(
-    task: Task, finished: Sequence[Finished], transcripts: TranscriptRecorder, least: float, most: int
-) -> dict[str, Any]:
-    """Keep the first `most` conversations of a task that earned `least`; those that were cut short do not count."""
-    traces = []
-    for each in finished:
-        messages = transcripts.conversation(each)
-        reward = None if each.score is None else each.score.reward
-        if reward is not None and reward >= least and each.rollout.outcome.kind == "completed" and messages:
-            traces.append({"messages": message_dicts(messages), "task": task.id, "reward": reward})
+def _kept(task: Task, finished: Sequence[Finished], least: float, most: int) -> dict[str, Any]:
+    """What one task gives: of each role the first `most` conversations that earned `least`; those that were cut short
+    are none."""
+    by_role: dict[str, list[dict[str, Any]]] = {}
+    for rollout in finished:
+        completed = {t.role for t in rollout.rollout.trajectories if t.outcome.kind == "completed"}
+        for role, spoken in rollout.transcripts.items():
+            reward = None if rollout.score is None else rollout.score.of(role)
+            if reward is not None and reward >= least and role in completed:
+                trace = {"messages": message_dicts(spoken.messages), "task": task.id, "reward": reward}
+                several = {"role": role} if len(rollout.transcripts) > 1 else {}
+                by_role.setdefault(role, []).append({**trace, **several})
+    traces = [trace for of_role in by_role.values() for trace in of_role[:most]]
     counts = {
         "rollouts": len(finished),
         "failed": sum(each.score is None for each in finished),
@@ -132,7 +130,7 @@ def _kept(
         "unfinished": sum(each.score is not None and each.rollout.outcome.kind != "completed" for each in finished),
     }
     prompt = "\n".join(message.content for message in task.messages)
-    return {"prompt": prompt, "identity": identity(task), "traces": traces[:most], **counts}
+    return {"prompt": prompt, "identity": identity(task), "traces": traces, **counts}
 
 
 def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -161,29 +159,32 @@ def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, An
 
 
 @asynccontextmanager
-async def _teacher(context: Context, name: str) -> AsyncIterator[_Teacher]:
-    """The model `name` of the recipe, asked where it is."""
+async def _teacher(context: Context, name: str) -> AsyncIterator[RolloutRunner]:
+    """What runs one rollout of the model `name` of the recipe, asked where it is."""
     config = context.config
     spec, sampling = config.models[name], config.rollout.sampling()
+    recorder: SessionRecorder
     if spec.served is not None and spec.served.kind == "chat":
         from sparring.engine.adapters.chat_endpoint import ChatEndpoint
         from sparring.engine.adapters.client import read_api_key
 
         served = spec.served
         endpoint = ChatEndpoint(served.url, model=served.served_model, api_key=read_api_key(served.api_key_env))
-        transcripts = TranscriptRecorder(ChatSessions(endpoint, sampling))
-        close = endpoint.close
+
+        async def reply(request: TextRequest) -> Message:
+            if request.constraint is not None:
+                got = request.constraint.kind
+                raise RequestRefused(f"{name}: expected no constraint with a chat endpoint, got {got}; use an engine")
+            return await endpoint.reply(request.messages, request.tools, replace(sampling, seed=request.seed))
+
+        recorder, close = TextRecorder(reply, "teacher"), endpoint.close
     else:
         folder = teacher_folder(context, name)
         engine = context.cluster.engine(name, path=str(folder))
         renderer = load_renderer(folder, spec.renderer, spec.thinking, config.render.control_tokens)
-        transcripts = TranscriptRecorder(
-            Recorder(engine, renderer, sampling=sampling, model=name, max_context=room_of(context, name))
-        )
+        recorder = Recorder(engine, renderer, sampling=sampling, model=name, max_context=room_of(context, name))
         close = engine.close
     try:
-        yield _Teacher(
-            RolloutRunner(context.factory, context.boxes, transcripts, ChatHarness(), config.rollout), transcripts
-        )
+        yield RolloutRunner(context.factory, context.boxes, recorder, context.harness, config.rollout)
     finally:
         await close()

@@ -12,7 +12,7 @@ from sparring.envs.rubrics.judges import Judges
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
 from sparring.observe.sinks.sink import Sink
-from sparring.protocols import Boxes, Cluster, EnvFactory, Store
+from sparring.protocols import Boxes, Cluster, EnvFactory, Harness, Store
 from sparring.recipe.run_config import RunConfig
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Context:
     cluster: Cluster
     boxes: Boxes
     factory: EnvFactory
+    harness: Harness
     judges: Judges
 
     def output(self, stage: str) -> Path:

@@ -8,7 +8,7 @@ import pytest
 
 from sparring.envs.base import Env
 from sparring.envs.tools.python import PythonTool, output_text
-from sparring.protocols import ExecResult
+from sparring.types import ExecResult
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
 from sparring.types import BoxSpec, Message, Task, ToolCall

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from sparring.errors import EnvError, LimitReached
+from sparring.errors import BadInput, EnvError, LimitReached
 from sparring.generation import Constraint
-from sparring.harness.callable import CallableHarness
 from sparring.harness.chat import ChatHarness
-from sparring.harness.episode import LiveEpisode
-from sparring.protocols import Episode
-from sparring.record.recorder import RecordedSession, Recorder
+from sparring.harness.load import CallableHarness, load_harness
+from sparring.protocols import Episode, Harness
+from sparring.record.recorder import Recorder
+from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine, replies
 from sparring.testing.toy import ToyEnv, toy_renderer, toy_script, toy_task
-from sparring.types import Limits, Message, Observation, Outcome, Task
+from sparring.types import Limits, Message, Observation, Task, Timing, Trajectory
 
 RENDERER = toy_renderer()
 
 
-def episode(
-    engine: ScriptedEngine, env: ToyEnv | None = None, task: Task | None = None
-) -> LiveEpisode[RecordedSession]:
+def episode(engine: ScriptedEngine, env: ToyEnv | None = None, task: Task | None = None) -> RunningEpisode:
     """A rollout of the toy world on this engine."""
-    recorder = Recorder(engine, RENDERER)
-    task = task or toy_task(3)
-    return LiveEpisode(task, env or ToyEnv(), None, lambda role: recorder.open(task, rollout_id="r", seed=1, role=role))
+    world = GuardedEnv(lambda: env or ToyEnv())
+    return RunningEpisode(task or toy_task(3), world, Recorder(engine, RENDERER), rollout_id="r", seed=1, priority=0)
+
+
+def trajectories(live: RunningEpisode) -> dict[str, Trajectory]:
+    """Its record by role, as if nothing had gone wrong."""
+    return {trajectory.role: trajectory for trajectory in live.trajectories(ANSWERED, Timing())}
 
 
 def test_a_chat_runs_to_the_answer_and_scores():
@@ -35,9 +38,9 @@ def test_a_chat_runs_to_the_answer_and_scores():
 
     async def run() -> float | None:
         await ChatHarness().run(live)
-        trajectory = live.session().trajectory(Outcome(kind="completed", reason="answered"))
+        trajectory = trajectories(live)["policy"]
         assert [s.source for s in trajectory.segments] == ["prompt", "policy", "tool", "policy"]
-        score = await live.env.score(trajectory)
+        score = await live.env.score([trajectory])
         return score.reward if score else None
 
     assert run_virtual(run())[0] == 1.0
@@ -67,24 +70,30 @@ class SilentEnv(ToyEnv):
 
 def test_a_broken_world_is_the_worlds_failure():
     engine = ScriptedEngine(replies(["Hi"], RENDERER.tokenizer.encode))
-    with pytest.raises(EnvError, match="environment toy, task train-3: step: KeyError"):
+    with pytest.raises(EnvError, match="env.step: KeyError"):
         run_virtual(ChatHarness().run(episode(engine, BrokenEnv())))
     with pytest.raises(EnvError, match="nothing was said"):
         run_virtual(ChatHarness().run(episode(engine, SilentEnv())))
 
 
+class DebateEnv(ToyEnv):
+    """Two speak."""
+
+    roles = ("policy", "critic")
+
+
 def test_a_callable_holds_several_conversations():
     engine = ScriptedEngine(replies(["Hi", "No"], RENDERER.tokenizer.encode))
-    live = episode(engine)
+    live = episode(engine, DebateEnv())
 
     async def debate(episode: Episode) -> None:
-        one = await episode.session().complete(episode.task.messages)
-        await episode.session("critic").complete([Message(role="user", content=one.content)])
+        first = await episode.session("policy").complete(episode.task.messages)
+        await episode.session("critic").complete([Message(role="user", content=first.content)])
 
     run_virtual(CallableHarness(debate).run(live))
-    assert list(live.sessions) == ["policy", "critic"]
-    assert [s.segments[-1].message.content for s in live.sessions.values()] == ["Hi", "No"]
-    assert live.session("critic") is live.sessions["critic"]
+    assert [t.segments[-1].message.content for t in trajectories(live).values()] == ["Hi", "No"]
+    assert [t.id for t in trajectories(live).values()] == ["r", "r/critic"]
+    assert live.session("critic") is live.session("critic")
 
 
 def test_a_callable_that_breaks_is_typed_and_limits_pass_through():
@@ -117,7 +126,7 @@ def test_a_world_says_what_the_next_reply_must_be():
     engine = ScriptedEngine(toy_script(RENDERER))
     live = episode(engine, AskingEnv())
     run_virtual(ChatHarness().run(live))
-    assert [s.sampling.constraint for s in live.session().segments if s.sampling] == [
+    assert [s.sampling.constraint for s in trajectories(live)["policy"].segments if s.sampling] == [
         None,
         Constraint(kind="regex", source=AskingEnv.source),
     ]
@@ -129,3 +138,93 @@ def test_a_world_that_asks_for_what_does_not_compile_has_failed():
     env.source = "("
     with pytest.raises(EnvError, match="task train-3: constraint: "):
         run_virtual(ChatHarness().run(episode(ScriptedEngine(toy_script(RENDERER)), env)))
+
+
+HARNESSES = """
+async def terse(episode):
+    await episode.session().complete(episode.task.messages)
+
+class Terse:
+    def __init__(self):
+        self.count = 0
+
+    async def run(self, episode):
+        await terse(episode)
+
+class NeedsMore(Terse):
+    def __init__(self, more):
+        pass
+
+class Silent:
+    pass
+
+def at_once(episode):
+    pass
+
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(HARNESSES)
+    return str(tmp_path / "mine.py")
+
+
+def spoken(harness: Harness) -> list[str]:
+    """The sources of what is recorded when it plays the toy world."""
+    live = episode(ScriptedEngine(replies(["Hi"], RENDERER.tokenizer.encode)))
+    run_virtual(harness.run(live))
+    return [segment.source for segment in trajectories(live)["policy"].segments]
+
+
+def test_a_recipe_names_its_harness(file: str):
+    assert isinstance(load_harness("chat", ("policy",)), ChatHarness)
+    for name in (f"{file}:terse", f"{file}:Terse"):
+        assert spoken(load_harness(name, ("policy",))) == ["prompt", "policy"]
+    installed = load_harness("sparring.harness.chat:ChatHarness", ("policy",))
+    live = episode(ScriptedEngine(toy_script(RENDERER)))
+    run_virtual(installed.run(live))
+    assert [s.source for s in trajectories(live)["policy"].segments] == ["prompt", "policy", "tool", "policy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("chess", "expected one of chat, or package.module:name, or path/to/file.py:name, got 'chess'"),
+        ("{folder}/none.py:play", "expected a Python file {folder}/none.py, got no such file"),
+        ("no_such_package.at_all:play", "expected an installed module no_such_package.at_all"),
+        ("{file}:play", "expected a name defined in {file}, got 'play'; use one of: terse, Terse"),
+        ("{file}:Silent", "expected a coroutine function .*, got type {file}:Silent; name one"),
+        ("{file}:at_once", "expected a coroutine function .*, got function {file}:at_once; name one"),
+        ("{file}:NUMBER", "expected a coroutine function .*, got int {file}:NUMBER; name one"),
+        ("{file}:NeedsMore", "expected a class {file}:NeedsMore that is made without arguments, got TypeError"),
+    ],
+)
+def test_what_is_no_harness_is_refused_by_name(file: str, name: str, message: str):
+    where = {"file": file, "folder": str(Path(file).parent)}
+    with pytest.raises(BadInput, match=f"rollout.harness: {message.format(**where)}"):
+        load_harness(name.format(**where), ("policy",))
+
+
+def test_a_chat_speaks_for_one_role():
+    expected = "rollout.harness: expected a harness for the roles white, black, got 'chat', which speaks for one"
+    with pytest.raises(BadInput, match=expected):
+        load_harness("chat", ("white", "black"))
+
+
+def test_a_role_that_the_world_does_not_name_is_refused():
+    async def chess(episode: Episode) -> None:
+        await episode.session("black").complete(episode.task.messages)
+
+    live = episode(ScriptedEngine(replies(["Hi"], RENDERER.tokenizer.encode)))
+    expected = "episode.session: expected a role of the environment \\(policy\\), got 'black'; correct the harness"
+    with pytest.raises(BadInput, match=expected):
+        run_virtual(CallableHarness(chess).run(live))
+
+    async def anybody(episode: Episode) -> None:
+        episode.session()
+
+    live = episode(ScriptedEngine(replies(["Hi"], RENDERER.tokenizer.encode)), DebateEnv())
+    with pytest.raises(BadInput, match="episode.session: expected a role of .* \\(policy, critic\\), got none"):
+        run_virtual(CallableHarness(anybody).run(live))

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from sparring.errors import SandboxError
 from sparring.harness.chat import ChatHarness
-from sparring.protocols import ExecResult, Sandbox
+from sparring.protocols import Sandbox
+from sparring.types import ExecResult
 from sparring.record.recorder import Recorder
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.runner import Finished, RolloutRunner

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sparring.protocols import ExecResult
+from sparring.types import ExecResult
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
 from sparring.types import BoxSpec

@@ -19,8 +19,8 @@ from typing import Any
 from sparring.envs.rubrics.config import Code
 from sparring.envs.rubrics.text import found
 from sparring.errors import refusal
-from sparring.protocols import ExecResult, Sandbox
-from sparring.types import Task
+from sparring.protocols import Sandbox
+from sparring.types import ExecResult, Task
 
 FENCED = r"(?s)```(?:python|py)?[ \t]*\n(.*?)```"
 

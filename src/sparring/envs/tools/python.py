@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sparring.envs.base import tool
-from sparring.protocols import ExecResult, Sandbox
-from sparring.types import BoxSpec, Task
+from sparring.protocols import Sandbox
+from sparring.types import BoxSpec, ExecResult, Task
 
 
 class PythonTool:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sparring.errors import BadInput, LimitReached, refusal
+from sparring.errors import BadInput, EnvError, boundary, refusal
 from sparring.generation import Constraint
-from sparring.harness.chat import ChatHarness
-from sparring.harness.episode import LiveEpisode
-from sparring.protocols import Rendered, Renderer
-from sparring.rollout.episode import GuardedEnv
+from sparring.protocols import Expert, Rendered, Renderer
+from sparring.record.transcript import TextRecorder, TextRequest
+from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import Context
 from sparring.tasks.files import read_conversations
-from sparring.types import Message, Outcome, Score, Segment, Task, ToolSpec, Trajectory
+from sparring.types import Message, Score, Task, ToolSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """One finished conversation. `task` and `score`, what the world's own scorer says of it, are None for a row of a
-    file; `constraints` are what the world said that replies must be."""
+    """One finished conversation of one role. `task` and `score`, what the world's own scorer says of it, are None for a
+    row of a file; `constraints` are what the world said that replies must be."""
 
     name: str
     messages: tuple[Message, ...]
@@ -28,32 +27,6 @@ class Conversation:
     task: Task | None = None
     score: Score | None = None
     constraints: tuple[Constraint, ...] = ()
-
-
-class ExpertSession:
-    """A `Session` whose replies are scripted. Nothing is sampled, so nothing is recorded but the messages."""
-
-    def __init__(self, expert: Callable[[Sequence[Message]], Message], max_turns: int) -> None:
-        self._expert = expert
-        self._left = max_turns
-        self.messages: tuple[Message, ...] = ()
-        self.constraints: list[Constraint] = []
-
-    async def complete(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
-    ) -> Message:
-        """The expert's reply to the conversation so far.
-
-        Raises:
-            LimitReached: it has had all the turns that the policy would have.
-        """
-        if not self._left:
-            raise LimitReached("max_turns", "the turns of the task are used up")
-        self._left -= 1
-        self.constraints += [] if constraint is None else [constraint]
-        reply = self._expert(messages)
-        self.messages = (*messages, reply)
-        return reply
 
 
 async def demonstrations(context: Context, renderer: Renderer) -> list[tuple[str, Rendered]]:
@@ -107,7 +80,8 @@ def given_conversations(context: Context) -> list[Conversation]:
 
 
 async def conversations(context: Context, count: int | None) -> list[Conversation]:
-    """The first `count` conversations to imitate (None: all): rows of `[sft] data`, or held by the expert.
+    """The conversations to imitate: the first `count` (None: all) rows of `[sft] data`, or those of the first `count`
+    tasks, held by the expert.
 
     Raises:
         BadInput: there is none, a row does not parse, or the environment has no expert for a task.
@@ -124,18 +98,19 @@ async def conversations(context: Context, count: int | None) -> list[Conversatio
         )
     gate = asyncio.Semaphore(32)
 
-    async def one(task: Task) -> Conversation:
+    async def one(task: Task) -> list[Conversation]:
         async with gate:
             return await demonstrate(context, task)
 
-    return list(await asyncio.gather(*map(one, tasks)))
+    return [conversation for held in await asyncio.gather(*map(one, tasks)) for conversation in held]
 
 
-async def demonstrate(context: Context, task: Task) -> Conversation:
-    """Let the expert do `task` in a world of its own.
+async def demonstrate(context: Context, task: Task) -> list[Conversation]:
+    """Let the expert do `task` in a world of its own: a conversation for each role that was asked.
 
     Raises:
-        BadInput: the environment has no expert for it.
+        BadInput: the environment has no expert for it, or none for one of its roles.
+        EnvError: as `converse`.
     """
     expert = context.factory.expert(task)
     if expert is None:
@@ -144,51 +119,49 @@ async def demonstrate(context: Context, task: Task) -> Conversation:
     return await converse(context, task, expert)
 
 
-async def converse(context: Context, task: Task, reply: Callable[[Sequence[Message]], Message]) -> Conversation:
-    """Hold one conversation whose replies are `reply(messages so far)`, tools run for real, and score it. It ends where
-    the policy's would: a world that never ends is cut short at the limits of the run.
+async def converse(context: Context, task: Task, replies: Expert | Mapping[str, Expert]) -> list[Conversation]:
+    """Play one rollout whose replies are scripted, tools run for real, and score it. It ends where the policy's would:
+    a world that never ends is cut short at the limits of the run.
+
+    Args:
+        context: of the run, whose harness holds the conversation.
+        task: is played.
+        replies: what is said to the messages so far; such a function for each role, by name, where there are several.
+
+    Returns:
+        The conversation of each role that was asked, at least one.
 
     Raises:
-        EnvError: the world raised something, or gave an answer or a score that is none.
+        EnvError: the world or the script raised something, or the world gave an answer or a score that is none.
+        BadInput: the harness asked nobody, or a role that the world does not name or for which nothing is scripted.
     """
-    limits = context.config.rollout.limits(task.limits)
-    box = await context.boxes.take(task.box) if task.box is not None else None
-    session = ExpertSession(reply, limits.max_turns)
-    episode = LiveEpisode(task, GuardedEnv(context.factory.make), box, lambda role: session)
-    outcome = Outcome(kind="completed", reason="answered")
-    try:
-        try:
-            async with asyncio.timeout(limits.timeout_s):
-                await ChatHarness().run(episode)
-        except LimitReached:
-            outcome = Outcome(kind="truncated", reason="max_turns")
-        except TimeoutError:
-            outcome = Outcome(kind="truncated", reason="timeout")
-        score = await episode.env.score(_trajectory(task, session.messages, outcome))
-        return Conversation(
-            name=f"task {task.id}",
-            messages=session.messages,
-            tools=episode.env.tools,
+
+    async def reply(request: TextRequest) -> Message:
+        script = replies.get(request.role) if isinstance(replies, Mapping) else replies
+        if script is None:
+            raise refusal(f"task {task.id}", f"an expert for the role {request.role}", "none", "add it to `expert`")
+        with boundary(EnvError, "env.expert"):
+            return script(request.messages)
+
+    recorder = TextRecorder(reply, "expert")
+    runner = RolloutRunner(context.factory, context.boxes, recorder, context.harness, context.config.rollout)
+    played = await runner.attempt(task, rollout_id=f"demonstration/{task.id}", index=0, seed=task.seed)
+    for error in (played.error, *runner.close_failures):
+        if error is not None:
+            raise error
+    if not played.transcripts:
+        do = "let it call `await episode.session().complete(messages)` for every reply"
+        got = f"{context.config.rollout.harness!r}, which asked for no reply to task {task.id}"
+        raise refusal("rollout.harness", "a harness that asks its session", got, do)
+    score, several = played.score, len(played.transcripts) > 1
+    return [
+        Conversation(
+            name=f"task {task.id}, {role}" if several else f"task {task.id}",
+            messages=spoken.messages,
+            tools=spoken.tools,
             task=task,
-            score=score,
-            constraints=tuple(session.constraints),
+            score=None if score is not None and (score.reward, score.success) == (None, None) else score,
+            constraints=spoken.constraints,
         )
-    finally:
-        await episode.env.close()
-        if box is not None:
-            await box.close()
-
-
-def _trajectory(task: Task, messages: Sequence[Message], outcome: Outcome) -> Trajectory:
-    """A conversation without tokens, as a scorer wants it."""
-    segments = tuple(
-        Segment(
-            index=place,
-            parent=place - 1 if place else None,
-            source="expert" if message.role == "assistant" else "prompt",
-            tokens=(),
-            message=message,
-        )
-        for place, message in enumerate(messages)
-    )
-    return Trajectory(id=task.id, task=task.id, role="policy", segments=segments, outcome=outcome)
+        for role, spoken in played.transcripts.items()
+    ]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
-from sparring.errors import EnvError, refusal
+from sparring.errors import refusal
 from sparring.stages.context import Context
-from sparring.stages.data.demonstrations import Conversation, converse, demonstrate, given_conversations
+from sparring.stages.data.demonstrations import Conversation, demonstrate, given_conversations
+from sparring.stages.preflight.harness import play_silently, playable
 from sparring.stages.preflight.rendering import SOME
-from sparring.types import Message, Score, Task
+from sparring.types import Score, Task
 
 
 async def check_environment(context: Context, task: Task) -> tuple[list[str], list[Conversation], list[Conversation]]:
@@ -24,24 +24,24 @@ async def check_environment(context: Context, task: Task) -> tuple[list[str], li
     fresh = "init" in config.run.stages and context.given() is None
     if not fresh and ("sft" not in config.run.stages or "collect" in config.run.stages and config.sft.data is None):
         silent = await _empty(context, task)
-        return [f"env: {context.factory.name} opens and does not reward an empty answer"], [silent], []
+        return [f"env: {context.factory.name} opens and does not reward an empty answer"], silent, []
     if config.sft.data is not None:
         silent = await _empty(context, task)
         rows = given_conversations(context)
-        return [f"sft: {len(rows)} conversations in {config.sft.data}"], [silent], rows
+        return [f"sft: {len(rows)} conversations in {config.sft.data}"], silent, rows
     facts, held, shown = [], [], []
     for example in _one_of_each(context):
-        async with _blamed(example):
-            conversation = await demonstrate(context, example)
         silent = await _empty(context, example)
-        earned, nothing = _earned(conversation), _earned(silent) or 0.0
-        if conversation.score is None or earned is None or not (earned > nothing or _told_apart(conversation.score)):
+        async with playable(example):
+            conversations = await demonstrate(context, example)
+        score, earned, nothing = conversations[0].score, _earned(conversations), _earned(silent) or 0.0
+        if score is None or earned is None or not (earned > nothing or _told_apart(score)):
             expected = "an expert that succeeds, or earns more than an empty answer"
             got = f"reward {earned} and {nothing:g} for an empty answer"
             raise refusal(f"task {example.id}", expected, got, "correct expert or scorer")
-        held += [silent, conversation]
+        held += [*silent, *conversations]
         facts.append(f"env: {example.tag or example.env}: expert {earned:g}, empty answer {nothing:g}")
-        shown.append(conversation)
+        shown += conversations
     return facts, held, shown
 
 
@@ -78,8 +78,10 @@ def _one_of_each(context: Context) -> Sequence[Task]:
     return list(first.values())
 
 
-def _earned(conversation: Conversation) -> float | None:
-    return None if conversation.score is None else conversation.score.reward
+def _earned(conversations: Sequence[Conversation]) -> float | None:
+    """Return the reward of the rollout whose conversations these are."""
+    score = conversations[0].score
+    return None if score is None else score.reward
 
 
 def _told_apart(score: Score) -> bool:
@@ -88,21 +90,10 @@ def _told_apart(score: Score) -> bool:
     return score.success is True or score.per_role is not None
 
 
-async def _empty(context: Context, task: Task) -> Conversation:
-    async with _blamed(task):
-        silent = await converse(context, task, lambda messages: Message(role="assistant", content=""))
+async def _empty(context: Context, task: Task) -> list[Conversation]:
+    """Play a task with empty answers, which must not be rewarded."""
+    silent = await play_silently(context, task)
     if (_earned(silent) or 0.0) > 0:  # less than nothing is a penalty, and right
         got = f"{_earned(silent):g}"
         raise refusal(f"task {task.id}", "no reward for an empty answer", got, "correct the scorer: it can be gamed")
     return silent
-
-
-@asynccontextmanager
-async def _blamed(task: Task) -> AsyncIterator[None]:
-    """A world that breaks before the run is wrong input; during the run it would be a failure."""
-    try:
-        yield
-    except EnvError as error:
-        raise refusal(
-            f"task {task.id}", "an environment that plays it", f"{error}", "correct the environment"
-        ) from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sparring.harness.chat import ChatHarness
 from sparring.protocols import Engine
 from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
@@ -25,4 +24,4 @@ def rollout_runner(context: Context, engine: Engine, model: Path, *, greedy: boo
         model=POLICY,
         max_context=max_context(outline_of(model), context.config.engine, context.config.models[POLICY].dtype),
     )
-    return RolloutRunner(context.factory, context.boxes, recorder, ChatHarness(), context.config.rollout)
+    return RolloutRunner(context.factory, context.boxes, recorder, context.harness, context.config.rollout)

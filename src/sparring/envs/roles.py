@@ -1,0 +1,46 @@
+"""Which roles a world has, and what a world of several needs."""
+
+from __future__ import annotations
+
+import re
+
+from sparring.envs.base import Env
+from sparring.errors import refusal
+from sparring.protocols import AnyEnv
+from sparring.types import DEFAULT_ROLES
+
+NAME = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*")
+RETRY = "retry-"
+"""Beginning of the last part of a retried rollout's id, beside which trajectories have their role there."""
+
+
+def roles_of(env: AnyEnv) -> tuple[str, ...]:
+    """Return the roles that a world names, in its order; `policy` alone where it names none."""
+    return tuple(getattr(env, "roles", DEFAULT_ROLES))
+
+
+def check_roles(env: AnyEnv) -> tuple[str, ...]:
+    """Prove that a world's roles can be told apart, and that a world of several has the methods that know them.
+
+    Returns:
+        its roles.
+
+    Raises:
+        BadInput: it has none, two of one name, one that is no name, or lacks `step_of` or `score_all`.
+    """
+    where = f"env {type(env).__name__}: roles"
+    named = getattr(env, "roles", DEFAULT_ROLES)
+    if isinstance(named, str) or not named or not all(isinstance(role, str) for role in named):
+        raise refusal(where, "a tuple of names, like ('proposer', 'solver')", repr(named), "correct it")
+    roles = tuple(named)
+    for role in roles:
+        if roles.count(role) > 1:
+            raise refusal(where, "roles of different names", f"two called {role!r}", "rename one")
+        if not NAME.fullmatch(role) or role.startswith(RETRY):
+            expected = f"names of letters, digits, _, - and /, not beginning with {RETRY}"
+            raise refusal(where, expected, repr(role), "rename it")
+    for method in ("step_of", "score_all") if len(roles) > 1 else ():
+        if getattr(type(env), method, getattr(Env, method)) is getattr(Env, method):
+            do = f"write {method}, or name one role"
+            raise refusal(where, f"a method {method} in a world of the roles {', '.join(roles)}", "none", do)
+    return roles

@@ -1,0 +1,134 @@
+"""Conversations in messages, beside the record in tokens, and sessions that have nothing but messages."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from sparring.errors import LimitReached
+from sparring.generation import Constraint
+from sparring.types import Message, Outcome, Segment, Source, Task, Timing, ToolSpec, Trajectory, Usage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transcript:
+    """The conversation of one role as it was last asked, its reply included. `tools` are those of its last request,
+    `constraints` what its replies were held to."""
+
+    messages: tuple[Message, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextRequest:
+    """A request of a session without tokens. `seed` is the rollout's."""
+
+    role: str
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+    seed: int
+    constraint: Constraint | None
+
+
+class TextRecorder:
+    """Opens sessions whose replies are text that none of our engines sampled, such as an expert's: their trajectories
+    have messages and no tokens. Implements `rollout.episode.SessionRecorder`.
+
+    Args:
+        reply: answers a request.
+        source: of the segments that hold replies.
+    """
+
+    def __init__(self, reply: Callable[[TextRequest], Awaitable[Message]], source: Source) -> None:
+        self.reply = reply
+        self.source = source
+
+    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int) -> TextSession:
+        """Open the session of one role of one rollout."""
+        return TextSession(self, task, rollout_id, seed, role)
+
+
+class TextSession:
+    """One role's conversation in messages. Implements `rollout.episode.OpenSession`.
+
+    Attributes:
+        limit: the limit that its latest request hit, None where that was answered.
+    """
+
+    def __init__(self, recorder: TextRecorder, task: Task, rollout_id: str, seed: int, role: str) -> None:
+        self.limit: LimitReached | None = None
+        self._recorder, self._task, self._seed, self._role = recorder, task, seed, role
+        self._id = rollout_id if role == "policy" else f"{rollout_id}/{role}"
+        self._messages: tuple[Message, ...] = ()
+        self._tools: tuple[ToolSpec, ...] = ()
+        self._constraints: list[Constraint] = []
+        self._usage = Usage()
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
+    ) -> Message:
+        """Ask for the next reply to a conversation.
+
+        Raises:
+            LimitReached: a limit of the task was hit.
+            EngineError: nobody answered.
+        """
+        try:
+            self.limit = None
+            return await self._answered(tuple(messages), tuple(tools), constraint)
+        except LimitReached as limit:
+            self.limit = limit
+            raise
+
+    def transcript(self) -> Transcript:
+        """Return the conversation so far."""
+        return Transcript(messages=self._messages, tools=self._tools, constraints=tuple(self._constraints))
+
+    def trajectory(self, outcome: Outcome, timing: Timing = Timing()) -> Trajectory:
+        """Return the conversation as segments without tokens."""
+        segments = tuple(
+            Segment(
+                index=place,
+                parent=place - 1 if place else None,
+                source=self._source_of(message),
+                tokens=(),
+                message=message,
+            )
+            for place, message in enumerate(self._messages)
+        )
+        return Trajectory(
+            id=self._id,
+            task=self._task.id,
+            role=self._role,
+            segments=segments,
+            outcome=outcome,
+            usage=self._usage,
+            timing=timing,
+        )
+
+    async def close(self) -> None:
+        """Do nothing: nothing is held."""
+
+    async def _answered(
+        self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], constraint: Constraint | None
+    ) -> Message:
+        limits, used = self._task.limits, self._usage
+        if used.turns >= limits.max_turns:
+            raise LimitReached("max_turns", f"{self._id}: {limits.max_turns} turns are used up")
+        self._messages, self._tools = messages, tools
+        self._constraints += [] if constraint is None else [constraint]
+        self._usage = Usage(turns=used.turns + 1, tool_calls=used.tool_calls)
+        reply = await self._recorder.reply(
+            TextRequest(role=self._role, messages=messages, tools=tools, seed=self._seed, constraint=constraint)
+        )
+        self._messages = (*messages, reply)
+        self._usage = Usage(turns=used.turns + 1, tool_calls=used.tool_calls + len(reply.tool_calls))
+        if self._usage.tool_calls > limits.max_tool_calls:
+            raise LimitReached("max_tool_calls", f"{self._id}: more than {limits.max_tool_calls} tool calls")
+        return reply
+
+    def _source_of(self, message: Message) -> Source:
+        if message.role == "assistant":
+            return self._recorder.source
+        return "tool" if message.role == "tool" else "prompt"
