@@ -36,7 +36,7 @@ except SystemExit as end:
     print("code", end.code)
 roots = {name.split(".")[0] for name in sys.modules}
 print("heavy", sorted(roots & {"torch", "transformers", "numpy", "msgspec", "tokenizers", "pyarrow", "rich", "asyncio"}))
-print("parts", sorted(n for n in sys.modules if n.startswith("sparring.") and n.split(".")[1] not in ("cli", "errors", "generation", "types")))
+print("parts", sorted(n for n in sys.modules if n.startswith("sparring.") and n.split(".")[1] not in ("annotations", "cli", "errors", "generation", "types")))
 """
     done = _sparring(code=code)
     for verb in ("run", "check", "eval", "export", "chat", "serve", "replay", "report"):
@@ -201,7 +201,7 @@ def test_an_error_nobody_foresaw_keeps_its_traceback(capsys: pytest.CaptureFixtu
 
 
 def test_a_checkpoint_is_found_in_a_run(tmp_path: Path) -> None:
-    from sparring.cli.checkpoint import find_checkpoint
+    from sparring.launch.checkpoint import find_checkpoint
 
     for place in ("init/model", "rl/model"):
         (tmp_path / place).mkdir(parents=True)
