@@ -1,37 +1,64 @@
-"""Sparring trains language-model agents with reinforcement learning."""
+"""Sparring trains language-model agents with reinforcement learning.
+
+What a user's own file needs stands here under one name; importing `sparring` imports none of it before it is used.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from sparring.envs.base import Env, ToolError, tool
+    from sparring.envs.tools.python import PythonTool
+    from sparring.launch.checkpoint_engine import CheckpointEngine as Engine
+    from sparring.launch.from_python import check, evaluate, load_recipe, run
+    from sparring.types import Message, Score, Task, ToolCall
 
-    from sparring.recipe.run_config import RunConfig
+__all__ = [
+    "Engine",
+    "Env",
+    "Message",
+    "PythonTool",
+    "Score",
+    "Task",
+    "ToolCall",
+    "ToolError",
+    "check",
+    "evaluate",
+    "load_recipe",
+    "run",
+    "tool",
+]
+
+_HOMES = {
+    "Engine": "launch.checkpoint_engine:CheckpointEngine",
+    "Env": "envs.base:Env",
+    "Message": "types:Message",
+    "PythonTool": "envs.tools.python:PythonTool",
+    "Score": "types:Score",
+    "Task": "types:Task",
+    "ToolCall": "types:ToolCall",
+    "ToolError": "envs.base:ToolError",
+    "check": "launch.from_python:check",
+    "evaluate": "launch.from_python:evaluate",
+    "load_recipe": "launch.from_python:load_recipe",
+    "run": "launch.from_python:run",
+    "tool": "envs.base:tool",
+}
+"""Where a public name is defined: module below `sparring`, name in it."""
 
 
-def run(config: RunConfig) -> Path:
-    """Run a recipe from Python: the same as `sparring run`. Also in a notebook, whose event loop waits meanwhile.
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sparring' has no attribute {name!r}; it has {', '.join(__all__)}")
+    import importlib
 
-    Args:
-        config: from `sparring.recipe.load.load("recipes/quickstart.toml")`, or from `sparring.recipe.load.from_data`
-            for a dictionary.
+    module, _, attribute = _HOMES[name].partition(":")
+    globals()[name] = value = getattr(importlib.import_module(f"sparring.{module}"), attribute)
+    return value
 
-    Returns:
-        The run's folder, with `summary.json` and the checkpoint in it.
 
-    Raises:
-        BadInput: something is wrong that can be known before the work starts.
-    """
-    import msgspec
-
-    from sparring.errors import refusal
-    from sparring.launch.run import run_recipe
-    from sparring.recipe.load import from_data
-    from sparring.recipe.run_config import RunConfig
-
-    if not isinstance(config, RunConfig):
-        do = "load a file with sparring.recipe.load.load, a dictionary with sparring.recipe.load.from_data"
-        raise refusal("sparring.run", "a RunConfig", type(config).__name__, do)
-    # a struct that was built in Python has not been asked about its types yet
-    return run_recipe(from_data(msgspec.to_builtins(config), "sparring.run"))
+def __dir__() -> list[str]:
+    """List the public names beside what is imported."""
+    return sorted({*globals(), *__all__})

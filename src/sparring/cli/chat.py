@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         BadInput: the checkpoint is refused.
     """
-    from sparring.cli.checkpoint import find_checkpoint
+    from sparring.launch.checkpoint import find_checkpoint
     from sparring.launch.chat import Chat
 
     chat = Chat(

@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparring.launch.evaluate import Gate, Subject
-    from sparring.recipe.run_config import RunConfig
-
-ENDPOINT = ("http://", "https://", "unix:")
+    from sparring.launch.evaluate import Gate
 
 
 def add(subparsers: argparse._SubParsersAction) -> None:
@@ -62,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from sparring.cli.evaluation import print_results
     from sparring.cli.recipe import load_recipe
     from sparring.dashboard.report import write_report
-    from sparring.launch.evaluate import check_writable, evaluate_subjects
+    from sparring.launch.evaluate import check_writable, evaluate_subjects, evaluated_as
     from sparring.observe.results import write_results
 
     gate = _gate(args)
@@ -70,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         check_writable(args.json)
     args.overrides[:] = [*_environment(args), *args.overrides, *_settings(args)]
     config = load_recipe(args)
-    subjects = [_subject(config, text, args.tokenizer) for text in args.subjects]
+    subjects = [evaluated_as(config, text, args.tokenizer) for text in args.subjects]
     results = evaluate_subjects(config, subjects, gate)
     print_results(results)
     if args.json is not None:
@@ -108,24 +105,3 @@ def _gate(args: argparse.Namespace) -> Gate | None:
     if not 0 <= args.gate < float("inf"):
         raise refusal("--gate", "a margin of 0 or more", str(args.gate), "say how far the figure may fall")
     return Gate(margin=args.gate, figure=args.figure)
-
-
-def _subject(config: RunConfig, text: str, tokenizer: Path | None) -> Subject | Path:
-    """What an argument means.
-
-    Raises:
-        BadInput: there is no such folder, or no tokenizer for an endpoint.
-    """
-    from sparring.cli.checkpoint import find_checkpoint
-    from sparring.errors import refusal
-    from sparring.launch.evaluate import Subject
-    from sparring.model.hub import local_folder
-
-    if text.startswith(ENDPOINT):
-        named = config.models["policy"].path
-        if tokenizer is None and named is None:
-            raise refusal(text, "a tokenizer for the endpoint's tokens", "none", "give its folder: --tokenizer FOLDER")
-        folder = local_folder(named) if tokenizer is None else find_checkpoint(tokenizer)
-        return Subject(name=text, folder=folder, endpoint=text)
-    path = Path(text)
-    return path if path.suffix == ".json" else Subject(name=text, folder=find_checkpoint(path))

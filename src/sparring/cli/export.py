@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         BadInput: the checkpoint is none, or OUT exists.
     """
-    from sparring.cli.checkpoint import find_checkpoint
+    from sparring.launch.checkpoint import find_checkpoint
     from sparring.errors import refusal
     from sparring.stages.export import export_folder
 

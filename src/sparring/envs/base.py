@@ -67,10 +67,10 @@ class Env:
     needs_box: ClassVar[bool] = False
     success_at: ClassVar[float | None] = 1.0
     roles: tuple[str, ...] = DEFAULT_ROLES
+    _task: Task | None = None
 
     def __init__(self, args: Any = None) -> None:
         self.args = self.Args() if args is None else args
-        self.task: Task
         self.box: Sandbox | None = None
         self.scorer: Scorer | None = None
         self._tools = _tools_of(type(self))
@@ -108,6 +108,23 @@ class Env:
         return None
 
     # The protocol.
+
+    @property
+    def task(self) -> Task:
+        """The task that `open` was called with.
+
+        Raises:
+            BadInput: `open` has not been called.
+        """
+        if self._task is None:
+            do = "await open(task, box) first; prompt, check and expert run before it and are handed their task"
+            raise refusal(f"{type(self).__name__}.task", "a task", "an environment that was not opened", do)
+        return self._task
+
+    @task.setter
+    def task(self, task: Task) -> None:
+        """Keep the task that `open` was called with."""
+        self._task = task
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:

@@ -16,6 +16,7 @@ from sparring.engine.config import EngineConfig
 from sparring.envs.rubrics.config import Function, judging
 from sparring.errors import refusal
 from sparring.launch.block import block
+from sparring.launch.checkpoint import find_checkpoint
 from sparring.launch.run import CONFIG, opened
 from sparring.model.config import ModelConfig, ServedConfig
 from sparring.observe.config import ObserveConfig
@@ -27,6 +28,9 @@ from sparring.recipe.sections.rl import RlConfig
 from sparring.recipe.sections.run import RunSection
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.reward_scorers import OWN
+
+ENDPOINT = ("http://", "https://", "unix:")
+"""How the address of an endpoint begins."""
 
 REWARD_MODEL = "own_reward_model"
 """What the reward model of the run is called in the recipe of an evaluation."""
@@ -114,6 +118,29 @@ def _check_figure(figure: str, config: EvalConfig, known: Sequence[Evaluated | N
 
 def _no_such_figure(figure: str, figures: Sequence[str]) -> Exception:
     return refusal("--figure", f"one of {', '.join(figures)}", figure, "name one of these, or raise --samples and --k")
+
+
+def evaluated_as(config: RunConfig, name: str, tokenizer: Path | None) -> Subject | Path:
+    """Return the subject that a name stands for: an endpoint's URL, a result file, a checkpoint's or a run's folder.
+
+    Args:
+        config: whose policy has an endpoint's tokenizer, unless `tokenizer` names its folder.
+        name: as the user wrote it.
+        tokenizer: a folder, or None.
+
+    Raises:
+        BadInput: there is no such folder, or no tokenizer for an endpoint.
+    """
+    from sparring.model.hub import local_folder
+
+    if name.startswith(ENDPOINT):
+        policy = config.models[POLICY].path
+        if tokenizer is None and policy is None:
+            raise refusal(name, "a tokenizer for the endpoint's tokens", "none", "give its folder: --tokenizer FOLDER")
+        folder = local_folder(policy) if tokenizer is None else find_checkpoint(tokenizer)
+        return Subject(name=name, folder=folder, endpoint=name)
+    path = Path(name)
+    return path if path.suffix == ".json" else Subject(name=name, folder=find_checkpoint(path))
 
 
 def check_writable(path: Path) -> None:

@@ -84,9 +84,24 @@ def serve(config: ServeConfig, ready: Callable[[str], None]) -> None:
         SystemExit: it was terminated.
     """
     signal.signal(signal.SIGTERM, _end)
+    serve_engine(config, lambda: _open_engine(config), ready)
+
+
+def serve_engine(config: ServeConfig, opened: Callable[[], NativeEngine], ready: Callable[[str], None]) -> None:
+    """Listen, then open an engine, then serve it until the process is interrupted, which closes it.
+
+    Args:
+        config: what the engine is made of, and where it is served.
+        opened: returns the engine.
+        ready: told the address when requests are answered.
+
+    Raises:
+        BadInput: the address is taken or cannot be had, or `opened` raised it.
+        KeyboardInterrupt: the user stopped it.
+    """
     with ExitStack() as stack:
         listening, url = _listen(config, stack)
-        engine = _open_engine(config)
+        engine = opened()
         stack.callback(_sweep)
         server = server_of(engine, config, lambda: ready(url))
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:

@@ -41,6 +41,16 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     evaluations: tuple[Evaluated, ...]
     comparisons: tuple[Compared, ...] = ()
 
+    @property
+    def evaluation(self) -> Evaluation:
+        """The evaluation of the last subject."""
+        return self.evaluations[-1].evaluation
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """The comparison of the last subject with the first, None where there is one subject."""
+        return self.comparisons[-1].comparison if self.comparisons else None
+
 
 def read_result(path: Path) -> Evaluated:
     """The one evaluation of a result file.

@@ -201,7 +201,7 @@ def test_an_error_nobody_foresaw_keeps_its_traceback(capsys: pytest.CaptureFixtu
 
 
 def test_a_checkpoint_is_found_in_a_run(tmp_path: Path) -> None:
-    from sparring.cli.checkpoint import find_checkpoint
+    from sparring.launch.checkpoint import find_checkpoint
 
     for place in ("init/model", "rl/model"):
         (tmp_path / place).mkdir(parents=True)

@@ -1,0 +1,224 @@
+"""`sparring.Engine`: a checkpoint that is opened in Python, and generates or is served."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import xxhash
+
+from sparring.engine.config import EngineConfig
+from sparring.errors import refusal
+from sparring.generation import Completion, GenerateRequest, Sampling
+from sparring.launch.block import block
+from sparring.launch.checkpoint import find_checkpoint
+from sparring.model.config import DType, Numerics
+from sparring.model.hub import base_folder, local_folder
+from sparring.render.load import load_renderer
+from sparring.types import Message, ToolSpec
+
+if TYPE_CHECKING:
+    from sparring.engine.native import NativeEngine
+
+Prompt = str | Sequence[Message]
+SETTINGS = tuple(field.name for field in fields(Sampling) if field.name != "stop")
+"""Keyword arguments of `generate` beside its own; turns end where the checkpoint's format ends them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """One sampled reply.
+
+    Attributes:
+        message: the reply as it was parsed: text, reasoning, tool calls.
+        prompt_tokens: ids that the prompt became.
+        completion: sampled ids, their log-probabilities and why sampling ended.
+    """
+
+    message: Message
+    prompt_tokens: tuple[int, ...]
+    completion: Completion
+
+    @property
+    def text(self) -> str:
+        """The reply's text."""
+        return self.message.content
+
+
+class CheckpointEngine:
+    """The native engine on one checkpoint, for use from Python, also in a notebook. Close it, or use it in `with`.
+
+        with Engine("runs/quickstart") as engine:
+            [reply] = engine.generate("What is 12 * 13?", temperature=0, max_tokens=64)
+            print(reply.text, reply.completion.logprobs)
+
+    Args:
+        checkpoint: a Hugging Face folder or hub name, an adapter's folder, or the folder of a run.
+        dtype: of weights and computation.
+        numerics: "exact": a row's bits depend on nothing else; "fast" where a model cannot be exact.
+        thinking: whether the model thinks before it answers, where its format has a switch for it.
+        max_running: requests that are computed together.
+        threads: CPU threads; 0 takes every core.
+
+    Raises:
+        BadInput: there is no such checkpoint, or it cannot be served.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | os.PathLike[str],
+        *,
+        dtype: DType = "float32",
+        numerics: Numerics = "exact",
+        thinking: bool = False,
+        max_running: int = 128,
+        threads: int = 0,
+    ) -> None:
+        if not isinstance(checkpoint, (str, os.PathLike)):
+            do = "name a Hugging Face folder or the folder of a run"
+            raise refusal("sparring.Engine", "the path of a checkpoint", type(checkpoint).__name__, do)
+        if not isinstance(max_running, int) or max_running < 1:
+            raise refusal("sparring.Engine: max_running", "1 or more", repr(max_running), "correct it")
+        from sparring.engine.native import NativeEngine
+        from sparring.model.load import load
+
+        name = os.fspath(checkpoint)
+        self._folder = find_checkpoint(Path(name)) if Path(name).is_dir() else local_folder(name)
+        self._dtype, self._numerics = dtype, numerics
+        self._config = EngineConfig(max_running=max_running)
+        self._renderer = load_renderer(base_folder(self._folder), thinking=thinking)
+        model = load(str(self._folder), dtype=dtype, numerics=numerics)
+        threads = threads or len(os.sched_getaffinity(0))
+        self._engine: NativeEngine | None = NativeEngine(model, self._config, threads=threads)
+        self._requests = 0
+
+    def generate(
+        self, *prompts: Prompt, samples: int = 1, tools: Sequence[ToolSpec] = (), **sampling: Any
+    ) -> list[Generation]:
+        """Sample replies to prompts, all at once.
+
+        Args:
+            prompts: each a text, which is what the user says, or a conversation of `Message`.
+            samples: replies to each prompt, drawn independently.
+            tools: what the model may call; calls come back in `Generation.message.tool_calls` and are not run.
+            sampling: fields of `sparring.generation.Sampling`: temperature, top_p, top_k, min_p, max_tokens, seed,
+                stop_strings, constraint, logit_bias, ... The same seed and prompts give the same replies.
+
+        Returns:
+            `samples` replies to the first prompt, then those to the second, and so on.
+
+        Raises:
+            BadInput: a prompt or a setting is refused.
+            EngineError: a prompt is longer than the context, or the engine was closed.
+        """
+        engine = self._opened()
+        unknown = sorted(sampling.keys() - set(SETTINGS))
+        if unknown:
+            raise refusal("sparring.Engine.generate", f"one of {', '.join(SETTINGS)}", unknown[0], "correct the name")
+        if not prompts or samples < 1:
+            got = f"{len(prompts)} prompts and samples={samples}"
+            raise refusal("sparring.Engine.generate", "a prompt and samples of 1 or more", got, "give both")
+        given = Sampling(**{"stop": self._renderer.stop_ids, **sampling})
+        requests = [
+            self._request(prompt, tools, given, (p, s)) for p, prompt in enumerate(prompts) for s in range(samples)
+        ]
+        completions = block(_together(engine, requests))
+        return [
+            Generation(
+                message=self._renderer.parse(completion.tokens, tools, prompt=request.tokens),
+                prompt_tokens=request.tokens,
+                completion=completion,
+            )
+            for request, completion in zip(requests, completions, strict=True)
+        ]
+
+    def serve(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        api_key: str = "",
+        ready: Callable[[str], None] = partial(print, "serving on", flush=True),
+    ) -> None:
+        """Serve the checkpoint over HTTP, token ids in and out, until Ctrl-C; then it is closed. As `sparring serve`.
+
+        Args:
+            host: address to listen on.
+            port: port to listen on; 0 takes a free one.
+            api_key: what clients must send; empty: nothing.
+            ready: called with the address when requests are answered.
+
+        Raises:
+            BadInput: the address is taken.
+            KeyboardInterrupt: the user stopped it.
+        """
+        from sparring.launch.serve import ServeConfig, serve_engine
+
+        engine = self._opened()
+        config = ServeConfig(
+            folder=self._folder,
+            host=host,
+            port=port,
+            api_key=api_key,
+            dtype=self._dtype,
+            numerics=self._numerics,
+            engine=self._config,
+        )
+        serve_engine(config, lambda: engine, ready)
+        self._engine = None
+
+    def close(self) -> None:
+        """Stop the engine and give its memory back. Safe to call twice."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            block(engine.close())
+
+    def __enter__(self) -> CheckpointEngine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _opened(self) -> NativeEngine:
+        if self._engine is None:
+            raise refusal("sparring.Engine", "an open engine", "one that was closed", "open the checkpoint again")
+        return self._engine
+
+    def _request(
+        self, prompt: Prompt, tools: Sequence[ToolSpec], given: Sampling, number: tuple[int, int]
+    ) -> GenerateRequest:
+        """Return the request of one reply; prompt and sample decide its seed."""
+        messages = (Message(role="user", content=prompt),) if isinstance(prompt, str) else tuple(prompt)
+        wrong = [message for message in messages if not isinstance(message, Message)]
+        if wrong or not messages:
+            got = f"one of {type(wrong[0]).__name__}" if wrong else "an empty one"
+            do = "give a text, or a list of sparring.Message"
+            raise refusal("sparring.Engine.generate", "a text or a conversation", got, do)
+        self._requests += 1
+        seed = xxhash.xxh3_64_intdigest(msgspec.msgpack.encode((given.seed, *number)))
+        request = GenerateRequest(
+            id=f"generate/{self._requests}",
+            tokens=tuple(self._renderer.render(messages, tools, generation=True).tokens),
+            sampling=replace(given, seed=seed),
+        )
+        return self._renderer.bind(request)
+
+
+async def _together(engine: NativeEngine, requests: Sequence[GenerateRequest]) -> list[Completion]:
+    """Return the completions in the order of the requests.
+
+    Raises:
+        EngineError: one failed; the others are dropped.
+    """
+    running = [asyncio.ensure_future(engine.generate(request)) for request in requests]
+    try:
+        return list(await asyncio.gather(*running))
+    finally:
+        for request in running:
+            request.cancel()

@@ -1,0 +1,168 @@
+"""`run`, `check`, `load_recipe` and `evaluate`: the verbs of the command line, called from Python."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sparring.errors import refusal
+from sparring.launch.evaluate import evaluate_subjects, evaluated_as
+from sparring.launch.run import check_recipe, run_with_earlier
+from sparring.observe.results import Results
+from sparring.recipe.load import from_data, load
+from sparring.recipe.run_config import RunConfig
+
+
+def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
+    """Read a recipe, a TOML file, and replace some of its keys.
+
+        config = load_recipe("recipes/quickstart.toml", {"rl.steps": 10, "run.name": "short"})
+
+    Args:
+        path: the file.
+        overrides: values by dotted key, or `a.b=value` each as `--set` takes them; applied in order. A number in a key
+            picks from a list: `env.args.datasets.0.weight`.
+
+    Returns:
+        The recipe as a struct. It is frozen; `msgspec.structs.replace(config, rl=...)` makes a changed copy.
+
+    Raises:
+        BadInput: the file cannot be read, is not TOML, or says something that no part understands.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        do = "write the recipe into a TOML file, or build a RunConfig of sparring.recipe.run_config"
+        raise refusal("sparring.load_recipe", "the path of a TOML file", type(path).__name__, do)
+    if isinstance(overrides, (str, bytes)):
+        do = "give a mapping {key: value} or a list of key=value texts"
+        raise refusal("sparring.load_recipe: overrides", "several overrides", repr(overrides), do)
+    if isinstance(overrides, Mapping):
+        overrides = [f"{key}={_toml(key, value)}" for key, value in overrides.items()]
+    return load(os.fspath(path), overrides)
+
+
+def run(config: RunConfig) -> Path:
+    """Run a recipe, from wherever it stopped. The same as `sparring run`; also in a notebook, whose event loop waits.
+
+    Args:
+        config: from `load_recipe`, or built in Python.
+
+    Returns:
+        The run's folder, with `summary.json`, `report.html` and the checkpoints in it.
+
+    Raises:
+        BadInput: something is wrong that can be known before the work starts.
+    """
+    from sparring.dashboard.report import write_report
+
+    folder = run_with_earlier(_validated(config, "sparring.run"))
+    write_report(folder)
+    return folder
+
+
+def check(config: RunConfig) -> list[str]:
+    """Find everything that can be wrong before a run. The same as `sparring check`; trains nothing, leaves nothing.
+
+    Returns:
+        The facts that the check found, one line each: memory, tasks, what the expert earns.
+
+    Raises:
+        BadInput: a run would be refused.
+    """
+    return check_recipe(_validated(config, "sparring.check"))
+
+
+def evaluate(
+    config: RunConfig,
+    *checkpoints: str | os.PathLike[str],
+    tasks: int | None = None,
+    samples: int | None = None,
+    ks: Sequence[int] | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+) -> Results:
+    """Evaluate checkpoints on a recipe's held-out tasks, and compare each with the first. The same as `sparring eval`.
+
+        success = evaluate(config, "runs/quickstart").evaluation.success
+        print(success.value, success.interval)
+
+    Args:
+        config: whose environment asks.
+        checkpoints: each a Hugging Face folder, an adapter's, a run's, the URL of an endpoint, or the
+            `evaluation.json` of an earlier evaluation. A baseline comes first.
+        tasks: how many, in place of `[eval] tasks`.
+        samples: of each task, in place of `[eval] samples`.
+        ks: for which k pass@k and pass^k are reported, in place of `[eval] ks`.
+        tokenizer: the folder of an endpoint's tokenizer; by default the policy's.
+
+    Returns:
+        One evaluation for each checkpoint, one comparison for each but the first. What is recorded in the run's folder
+        is not sampled again.
+
+    Raises:
+        BadInput: a checkpoint, a setting or the recipe is refused.
+        EvaluationFailed: infrastructure or judge broke too many rollouts.
+    """
+    if not checkpoints:
+        do = "name a Hugging Face folder, the folder of a run, or an endpoint"
+        raise refusal("sparring.evaluate", "at least one checkpoint", "none", do)
+    wrong = [given for given in checkpoints if not isinstance(given, (str, os.PathLike))]
+    if wrong:
+        do = "name a Hugging Face folder, the folder of a run, or an endpoint"
+        raise refusal("sparring.evaluate", "paths of checkpoints", type(wrong[0]).__name__, do)
+    given = {"tasks": tasks, "samples": samples, "ks": None if ks is None else list(ks)}
+    changed = {key: value for key, value in given.items() if value is not None}
+    config = _validated(config, "sparring.evaluate", eval=changed)
+    folder = None if tokenizer is None else Path(tokenizer)
+    return evaluate_subjects(config, [evaluated_as(config, os.fspath(name), folder) for name in checkpoints])
+
+
+def _validated(config: RunConfig, where: str, **changed: Mapping[str, Any]) -> RunConfig:
+    """Return the recipe with its types checked, which nobody did of a struct that was built in Python.
+
+    Args:
+        config: as it was given.
+        where: who was called, for errors.
+        changed: keys to replace, by section.
+
+    Raises:
+        BadInput: it is no recipe, or a value has a wrong type.
+    """
+    _expect_recipe(config, where)
+    data = msgspec.to_builtins(config)
+    return from_data({**data, **{section: {**data[section], **keys} for section, keys in changed.items()}}, where)
+
+
+def _expect_recipe(config: object, where: str) -> None:
+    if not isinstance(config, RunConfig):
+        do = "load a file with sparring.load_recipe"
+        if isinstance(config, Mapping):
+            do = "build it with sparring.recipe.load.from_data, or load a file with sparring.load_recipe"
+        raise refusal(where, "a recipe (RunConfig)", type(config).__name__, do)
+
+
+def _toml(key: object, value: Any) -> str:
+    """Return a Python value as TOML on one line.
+
+    Raises:
+        BadInput: TOML has no such value.
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    if isinstance(value, (str, os.PathLike)):
+        return json.dumps(os.fspath(value), ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{json.dumps(str(k))} = {_toml(key, v)}" for k, v in value.items()) + " }"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_toml(key, item) for item in value)}]"
+    do = "leave the key out for its default" if value is None else "write it as one of these"
+    where = f"sparring.load_recipe: {key}"
+    raise refusal(where, "a text, a number, a truth value, a list or a mapping", type(value).__name__, do)

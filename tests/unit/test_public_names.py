@@ -1,0 +1,164 @@
+"""What a user imports from `sparring`: every name is there, has a page, and says what is wrong with a wrong use."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import sparring
+from sparring import Engine, Env, Message, Task, check, evaluate, load_recipe, run, tool
+from sparring.errors import BadInput
+from sparring.recipe.run_config import RunConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = ROOT / "recipes" / "quickstart.toml"
+ASKED = "Env tool Task Message Score ToolError run load_recipe check evaluate Engine".split()
+
+
+class Shop(Env):
+    """Tells prices that its task has."""
+
+    @tool
+    def price(self, item: str) -> int:
+        """Look up a price."""
+        return self.task.data[item]
+
+    def reward(self, completion: str, task: Task) -> bool:
+        return completion == task.data["answer"]
+
+
+def test_every_name_is_there_and_has_a_page() -> None:
+    assert set(ASKED) < set(sparring.__all__) and sparring.__all__ == sorted(sparring._HOMES)
+    assert set(dir(sparring)) >= set(sparring.__all__)
+    for name in sparring.__all__:
+        assert getattr(sparring, name).__doc__
+        page = ROOT / "docs" / "reference" / f"{name}.md"
+        assert f"::: sparring.{sparring._HOMES[name].replace(':', '.')}" in page.read_text()
+    assert {path.stem for path in (ROOT / "docs/reference").glob("*.md")} == {*sparring.__all__, "index"}
+    with pytest.raises(AttributeError, match="no attribute 'Environment'; it has Engine, Env, "):
+        sparring.Environment
+
+
+def test_importing_it_imports_nothing_and_a_world_imports_no_torch() -> None:
+    code = """
+import sys
+import sparring
+print([name for name in sys.modules if name.startswith("sparring.")])
+from sparring import Env, Message, PythonTool, Score, Task, ToolCall, ToolError, tool
+print([name for name in ("torch", "transformers") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n[]\n", "")
+
+
+@pytest.mark.parametrize("verb", [run, check, evaluate], ids=lambda verb: verb.__name__)
+@pytest.mark.parametrize("given", [str(QUICKSTART), QUICKSTART, {"run": {"name": "a"}}, None], ids=repr)
+def test_a_verb_refuses_what_is_no_recipe(verb: Any, given: object) -> None:
+    more = ["runs/quickstart"] if verb is evaluate else []
+    with pytest.raises(BadInput) as refused:
+        verb(given, *more)
+    text = str(refused.value)
+    assert text.startswith(f"sparring.{verb.__name__}: expected a recipe (RunConfig), got {type(given).__name__}; ")
+    assert "load a file with sparring.load_recipe" in text and ("from_data" in text) == isinstance(given, dict)
+
+
+@pytest.mark.parametrize(
+    ("path", "overrides", "words"),
+    [
+        ({"run": {}}, (), "sparring.load_recipe: expected the path of a TOML file, got dict; "),
+        (None, (), "sparring.load_recipe: expected the path of a TOML file, got NoneType; "),
+        (QUICKSTART, "rl.steps=3", "sparring.load_recipe: overrides: expected several overrides, got 'rl.steps=3'; "),
+        (QUICKSTART, {"rl.steps": None}, "sparring.load_recipe: rl.steps: expected a text, a number, "),
+        (QUICKSTART, {"rl.stepps": 3}, "--set rl.stepps=3: rl.stepps: expected one of "),
+        ("no such.toml", (), "no such.toml: expected a recipe file, got No such file or directory; "),
+    ],
+)
+def test_load_recipe_refuses_what_it_cannot_read(path: Any, overrides: Any, words: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        load_recipe(path, overrides)
+    assert str(refused.value).startswith(words)
+
+
+def test_load_recipe_replaces_keys() -> None:
+    as_text = ['run.name="3"', "rl.steps=7", "env.limits={max_turns = 2}", "eval.ks=[1]", "rl.train.learning_rate=1e-5"]
+    as_values = {
+        "run.name": "3",
+        "rl.steps": 7,
+        "env.limits": {"max_turns": 2},
+        "eval.ks": (1,),
+        "rl.train.learning_rate": 1e-5,
+    }
+    config = load_recipe(QUICKSTART, as_values)
+    assert config == load_recipe(str(QUICKSTART), as_text)
+    assert (config.run.name, config.rl.steps, config.env.limits.max_turns, config.eval.ks) == ("3", 7, 2, (1,))
+    assert load_recipe(QUICKSTART, {"env.args.datasets.0.weight": 3.5}).env.args["datasets"][0]["weight"] == 3.5
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "settings", "words"),
+    [
+        ((), {}, "sparring.evaluate: expected at least one checkpoint, got none; "),
+        ((3,), {}, "sparring.evaluate: expected paths of checkpoints, got int; "),
+        (("recipes",), {}, "recipes: expected a Hugging Face checkpoint folder or the folder of a run, got a folder "),
+        (
+            ("nowhere",),
+            {},
+            "nowhere: expected a Hugging Face checkpoint folder or the folder of a run, got no folder; ",
+        ),
+        (("nowhere",), {"samples": "two"}, "sparring.evaluate: eval.samples: expected an integer, got "),
+        (("http://x",), {}, "http://x: expected a tokenizer for the endpoint's tokens, got none; "),
+    ],
+)
+def test_evaluate_refuses_what_is_no_checkpoint(
+    checkpoints: tuple[Any, ...], settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(BadInput) as refused:
+        evaluate(load_recipe(QUICKSTART), *checkpoints, **settings)
+    assert str(refused.value).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "words"),
+    [
+        (3, {}, "sparring.Engine: expected the path of a checkpoint, got int; "),
+        (
+            ROOT / "recipes",
+            {},
+            f"{ROOT}/recipes: expected a Hugging Face checkpoint folder or the folder of a run, got",
+        ),
+        (
+            str(ROOT / "none"),
+            {},
+            f"model {ROOT}/none: expected a Hugging Face checkpoint folder or a hub name, got no ",
+        ),
+        (".", {"max_running": 0}, "sparring.Engine: max_running: expected 1 or more, got 0; "),
+    ],
+)
+def test_engine_refuses_what_is_no_checkpoint(given: Any, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        Engine(given, **settings)
+    assert str(refused.value).startswith(words)
+
+
+def test_an_environment_without_a_task_says_so() -> None:
+    world = Shop()
+    expected = r"Shop.task: expected a task, got an environment that was not opened; await open\(task, box\) first"
+    with pytest.raises(BadInput, match=expected):
+        world.price("bread")
+    task = Task(id="a", env="shop", messages=(Message(role="user", content="?"),), data={"bread": 3})
+    asyncio.run(world.open(task, None))
+    assert world.price("bread") == 3 and world.task is task
+
+
+def test_a_struct_with_wrong_types_is_refused(tmp_path: Path) -> None:
+    whole = load_recipe(QUICKSTART, {"run.directory": tmp_path})
+    assert isinstance(whole, RunConfig)
+    wrong = msgspec.structs.replace(whole, rl=msgspec.structs.replace(whole.rl, steps=2.5))
+    with pytest.raises(BadInput, match=r"sparring.check: rl.steps: expected an integer, got 2\.5"):
+        check(wrong)
