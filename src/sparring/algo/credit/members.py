@@ -86,9 +86,9 @@ class Member:
         """What each turn earned; zeros where the scorer says nothing about turns.
 
         Raises:
-            ValueError: the scorer's turns are not the trajectory's, or the rollout has other roles beside it.
+            ValueError: the scorer's turns are not the trajectory's.
         """
-        return self._aligned("per_turn", self.score.per_turn, 0.0)
+        return self._aligned("per_turn", self.score.turns_of(self.trajectory.role), 0.0)
 
     def per_step(self) -> list[tuple[tuple[int, float], ...]]:
         """What the steps of each turn earned, with the tokens of the turn up to the step's end; where the scorer says
@@ -109,7 +109,7 @@ class Member:
 
     def states(self) -> list[str | None]:
         """The state that each turn was taken in; see `Score.states`. Raises as `per_turn` does."""
-        return self._aligned("states", self.score.states, None)
+        return self._aligned("states", self.score.states_of(self.trajectory.role), None)
 
     def read(self, name: str, rule: str) -> list[float]:
         """An annotation of each step.
@@ -196,7 +196,7 @@ def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
     """The trajectories of a group in rollout and role order. What failed is no member.
 
     Raises:
-        ValueError: a row belongs to none of them, or a score speaks of turns where a rollout has several roles.
+        ValueError: a row belongs to none of them, or a score does not say whose turns it speaks of.
     """
     of: dict[str, list[Sample]] = {}
     for row in rows:
@@ -204,7 +204,7 @@ def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
     found = []
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         if len(rollout.trajectories) > 1 and (score.per_turn is not None or score.states is not None):
-            raise ValueError(f"rollout {rollout.id}: a score says nothing about turns where there are several roles")
+            raise ValueError(f"rollout {rollout.id}: expected per_role_turns and per_role_states, got turns of no role")
         for trajectory in rollout.trajectories:
             own = tuple(of.pop(trajectory.id, ()))
             found.append(Member(trajectory=trajectory, rollout=rollout.id, score=score, rows=own))
