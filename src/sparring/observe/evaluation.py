@@ -100,7 +100,8 @@ class Comparison:
     Attributes:
         tasks: how many those are.
         left_out: ids of the tasks that only one of the two scored.
-        changes: by figure (success, reward, reward/<role>, pass@k, pass^k): the second's less the first's, with its interval.
+        changes: by figure (success, reward, reward/<role>, pass@k, pass^k): the second's less the first's,
+            with its interval.
     """
 
     tasks: int
