@@ -83,10 +83,11 @@ class Solver(Env):
 
 
 def drawn(random, *, reserved):
-    """Draw a range of 10 to 20 numbers, and two different numbers of it."""
+    """Draw a range of at least 10 numbers, and two different numbers of it."""
     while True:
-        low = random.randint(LOWEST, HIGHEST - 20)
-        high = low + random.randint(10, 20)
+        low, high = sorted(random.sample(range(LOWEST, HIGHEST + 1), 2))
+        if high - low < 10:
+            continue
         pair = random.sample(range(low, high + 1), 2)
         if is_reserved(*pair) == reserved:
             return low, high, pair
