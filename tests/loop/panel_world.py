@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from random import Random
 
 from sparring.envs.base import Env
+from sparring.errors import LimitReached
 from sparring.protocols import Episode
 from sparring.types import Message, Observation, Score, Trajectory
 
@@ -38,12 +39,16 @@ class Twins(Panel):
 
 
 async def ask_the_panel(episode: Episode) -> None:
-    """The proposer, then both solvers."""
+    """The proposer, then both solvers, whoever is cut short."""
     await episode.env.open(episode.task, episode.box)
-    question = await episode.session("proposer").complete(episode.task.messages)
-    asked = await episode.env.step(question, "proposer")
-    for role in ("solver/0", "solver/1"):
-        await episode.env.step(await episode.session(role).complete(asked.messages), role)
+    messages = episode.task.messages
+    for role in Panel.roles:
+        try:
+            reply = await episode.session(role).complete(messages)
+        except LimitReached:
+            reply = Message(role="assistant")
+        answer = await episode.env.step(reply, role)
+        messages = answer.messages if role == "proposer" else messages
 
 
 async def ask_a_stranger(episode: Episode) -> None:
@@ -57,11 +62,13 @@ async def ask_nobody(episode: Episode) -> None:
     await episode.env.open(episode.task, episode.box)
 
 
-class AskTwice:
-    """Asks for the answer, and whether that is sure."""
+class AskForBrevity:
+    """A chat that begins with a wish of its own."""
 
     async def run(self, episode: Episode) -> None:
-        await episode.env.open(episode.task, episode.box)
-        reply = await episode.session().complete(episode.task.messages, episode.env.tools)
-        messages = [*episode.task.messages, reply, Message(role="user", content="Sure?")]
-        await episode.env.step(await episode.session().complete(messages, episode.env.tools))
+        seen = await episode.env.open(episode.task, episode.box)
+        messages = [*episode.task.messages, *seen.messages, Message(role="user", content="Be brief.")]
+        while not seen.done:
+            reply = await episode.session().complete(messages, episode.env.tools)
+            seen = await episode.env.step(reply)
+            messages += [reply, *seen.messages]
