@@ -17,6 +17,7 @@ class Duel(Env):
     """
 
     roles = ("proposer", "solver")
+    valid = right = False  # a rollout that a limit cuts short is scored too
 
     def generate(self, random):
         low, high, pair = drawn(random, reserved=False)
@@ -36,9 +37,8 @@ class Duel(Env):
         return a != b and low <= min(a, b) and max(a, b) <= high and not is_reserved(a, b)
 
     async def score_all(self, trajectories):
-        right = getattr(self, "right", False)
-        earned = {"proposer": float(self.valid), "solver": float(right)}
-        return Score(reward=(self.valid + right) / 2, success=self.valid and right, per_role=earned)
+        earned = {"proposer": float(self.valid), "solver": float(self.right)}
+        return Score(reward=sum(earned.values()) / 2, success=self.valid and self.right, per_role=earned)
 
     def expert(self, task):
         a, b = task.data["spare"]
@@ -83,10 +83,11 @@ class Solver(Env):
 
 
 def drawn(random, *, reserved):
-    """Draw a range of 10 to 20 numbers, and two different numbers of it."""
+    """Draw a range of at least 10 numbers, and two different numbers of it."""
     while True:
-        low = random.randint(LOWEST, HIGHEST - 20)
-        high = low + random.randint(10, 20)
+        low, high = sorted(random.sample(range(LOWEST, HIGHEST + 1), 2))
+        if high - low < 10:
+            continue
         pair = random.sample(range(low, high + 1), 2)
         if is_reserved(*pair) == reserved:
             return low, high, pair

@@ -12,9 +12,13 @@ import pytest
 
 from sparring.envs.config import EnvConfig
 from sparring.envs.registry import load_env
+from sparring.envs.roles import check_roles
 from sparring.envs.splits import overlap
+from sparring.harness.load import load_harness
 from sparring.protocols import EnvFactory
 from sparring.recipe.load import load
+from sparring.record.transcript import TextRecorder, TextRequest
+from sparring.rollout.runner import RolloutRunner
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
 from sparring.tasks.files import read_rows
@@ -80,7 +84,7 @@ def test_the_page_keeps_its_promise_of_size() -> None:
     assert LINES["backwards.py"] <= 15 and LINES["squares.py"] <= 15
     shop = dict(BLOCKS)["shop.py"].split("class ShopWithExpert")[0]
     assert sum(1 for line in shop.splitlines() if line.strip()) <= 30
-    assert len(RECIPES) == 4
+    assert len(RECIPES) == 5
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -128,3 +132,24 @@ def test_the_environment_with_a_box(folder: Path) -> None:
     asked = Message(role="assistant", tool_calls=(call,))
     messages, _ = asyncio.run(play(factory, task, [asked, says("?")]))
     assert asyncio.run(play(factory, task, [asked, says(messages[-2].content)]))[1] == 1.0
+
+
+@pytest.mark.parametrize(("proposal", "earned"), [("expert", 1.0), ("1 2", 0.0)])
+def test_the_game_of_two_roles(folder: Path, proposal: str, earned: float) -> None:
+    _, factory = env_of(folder, "duel.toml")
+    with contextlib.chdir(folder):
+        config = load("duel.toml")
+        harness = load_harness(config.rollout.harness, check_roles(factory.make()))
+    task = first(factory, "train")
+    experts = factory.expert(task)
+
+    async def reply(request: TextRequest) -> Message:
+        if request.role == "proposer" and proposal != "expert":
+            return says(proposal)
+        return experts[request.role](request.messages)
+
+    boxes = BubblewrapBoxes(SandboxConfig(servers=1))
+    runner = RolloutRunner(factory, boxes, TextRecorder(reply, "expert"), harness, config.rollout)
+    finished = asyncio.run(runner.run(task, rollout_id="r", index=0, seed=1))
+    assert [trajectory.role for trajectory in finished.rollout.trajectories] == ["proposer", "solver"]
+    assert finished.score is not None and finished.score.per_role == {"proposer": earned, "solver": 1.0}

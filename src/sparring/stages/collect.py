@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparring.algo.annotate.domain import teacher_of
+from sparring.envs.roles import roles_of
 from sparring.envs.splits import identity
 from sparring.errors import BadInput, RequestRefused, refusal
 from sparring.record.recorder import Recorder
@@ -85,11 +86,10 @@ async def _task(
     context: Context, teacher: RolloutRunner, gate: asyncio.Semaphore, index: int, task: Task
 ) -> dict[str, Any]:
     """What one task gives, unless the run already has it."""
-    config = context.config.collect
     found = context.store.get(f"collect/{index}")
     if found is None:
         finished = await _rolled_out(context, teacher, gate, index, task)
-        found = _kept(task, finished, config.min_reward, config.keep)
+        found = _kept(task, finished, context)
         if not found["failed"]:
             context.store.put(f"collect/{index}", found)
         told = {"collect/traces": float(len(found["traces"])), "collect/unscored": float(found["unscored"])}
@@ -110,19 +110,19 @@ async def _rolled_out(
     return await asyncio.gather(*(attempt(number) for number in range(context.config.collect.attempts)))
 
 
-def _kept(task: Task, finished: Sequence[Finished], least: float, most: int) -> dict[str, Any]:
-    """What one task gives: of each role the first `most` conversations that earned `least`; those that were cut short
-    are none."""
+def _kept(task: Task, finished: Sequence[Finished], context: Context) -> dict[str, Any]:
+    """Return what one task gives: of each role the first `keep` conversations that earned `min_reward`; those that were
+    cut short are none. A trace of a world of several roles says whose it is."""
+    config, several = context.config.collect, len(roles_of(context.factory.make())) > 1
     by_role: dict[str, list[dict[str, Any]]] = {}
     for rollout in finished:
         completed = {t.role for t in rollout.rollout.trajectories if t.outcome.kind == "completed"}
         for role, spoken in rollout.transcripts.items():
             reward = None if rollout.score is None else rollout.score.of(role)
-            if reward is not None and reward >= least and role in completed:
+            if reward is not None and reward >= config.min_reward and role in completed:
                 trace = {"messages": message_dicts(spoken.messages), "task": task.id, "reward": reward}
-                several = {"role": role} if len(rollout.transcripts) > 1 else {}
-                by_role.setdefault(role, []).append({**trace, **several})
-    traces = [trace for of_role in by_role.values() for trace in of_role[:most]]
+                by_role.setdefault(role, []).append({**trace, "role": role} if several else trace)
+    traces = [trace for of_role in by_role.values() for trace in of_role[: config.keep]]
     counts = {
         "rollouts": len(finished),
         "failed": sum(each.score is None for each in finished),

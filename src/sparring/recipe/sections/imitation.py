@@ -24,10 +24,10 @@ class CollectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Rollouts of each task."""
 
     min_reward: float = 1.0
-    """Least reward of a rollout that is kept."""
+    """Least reward of a conversation that is kept: its role's, where roles earn different rewards."""
 
     keep: int = 1
-    """Most rollouts of one task that are kept, the first ones."""
+    """Most conversations of one task and role that are kept, the first ones."""
 
     max_concurrent_rollouts: int = 32
     """Rollouts in flight."""

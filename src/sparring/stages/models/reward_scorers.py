@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sparring.algo.facts import name_of
 from sparring.algo.rules import credits_with
+from sparring.envs.roles import roles_of
 from sparring.errors import refusal
 from sparring.model.hub import base_folder, local_folder
 from sparring.model.peft import is_adapter
@@ -63,6 +64,10 @@ def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
     config, name = context.config, context.config.rl.reward_model
     if name is None or not {"rl", "distill", "eval"} & set(config.run.stages):
         return []
+    roles = roles_of(context.factory.make())
+    if len(roles) > 1:
+        do = "leave it out; what roles earn is said by the environment's score_all"
+        raise refusal("rl.reward_model", "none in a world of several roles", f"{name!r}, and {', '.join(roles)}", do)
     if config.rl.reward_by != "reply":
         _check_turns(context)
     if name == OWN:

@@ -1,0 +1,176 @@
+"""A recipe names its harness, and a world its roles: through the real stages, resume, replay and the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparring.cli.main import main
+from sparring.store.sqlite import SqliteStore
+from sparring.testing.chat_server import ChatServer, message
+from sparring.types import Rollout
+
+ROOT = Path(__file__).parents[2]
+DUEL, PANEL = ROOT / "recipes/duel/world.py", Path(__file__).parent / "panel_world.py"
+GAME = (f"env.name={DUEL}:Duel", f"rollout.harness={DUEL}:play", "algo.preset=spiral")
+ASKED = (f"env.name={PANEL}:Panel", f"rollout.harness={PANEL}:ask_the_panel")
+
+
+def sparring(verb: str, *words: str | Path, settings: tuple[str, ...] = ()) -> int:
+    return main([verb, *map(str, words), *(word for setting in settings for word in ("--set", setting))])
+
+
+def stored(folder: Path, stage: str) -> list[Rollout]:
+    with closing(SqliteStore(folder / "store.sqlite", read_only=True)) as store:
+        return [rollout for group in store.groups(stage=stage) for rollout in (*group.rollouts, *group.failed)]
+
+
+@pytest.fixture(scope="module")
+def duel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The game's recipe, a few steps of each stage; its folder."""
+    folder = tmp_path_factory.mktemp("runs")
+    small = ("sft.steps=3", "rl.steps=2", "rl.groups_per_step=2", "env.held_out=6", "env.demonstrations=40")
+    more = ("eval.tasks=6", "rollout.group_size=3", "rl.train.save_every=1", "train.keep_last=3")
+    files = (f"run.directory={folder}", "observe.progress=off", "run.threads=1", *GAME[:2])
+    assert sparring("run", ROOT / "recipes/duel.toml", settings=(*small, *more, *files)) == 0
+    return folder / "duel"
+
+
+def test_every_stage_knows_the_roles_of_the_world(duel: Path) -> None:
+    for stage in ("rl", "eval/rl"):
+        rollouts = stored(duel, stage)
+        assert len(rollouts) == (12 if stage == "rl" else 6)
+        assert {tuple(t.role for t in rollout.trajectories) for rollout in rollouts} == {("proposer", "solver")}
+    with closing(SqliteStore(duel / "store.sqlite", read_only=True)) as store:
+        (_, first), (_, second) = store.metrics("rl")
+        checkpoint = store.last_checkpoint("rl")
+        evaluated = store.get("stage/eval")["rl"]["by_role"]
+    assert {"rollout/reward/proposer", "rollout/reward/solver"} <= first.keys() & second.keys()
+    assert checkpoint is not None and set(checkpoint[1]["credit"]["averages"]) == {"Duel/proposer", "Duel/solver"}
+    assert set(evaluated) == {"proposer", "solver"} and evaluated["solver"]["tasks"] == 6
+
+
+def test_a_rollout_of_several_roles_is_replayed_to_the_bit(duel: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sparring("replay", duel, "rl/2/1") == 0
+    assert "rl/2/1: 2 turns" in capsys.readouterr().out
+
+
+def test_eval_tells_what_each_role_earns(duel: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoints = (duel / "sft/model", duel / "rl/model")
+    settings = (f"run.directory={duel.parent}", "env.held_out=6", "eval.tasks=6", "observe.progress=off", *GAME[:2])
+    assert sparring("eval", ROOT / "recipes/duel.toml", *checkpoints, settings=settings) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("reward/")] == ["reward/proposer", "reward/solver"] * 3
+
+
+def test_a_game_that_was_stopped_ends_as_if_it_never_was(whole_and_resumed: Callable[..., Any]) -> None:
+    (whole, resumed), _ = whole_and_resumed([*ASKED, "algo.preset=spiral"], ["model"])
+    assert whole == resumed and whole[0]["account"]["trained"] > 0
+
+
+def test_solvers_are_compared_inside_their_rollout(given: Path) -> None:
+    settings = (*ASKED, "run.stages=['rl']", "rl.steps=1", "algo.credit.name=hierarchical")
+    assert sparring("run", given, settings=settings) == 0
+    roles = ("proposer", "solver/0", "solver/1")
+    rollouts = stored(given.parent / "runs/tiny", "rl")
+    assert {tuple(t.role for t in rollout.trajectories) for rollout in rollouts} == {roles}
+    with closing(SqliteStore(given.parent / "runs/tiny/store.sqlite", read_only=True)) as store:
+        scores = [score for group in store.groups(stage="rl") for score in group.scores]
+        ((_, metrics),) = store.metrics("rl")
+    assert scores and all(score.per_role_turns == dict.fromkeys(roles, (0.1,)) for score in scores)
+    assert metrics["tokens_trained"] > 0
+
+
+def test_a_class_is_a_harness_of_every_stage(given: Path) -> None:
+    settings = (
+        f"rollout.harness={PANEL}:AskForBrevity",
+        "run.stages=['sft', 'rl', 'eval']",
+        "sft.steps=2",
+        "rl.steps=1",
+    )
+    assert sparring("run", given, settings=(*settings, "eval.no_tool_tasks=0")) == 0
+    rollouts = [rollout for stage in ("rl", "eval/rl") for rollout in stored(given.parent / "runs/tiny", stage)]
+    told = [trajectory.segments[0].message for rollout in rollouts for trajectory in rollout.trajectories]
+    assert {message.content for message in told if message is not None} == {"Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (("rollout.harness=chess",), "rollout.harness: expected one of chat, or package.module:name"),
+        (("rollout.harness=no_file.py:play",), "rollout.harness: expected a Python file no_file.py, got no such file"),
+        (("rollout.harness=no_module_here:play",), "rollout.harness: expected an installed module no_module_here"),
+        ((f"rollout.harness={PANEL}:Panel",), "rollout.harness: expected a coroutine function"),
+        (
+            (f"rollout.harness={PANEL}:ask_nobody",),
+            f"rollout.harness: expected a harness that asks its session, got '{PANEL}:ask_nobody', which asked for no",
+        ),
+        (
+            (f"rollout.harness={PANEL}:ask_a_stranger",),
+            "episode.session: expected a role of the environment (policy), got 'stranger'",
+        ),
+        (
+            (*GAME, "env.held_out=6", "rl.reward_model=judge"),
+            "rl.reward_model: expected none in a world of several roles, got 'judge', and proposer, solver",
+        ),
+        ((f"env.name={PANEL}:Twins",), "env Twins: roles: expected roles of different names, got two called 'solver'"),
+        (
+            (f"env.name={PANEL}:Panel",),
+            "rollout.harness: expected a harness for the roles proposer, solver/0, solver/1, got 'chat', which speaks",
+        ),
+    ],
+)
+def test_what_cannot_be_played_is_refused_before_work_starts(
+    given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], settings: tuple[str, ...], expected: str
+) -> None:
+    for verb, words in (("check", (given,)), ("run", (given,)), ("eval", (given, checkpoint))):
+        assert sparring(verb, *words, settings=(*settings, "observe.progress=off")) == 2
+        out, error = capsys.readouterr()
+        assert out == "" and error.startswith(expected)
+    assert not (given.parent / "runs/tiny/config.toml").exists()
+
+
+def plays(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Proposes as asked, and says the smaller number where the first is even."""
+    words = body["messages"][-1]["content"].rstrip(".?").split()
+    if words[0] == "Two":
+        low = int(words[3])
+        return message(f"{low} {low + 1}" if (2 * low + 1) % 10 != 7 else f"{low} {low + 2}")
+    first, second = int(words[0]), int(words[2])
+    return message(str(max(first, second) if first % 2 else min(first, second)))
+
+
+def test_collection_keeps_the_conversation_of_each_role(given: Path) -> None:
+    server = ChatServer(lambda body: message(".") if body["max_tokens"] == 1 else plays(body))
+    try:
+        served = f'\n[models.teacher]\nserved = {{ kind = "chat", url = "{server.url}", served_model = "big" }}\n'
+        given.write_text(given.read_text() + served + "\n[collect]\ntasks = 12\n")
+        settings = (*GAME, "env.held_out=6", "env.limits.max_turns=1", "run.stages=['collect']")
+        assert sparring("run", given, settings=settings) == 0
+    finally:
+        server.stop()
+    rows = [json.loads(line) for line in (given.parent / "runs/tiny/collect/traces.jsonl").read_text().splitlines()]
+    by_role = {role: [row for row in rows if row["role"] == role] for role in ("proposer", "solver")}
+    assert len(by_role["proposer"]) == 12 > len(by_role["solver"]) > 0, "each role's own reward decides"
+    for role, words in (("proposer", "Two numbers from"), ("solver", " or ")):
+        for row in by_role[role]:
+            asked, reply = row["messages"]
+            assert words in asked["content"] and reply["role"] == "assistant" and row["reward"] == 1.0
+
+
+@pytest.mark.slow
+def test_both_roles_learn_and_neither_does_with_rewards_swapped(tmp_path: Path) -> None:
+    """One seed of the benchmark, a minute."""
+    command = [sys.executable, str(ROOT / "benchmarks/roles.py"), "--seeds", "1", "--directory", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1000)
+    claims = json.loads(done.stdout.splitlines()[-1])["claims"]
+    assert [claim["direction"] for claim in claims] == [">=", ">=", "<=", "<="]
+    for claim in claims:
+        assert (claim["value"] > claim["target"]) == (claim["direction"] == ">="), claim["name"]
