@@ -24,9 +24,10 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)\s]+)?\)")
 LANGUAGES = {".py": "python", ".toml": "toml", ".cpp": "cpp", ".jsonl": "json"}
 
 SECTIONS = {
-    "Start": ("README.md", "docs/tutorial.md"),
+    "Start": ("README.md", "docs/tutorial.md", "docs/recipes.md", "docs/from-trl.md", "docs/from-verl.md"),
     "Python": ("docs/reference/*.md",),
-    "The path of a token": ("docs/path/*.md",),
+    "Extend": ("docs/extend/*.md",),
+    "The path of a token": ("docs/path/one-token.md", "docs/path/*.md"),
     "Parts": ("docs/configuration.md", "docs/algorithms.md", "docs/*.md"),
     "Engine": ("docs/engine/*.md",),
     "Measured": ("docs/benchmarks.md", "docs/performance.md", "docs/learning.md", "docs/limits.md"),
