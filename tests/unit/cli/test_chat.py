@@ -83,7 +83,7 @@ def test_proposed_tasks_are_shown_and_asked_by_number() -> None:
     done = _talk("hello", "/1", "and now", "/3", "/quit")
     head, _, rest = done.stdout.partition("\nyou> ")
     assert head.splitlines()[1:3] == ["(beware)", "Tasks that it never saw in training; their numbers ask them:"]
-    assert head.splitlines()[3] == "  /1  2 + 2 = ?" and head.splitlines()[4].endswith("count  ...")
+    assert head.splitlines()[3] == "  /1  2 + 2 = ?" and head.splitlines()[4].endswith("coun ...")
     assert "task> 2 + 2 = ?" in rest and "of the task" not in rest
     answers = [line.partition("it> ")[2] for line in rest.splitlines() if "it> " in line]
     assert answers == ["2 hello", "2 2 + 2 = ?", "6 and now", "10 /3"]
