@@ -62,12 +62,12 @@ class Costly(Nim):
 
 
 class Paid(Nim):
-    '''Two players, who earn nothing in sum.'''
+    '''Its role is paid by name, and the reward of all together is nothing.'''
 
     success_at = None
 
     async def score(self, trajectory):
-        return Score(reward=0.0, per_role={"policy": 1.0, "opponent": -1.0})
+        return Score(reward=0.0, per_role={"policy": 1.0})
 
 
 class Hopeless(Nim):

@@ -33,6 +33,7 @@ def evaluation_lines(evaluated: Evaluated) -> Iterator[str]:
         lines = table if rows else plain
         yield from lines([("dataset", "success", "std. error", "95 % interval", "tasks"), *rows, total])
     rows = [("reward", *_cells(found.reward, percent=False))]
+    rows += [(f"reward/{role}", *_cells(estimate, percent=False)) for role, estimate in found.by_role.items()]
     rows += [(f"pass@{k}", *_cells(estimate)) for k, estimate in found.pass_at.items() if k != "1"]
     rows += [(f"pass^{k}", *_cells(estimate)) for k, estimate in found.pass_hat.items() if k != "1"]
     yield from plain([("figure", "mean", "std. error", "95 % interval", "tasks"), *rows])
@@ -51,7 +52,9 @@ def comparison_lines(compared: Compared) -> Iterator[str]:
     found = compared.comparison
     yield f"{compared.after} against {compared.before}, task by task"
     changes = {name: change for name, change in found.changes.items() if name not in ONE}
-    rows = [(name, *_cells(change, percent=name != "reward", signed=True)) for name, change in changes.items()]
+    rows = [
+        (name, *_cells(change, percent=not name.startswith("reward"), signed=True)) for name, change in changes.items()
+    ]
     yield from plain([("figure", "change", "std. error", "95 % interval", "tasks"), *rows])
     if found.left_out:
         yield f"left out, because only one of the two scored them: {len(found.left_out)} tasks: {_some(found.left_out)}"

@@ -32,12 +32,14 @@ class TaskResult:
         tag: the mixture component.
         rewards: of the scored samples, by sample.
         solved: the same for samples of a world that knows success.
+        by_role: the same as `rewards` for each role, where roles earn different rewards.
     """
 
     digest: str
     tag: str = ""
     rewards: tuple[float, ...] = ()
     solved: tuple[bool, ...] = ()
+    by_role: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +61,7 @@ class Evaluation:
         pass_at: pass@k by k, over the tasks with at least k scored samples.
         pass_hat: pass^k, likewise.
         by_tag: `success` by `Task.tag`.
+        by_role: mean reward of each role, where roles earn different rewards.
         samples: per task that were asked for.
         rollouts: that were run, broken ones included.
         lost: those of them that say nothing about the policy.
@@ -74,6 +77,7 @@ class Evaluation:
     pass_at: Mapping[str, Estimate] = field(default_factory=dict)
     pass_hat: Mapping[str, Estimate] = field(default_factory=dict)
     by_tag: Mapping[str, Estimate] = field(default_factory=dict)
+    by_role: Mapping[str, Estimate] = field(default_factory=dict)
     samples: int = 1
     rollouts: int = 0
     lost: tuple[Lost, ...] = ()
@@ -96,7 +100,8 @@ class Comparison:
     Attributes:
         tasks: how many those are.
         left_out: ids of the tasks that only one of the two scored.
-        changes: by figure (success, reward, pass@k, pass^k): the second's less the first's, with its interval.
+        changes: by figure (success, reward, reward/<role>, pass@k, pass^k): the second's less the first's,
+            with its interval.
     """
 
     tasks: int
@@ -139,13 +144,26 @@ def success_by_tag(tasks: Sequence[TaskResult]) -> dict[str, Estimate]:
     return {tag: success_rate([task for task in tasks if task.tag == tag]) for tag in tags}
 
 
+def reward_by_role(tasks: Sequence[TaskResult]) -> dict[str, Estimate]:
+    """Return `mean_reward` of each role, in the order in which tasks name them."""
+    roles = dict.fromkeys(role for task in tasks for role in task.by_role)
+    earned = {role: [_reward_of(task, role) for task in tasks] for role in roles}
+    return {role: mean([reward for reward in of_role if reward is not None]) for role, of_role in earned.items()}
+
+
 def narrowed(one: Evaluation, other: Evaluation) -> Evaluation:
-    """`one`, of the tasks that both scored alone: its success, reward, success by tag and tasks."""
+    """Return `one` of the tasks alone that both scored: its success, reward, success by tag, reward by role and
+    tasks."""
     both = sorted(_scored(one) & _scored(other))
     results = [one.tasks[name] for name in both]
     tasks = dict(zip(both, results, strict=True))
     return replace(
-        one, success=success_rate(results), reward=mean_reward(results), by_tag=success_by_tag(results), tasks=tasks
+        one,
+        success=success_rate(results),
+        reward=mean_reward(results),
+        by_tag=success_by_tag(results),
+        by_role=reward_by_role(results),
+        tasks=tasks,
     )
 
 
@@ -163,6 +181,10 @@ def compare(before: Evaluation, after: Evaluation) -> Comparison:
         changes["success"] = paired_difference(*solved, _samples(before, after))
     if rewards[0]:
         changes["reward"] = paired_mean_difference(*rewards)
+    for role in before.by_role:
+        earned = _both(before, after, lambda task, role=role: _reward_of(task, role))
+        if earned[0]:
+            changes[f"reward/{role}"] = paired_mean_difference(*earned)
     for sign, one, found in (("@", pass_at_k, before.pass_at), ("^", pass_hat_k, before.pass_hat)):
         for k in sorted(map(int, found)):
             pair = _both(before, after, lambda task, one=one, k=k: _passes(task, k, one))
@@ -235,6 +257,11 @@ def _solved(task: TaskResult) -> float | None:
 
 def _reward(task: TaskResult) -> float | None:
     return sum(task.rewards) / len(task.rewards) if task.rewards else None
+
+
+def _reward_of(task: TaskResult, role: str) -> float | None:
+    rewards = task.by_role.get(role)
+    return sum(rewards) / len(rewards) if rewards else None
 
 
 def _passes(task: TaskResult, k: int, one: Callable[[int, int, int], float]) -> float | None:

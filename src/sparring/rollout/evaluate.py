@@ -6,14 +6,23 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
 import xxhash
 
 from sparring.errors import InfraError, JudgeError, boundary, refusal
-from sparring.observe.evaluation import Evaluation, Lost, TaskResult, mean_reward, passes, success_by_tag, success_rate
+from sparring.observe.evaluation import (
+    Evaluation,
+    Lost,
+    TaskResult,
+    mean_reward,
+    passes,
+    reward_by_role,
+    success_by_tag,
+    success_rate,
+)
 from sparring.observe.statistics import pass_at_k, pass_hat_k
 from sparring.protocols import Scorer
 from sparring.rollout.runner import Finished, RolloutRunner, failure_of
@@ -78,6 +87,7 @@ class Finding:
     ending: str
     failure: str
     versions: tuple[int, int] | None
+    per_role: Mapping[str, float] = field(default_factory=dict)
 
 
 def recorded(plan: EvalPlan, store: EvalStore) -> dict[int, Finding]:
@@ -202,6 +212,7 @@ def summarize(plan: EvalPlan, found: Mapping[int, Finding], ks: Sequence[int] = 
         pass_at={str(k): passes(results, k, pass_at_k) for k in ks},
         pass_hat={str(k): passes(results, k, pass_hat_k) for k in ks},
         by_tag=success_by_tag(results),
+        by_role=reward_by_role(results),
         samples=plan.samples,
         rollouts=len(found),
         lost=tuple(
@@ -265,6 +276,7 @@ def _finding(group: Group) -> Finding:
         if group.rollouts
         else outcome.reason,
         versions=(min(versions), max(versions)) if versions else None,
+        per_role=score.per_role or {},
     )
 
 
@@ -274,6 +286,10 @@ def _task_result(task: Task, findings: Sequence[Finding]) -> TaskResult:
         tag=task.tag,
         rewards=tuple(f.reward for f in findings if f.reward is not None),
         solved=tuple(f.success for f in findings if f.success is not None),
+        by_role={
+            role: tuple(f.per_role[role] for f in findings if role in f.per_role)
+            for role in dict.fromkeys(role for f in findings for role in f.per_role)
+        },
     )
 
 

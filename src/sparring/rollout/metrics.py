@@ -32,6 +32,8 @@ def measure(metrics: Metrics, group: Group, *, lag: int) -> None:
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         _measure_rollout(metrics, rollout)
         metrics.add("rollout/reward", score.reward or 0.0)
+        for role, reward in (score.per_role or {}).items():
+            metrics.add(f"rollout/reward/{role}", reward)
         if score.success is not None:
             metrics.add("rollout/success", float(score.success))
             if group.task.tag:

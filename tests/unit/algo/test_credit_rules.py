@@ -241,7 +241,7 @@ def test_rewards_must_be_finite_and_turns_must_be_the_trajectorys():
             for member in members(group, samples[0]):
                 member.step_rewards(), member.states()
     [group], samples = nouns(next(iter(c["groups"] for c in cases("rloo") if c["name"].endswith("several_roles")))[:1])
-    with pytest.raises(ValueError, match="several roles"):
+    with pytest.raises(ValueError, match="expected per_role_turns and per_role_states, got turns of no role"):
         members(replace(group, scores=tuple(replace(s, per_turn=(1.0,)) for s in group.scores)), samples[0])
     with pytest.raises(ValueError, match="none of its trajectories"):
         members(group, [replace(samples[0][0], id="elsewhere#0")])

@@ -73,7 +73,7 @@ def test_what_was_left_in_a_file_s_place_is_the_policy_s(bench: Any, left: str) 
         await env.open(Task(id="t", env="e", messages=(), box=SPEC), box)
         outcome = Outcome(kind="completed", reason="answered")
         with pytest.raises(PolicyFailure):
-            await env.score(Trajectory(id="r", task="t", role="policy", segments=(), outcome=outcome))
+            await env.score([Trajectory(id="r", task="t", role="policy", segments=(), outcome=outcome)])
         assert (await box.python("print('serves on')")).stdout == "serves on\n"
 
     bench.run(work)

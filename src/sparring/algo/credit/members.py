@@ -90,9 +90,9 @@ class Member:
         """Return the reward of each turn; zeros where the score has none for turns.
 
         Raises:
-            ValueError: the scorer's turns are not the trajectory's, or the rollout has other roles beside it.
+            ValueError: the scorer's turns are not the trajectory's.
         """
-        return self._aligned("per_turn", self.score.per_turn, 0.0)
+        return self._aligned("per_turn", self.score.turns_of(self.trajectory.role), 0.0)
 
     def per_step(self) -> list[tuple[tuple[int, float], ...]]:
         """Return the rewards of the steps of each turn, each with the number of the turn's tokens up to the step's end;
@@ -113,7 +113,7 @@ class Member:
 
     def states(self) -> list[str | None]:
         """Return the state that each turn was taken in; see `Score.states`. Raises as `per_turn` does."""
-        return self._aligned("states", self.score.states, None)
+        return self._aligned("states", self.score.states_of(self.trajectory.role), None)
 
     def read(self, name: str, rule: str) -> list[float]:
         """Return an annotation of each step.
@@ -198,7 +198,7 @@ def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
     """List the trajectories of a group in rollout and role order. Failed rollouts are no members.
 
     Raises:
-        ValueError: a row belongs to none of them, or a score speaks of turns where a rollout has several roles.
+        ValueError: a row belongs to none of them, or a score does not say whose turns it speaks of.
     """
     by_trajectory: dict[str, list[Sample]] = {}
     for row in rows:
@@ -206,9 +206,7 @@ def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
     all_members = []
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         if len(rollout.trajectories) > 1 and (score.per_turn is not None or score.states is not None):
-            raise ValueError(
-                f"rollout {rollout.id}: expected no rewards or states of turns in the score of several roles, got some"
-            )
+            raise ValueError(f"rollout {rollout.id}: expected per_role_turns and per_role_states, got turns of no role")
         for trajectory in rollout.trajectories:
             own = tuple(by_trajectory.pop(trajectory.id, ()))
             all_members.append(Member(trajectory=trajectory, rollout=rollout.id, score=score, rows=own))

@@ -53,4 +53,12 @@ class Shuffled:
 def _in_place_of(own: Score, other: Score) -> Score:
     """Return another rollout's score fitted to this one's turns: states stay, rewards of turns go to the end."""
     turns = None if own.per_turn is None else (0.0,) * len(own.per_turn)
-    return replace(other, states=own.states, per_turn=turns, per_step=None)
+    of_roles = own.per_role_turns
+    return replace(
+        other,
+        states=own.states,
+        per_turn=turns,
+        per_step=None,
+        per_role_turns=None if of_roles is None else {role: (0.0,) * len(of_roles[role]) for role in of_roles},
+        per_role_states=own.per_role_states,
+    )

@@ -77,10 +77,11 @@ def check_beside(context: Context) -> list[str]:
 
 
 def figures(result: Evaluation) -> dict[str, float]:
-    """A result as metrics: `success` and `reward` with `_low`, `_high` and `_error`, `success/<tag>`, tasks, lost
-    rollouts, turns and the range of versions. What is not known is left out."""
+    """Return a result as metrics: `success` and `reward` with `_low`, `_high` and `_error`, `success/<tag>`,
+    `reward/<role>`, tasks, lost rollouts, turns and the range of versions. Unknown values are left out."""
     found: dict[str, float | None] = {**_spread("success", result.success), **_spread("reward", result.reward)}
     found |= {f"success/{tag}": estimate.value for tag, estimate in result.by_tag.items()}
+    found |= {f"reward/{role}": estimate.value for role, estimate in result.by_role.items()}
     low, high = result.versions or (None, None)
     found |= {"turns": result.mean_turns, "tasks": len(result.tasks), "lost": len(result.lost)}
     found |= {"version_low": low, "version_high": high}
