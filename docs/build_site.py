@@ -53,7 +53,9 @@ def navigation(root: Path) -> dict[str, list[str]]:
                 raise ValueError(f"docs/build_site.py: {pattern} in SECTIONS matches no page")
             pages += [page for page in matches if page not in seen and (page == pattern or page not in named)]
             seen |= set(pages)
-        sections[title] = sorted(pages, key=lambda page: not page.endswith("/index.md")) if "*" in patterns[0] else pages
+        sections[title] = (
+            sorted(pages, key=lambda page: not page.endswith("/index.md")) if "*" in patterns[0] else pages
+        )
     return sections
 
 
@@ -78,15 +80,15 @@ def rewritten(root: Path, target: Path, page: str) -> str:
         if not file.is_file():
             raise ValueError(f"{page}: {name} is no file")
         inside = file.relative_to(root).as_posix()
-        place = site_path(inside)
+        shown = site_path(inside)
         if file.suffix in (".png", ".svg"):
-            (target / place).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target / place)
+            (target / shown).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target / shown)
         elif file.suffix != ".md" or inside.startswith("log/"):
             anchor = anchor.replace("#L", "#__codelineno-0-")
-            show_source(file, inside, target / place)
+            show_source(file, inside, target / shown)
         up = "../" * site_path(page).count("/")
-        return f"]({up}{place}{anchor})"
+        return f"]({up}{shown}{anchor})"
 
     return LINK.sub(link, (root / page).read_text(encoding="utf-8"))
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
+from sparring import load_recipe
 from sparring.cli.main import main, parser
 from sparring.recipe.load import from_data
 
@@ -55,7 +56,7 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 BLOCKS = blocks(PAGES)
 
 
-def of(*languages: str) -> list[pytest.param]:
+def in_language(*languages: str) -> list[pytest.param]:
     return [pytest.param(b, id=f"{b.page}-{b.number}") for b in BLOCKS if b.language in languages]
 
 
@@ -73,7 +74,7 @@ def test_indented_code_is_found_and_put_between_fences() -> None:
     assert fenced.endswith("```text\nx -> y\n```\n") and WRAP["fenced"](fenced) == fenced
 
 
-@pytest.mark.parametrize("block", of("python"))
+@pytest.mark.parametrize("block", in_language("python"))
 def test_python_runs(block: Block, tmp_path: Path) -> None:
     """In a folder with all files that the page names; a block that trains is compiled here, and run by another test."""
     for other in BLOCKS:
@@ -88,7 +89,7 @@ def test_python_runs(block: Block, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("block", of("toml"))
+@pytest.mark.parametrize("block", in_language("toml"))
 def test_a_recipe_loads(block: Block) -> None:
     """Beside the least that a recipe needs, where the block is a piece of one."""
     given = tomllib.loads(block.text)
@@ -96,7 +97,7 @@ def test_a_recipe_loads(block: Block) -> None:
     assert from_data({**BASE, **given, "models": models}, block.page) != from_data(BASE, "least")
 
 
-@pytest.mark.parametrize("block", of("jsonl"))
+@pytest.mark.parametrize("block", in_language("jsonl"))
 def test_rows_are_json(block: Block) -> None:
     rows = [msgspec.json.decode(line) for line in block.text.splitlines() if not line.startswith("#")]
     assert rows and all(isinstance(row, dict) for row in rows)
@@ -125,7 +126,7 @@ def refused(words: list[str]) -> str:
     return ", ".join(f"{path} is not there" for path in paths if not (ROOT / path).exists())
 
 
-@pytest.mark.parametrize("block", of("sh"))
+@pytest.mark.parametrize("block", in_language("sh"))
 def test_commands_are_understood(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
     assert [(words, wrong) for words in commands(block.text) if (wrong := refused(words))] == []
 
@@ -145,9 +146,14 @@ def test_a_wrong_command_is_found(line: str, wrong: str, capsys: pytest.CaptureF
     assert [refused(words) for words in commands(line)] == [wrong]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "recipe", sorted({w for b in BLOCKS if b.language == "sh" for w in re.findall(r"check (\S+)", b.text)})
+CHECKED = sorted(
+    {w[2] for b in BLOCKS if b.language == "sh" for w in commands(b.text) if w[:2] == ["sparring", "check"]}
 )
+HERE = [name for name in CHECKED if (ROOT / name).is_file() and load_recipe(ROOT / name).models["policy"].path is None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", HERE)
 def test_a_recipe_that_a_page_checks_is_ready(recipe: str, tmp_path: Path) -> None:
+    """Of those that need neither the hub nor a file of the reader's."""
     assert main(["check", str(ROOT / recipe), "--set", f"run.directory={tmp_path}"]) == 0

@@ -121,11 +121,11 @@ def _converse(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message
                 messages = _begun(runner, chat, opening, 0)
                 continue
             if words in numbers:
-                asked = _begun(runner, chat, opening, numbers[words])
-                print(*(shown(message) for message in asked if message.role != "system"), sep="\n")
+                conversation = _begun(runner, chat, opening, numbers[words])
+                print(*(shown(message) for message in conversation if message.role != "system"), sep="\n")
             else:
-                asked = [*messages, Message(role="user", content=words)]
-            answer, between = runner.run(chat.reply(asked))
+                conversation = [*messages, Message(role="user", content=words)]
+            answer, between = runner.run(chat.reply(conversation))
         except KeyboardInterrupt:
             print("\n(stopped; say something else)")
             continue
@@ -134,7 +134,7 @@ def _converse(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message
         except SparringError as error:
             print(f"({error})", file=sys.stderr)
             continue
-        messages = [*asked, *between, answer]
+        messages = [*conversation, *between, answer]
         for message in (*between, answer):
             print(shown(message))
         if chat.cut_short:
