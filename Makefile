@@ -2,7 +2,7 @@
 # make test          install, pass the tests
 # make test-near     the tests that a change can touch, nearest first (BASE=COMMIT: since when; origin/main)
 # make test-slow     the long proofs
-# make test-extra    tests of optional packages, which it installs (wandb, peft)
+# make test-extra    tests of optional packages, which it installs (wandb, peft, zensical)
 # make test-vllm     the engine's contract and a run against the real vLLM, which it installs into .venv-vllm
 # make test-trl      preference losses and gradients against the real TRL, which it installs into .venv-trl
 # make test-peers    advantages, policy losses and gradients against the real verl, which it installs into .venv-peers
@@ -12,6 +12,7 @@
 # make bench         the figures we claim
 # make bench-gpu     tokens per second on a GPU
 # make check         what would stop the quickstart
+# make docs          the site of these pages and of the Python names, into build/site (installs zensical)
 # make clean         remove what the others made
 
 PYTHON ?= python3
@@ -23,7 +24,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart test test-near test-slow test-extra test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning check install clean
+.PHONY: quickstart test test-near test-slow test-extra test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning check docs install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -46,7 +47,7 @@ test-slow: install $(VENV)/.stamp-chromium
 	$(BIN)/python -m pytest -m slow
 
 test-extra: install
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[wandb,peft]"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[wandb,peft,docs]"
 	$(BIN)/python -m pytest -m extra
 
 # benchmarks/peers/vllm.txt is the one list of what vLLM needs
@@ -88,6 +89,13 @@ bench-learning: install
 
 bench: install
 	@set -e; for file in $(filter-out %_gpu.py %/speculation.py $(LEARNING),$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file; done
+
+docs: $(VENV)/.stamp-docs
+	$(BIN)/python docs/build_site.py
+
+$(VENV)/.stamp-docs: pyproject.toml | install
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[docs]"
+	@touch $@
 
 install: $(VENV)/.stamp-packages $(VENV)/.stamp-kernels
 

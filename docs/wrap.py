@@ -1,5 +1,6 @@
 """Wraps the prose of pages at 120 columns: `python docs/wrap.py` rewrites README.md, docs/ and design/ where a line is
-wider. Tables, headings, code, and a single word that is wider (a link's address) stay as they are.
+wider. Tables, headings, code, and a single word that is wider (a link's address) stay as they are. Indented code of
+README.md and docs/ becomes a block with a language, `text` or `toml`; write `python` or `sh` where it is that.
 
     python docs/wrap.py [PAGE ...]
 """
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 WIDTH = 120
+PROSE, CODE, FIXED = "prose", "code", "fixed"
 ROOT = Path(__file__).resolve().parents[1]
 BULLET = re.compile(r"(\s*)([-*+]|\d+[.)])\s+")
 ATOM = re.compile(r"`[^`\n]+`|!?\[[^\]\n]*\]\([^)\s]*\)")
@@ -29,15 +31,16 @@ def wide_lines(text: str) -> list[int]:
     """Return the numbers of the lines of prose that are wider than 120 columns and could be broken."""
     return [
         number
-        for number, line, prose in _lines(text)
-        if prose and len(line) > WIDTH and len(_words(BULLET.sub("", line, 1))) > 1
+        for number, line, kind in _lines(text)
+        if kind == PROSE and len(line) > WIDTH and len(_words(BULLET.sub("", line, 1))) > 1
     ]
 
 
 def wrapped(text: str) -> str:
     """Return a page with every paragraph that has too wide a line filled anew."""
     wide, result, paragraph = set(wide_lines(text)), [], []
-    for number, line, prose in [*_lines(text), (0, "", False)]:
+    for number, line, kind in [*_lines(text), (0, "", FIXED)]:
+        prose = kind == PROSE
         begins = bool(BULLET.match(line)) or not prose
         if paragraph and begins:
             result += _filled(paragraph, wide)
@@ -49,25 +52,48 @@ def wrapped(text: str) -> str:
     return "\n".join(result) + ("\n" if text.endswith("\n") else "")
 
 
-def _lines(text: str) -> list[tuple[int, str, bool]]:
-    """Return number, line and whether it is prose, for every line."""
+def indented_code(text: str) -> list[int]:
+    """Return the numbers of the lines of code that is indented, and so has no language."""
+    return [number for number, _, kind in _lines(text) if kind == CODE]
+
+
+def fenced(text: str) -> str:
+    """Return a page with every block of indented code between fences that name a language."""
+    result: list[str] = []
+    block: list[str] = []
+    for _, line, kind in [*_lines(text), (0, "end", FIXED)]:
+        if kind == CODE or (block and not line.strip()):
+            block.append(line.removeprefix("    "))
+            continue
+        if block:
+            code = "\n".join(block).rstrip()
+            language = "toml" if re.match(r"\[[\w.\[]+\]$", block[0]) else "text"
+            result += [f"```{language}", code, "```", *[""] * (len(block) - code.count("\n") - 1)]
+            block = []
+        result.append(line)
+    return "\n".join(result[:-1]) + ("\n" if text.endswith("\n") else "")
+
+
+def _lines(text: str) -> list[tuple[int, str, str]]:
+    """Return number, line and kind (prose, indented code, fixed) of every line."""
     lines, fenced, in_list, blank, code, comment = [], False, False, True, False, False
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
         fence = line.lstrip().startswith("```")
         if fence:
             fenced = not fenced
         comment = comment or line.startswith("<!--")
+        kind = FIXED
         if not line.strip():
-            blank, prose = True, False
+            blank = True
         elif fence or fenced or comment or line.startswith(("|", "#", "!", "<")):
-            in_list, blank, prose, code = in_list and fenced, False, False, False
+            in_list, blank, code = in_list and fenced, False, False
         else:
             bullet, indented = BULLET.match(line), line.startswith("    ")
             code = indented and (code or blank) and not in_list
             in_list = (in_list and (indented or not blank or line.startswith(" "))) or bool(bullet and not code)
-            blank, prose = False, not code
+            blank, kind = False, CODE if code else PROSE
         comment = comment and "-->" not in line
-        lines.append((number, line, prose))
+        lines.append((number, line, kind))
     return lines
 
 
@@ -111,8 +137,9 @@ def main() -> None:
     """Rewrite the pages that are named, or all."""
     for page in map(Path, sys.argv[1:]) if sys.argv[1:] else pages(ROOT):
         text = page.read_text(encoding="utf-8")
-        if wrapped(text) != text:
-            page.write_text(wrapped(text), encoding="utf-8")
+        new = wrapped(text) if "design" in page.parts else wrapped(fenced(text))
+        if new != text:
+            page.write_text(new, encoding="utf-8")
             print(page)
 
 

@@ -35,7 +35,7 @@ from sparring.recipe.sections.rl import ImplicitConfig
 from sparring.recipe.sources import FACTS
 
 PAGE = Path(__file__).with_name("algorithms.md")
-WRAPPED = runpy.run_path(str(PAGE.with_name("wrap.py")))["wrapped"]
+WRAP = runpy.run_path(str(PAGE.with_name("wrap.py")))
 CONFIGURATION: Mapping[str, Any] = runpy.run_path(str(Path(__file__).with_name("write_configuration.py")))
 
 HEAD = """# Algorithms
@@ -145,7 +145,7 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
 def page() -> str:
     """The whole page."""
     sections = [line for section in SECTIONS for line in _section(*section)]
-    return WRAPPED("\n".join([HEAD, *_presets(), *sections, *_corrections(), *_aggregations(), *_defaults(), HELD]))
+    return WRAP["wrapped"](WRAP["fenced"]("\n".join([HEAD, *_presets(), *sections, *_corrections(), *_aggregations(), *_defaults(), HELD])))
 
 
 def _section(title: str, lead: str, kinds: tuple[type[msgspec.Struct], ...]) -> Iterator[str]:

@@ -21,18 +21,27 @@ import msgspec
 from sparring.recipe.run_config import RunConfig
 
 PAGE = Path(__file__).with_name("configuration.md")
-WRAPPED = runpy.run_path(str(PAGE.with_name("wrap.py")))["wrapped"]
+WRAP = runpy.run_path(str(PAGE.with_name("wrap.py")))
 
 HEAD = """# Configuration
 
 A recipe is one TOML file. It names what differs from the defaults below; `sparring run` writes the complete, resolved
 config to `runs/<name>/config.toml`, which is a recipe itself and runs as it is.
 
-    sparring run recipes/quickstart.toml --set rl.steps=10 --set env.args.datasets.0.weight=2 --name short
+```sh
+sparring run recipes/quickstart.toml --set rl.steps=10 --set env.args.datasets.0.weight=2 --name short
+```
 
 `--set a.b=value` replaces one key. The value is TOML; what is not TOML is text. A number in the path counts in a list.
-In Python the same config is a struct: `from sparring.recipe.load import load`, then
-`from sparring.launch.run import run_recipe; run_recipe(config)`.
+In Python the same config is a struct:
+
+```python
+from sparring import load_recipe
+
+config = load_recipe("recipes/quickstart.toml", {"rl.steps": 10, "run.name": "short"})
+```
+
+`sparring.run(config)` runs it.
 
 An unknown key, a wrong type or a contradiction is refused before anything starts, with exit status 2:
 
@@ -50,7 +59,7 @@ def page() -> str:
         assert kind is not None
         name = f"{field.name}.<name>" if typing.get_origin(field.type) is dict else field.name
         sections += _section(kind, name, _field_docs(RunConfig)[field.name])
-    return WRAPPED("\n".join(sections))
+    return WRAP["wrapped"](WRAP["fenced"]("\n".join(sections)))
 
 
 def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[str]:

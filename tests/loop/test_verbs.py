@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -166,7 +167,18 @@ def test_chat_answers_also_where_it_is_cut_short(run: Path) -> None:
     answers = [part for part in done.stdout.split("you> ") if part.startswith("it> ")]
     assert len(answers) == 3
     assert any("(cut short: max-tokens is used up)" in answer for answer in answers)
-    assert done.stderr == ""
+    assert done.stderr == "" and "  /1  " not in done.stdout
+    assert "(without the tools and tasks of its run: env.name: expected a Python file my world.py, " in done.stdout
+
+
+def test_chat_proposes_tasks_of_the_run(run: Path, home: Path) -> None:
+    """In the folder that the run was started from, where its world is."""
+    talk = [*COMMAND, "chat", str(run), "--max-tokens", "4"]
+    done = subprocess.run(talk, cwd=home, input="/2\n/quit\n", capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    proposed = dict(re.findall(r"^  (/\d)  (\d+ \+ \d+ = \?)$", done.stdout, flags=re.MULTILINE))
+    assert list(proposed) == ["/1", "/2", "/3"]
+    assert f"you> task> {proposed['/2']}\n" in done.stdout and "it> " in done.stdout
 
 
 STOPPED = """

@@ -18,7 +18,7 @@ from sparring.recipe.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.toml"
-ASKED = "Env tool Task Message Score ToolError run load_recipe check evaluate Engine".split()
+PROMISED = "Env tool Task Message Score ToolError run load_recipe check evaluate Engine".split()
 
 
 class Shop(Env):
@@ -34,7 +34,7 @@ class Shop(Env):
 
 
 def test_every_name_is_there_and_has_a_page() -> None:
-    assert set(ASKED) < set(sparring.__all__) and sparring.__all__ == sorted(sparring._HOMES)
+    assert set(PROMISED) < set(sparring.__all__) and sparring.__all__ == sorted(sparring._HOMES)
     assert set(dir(sparring)) >= set(sparring.__all__)
     for name in sparring.__all__:
         assert getattr(sparring, name).__doc__

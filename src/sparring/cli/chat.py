@@ -14,6 +14,9 @@ from sparring.errors import BadInput, SparringError
 from sparring.types import Message, ToolCall
 
 HELP = "An empty line or /quit ends, /new forgets the conversation, Ctrl-C stops an answer."
+PROPOSED = "Tasks that it never saw in training; their numbers ask them:"
+SHORTENED = 100
+"""Columns of a proposed task; asked, it is shown whole."""
 
 
 class Answering(Protocol):
@@ -21,9 +24,17 @@ class Answering(Protocol):
 
     Attributes:
         cut_short: why the last answer ended before its end, "" where it did not.
+        proposals: tasks to begin with.
+        notes: what the user should know before the first question.
     """
 
     cut_short: str
+    proposals: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    async def begin(self, number: int = 0) -> list[Message]:
+        """Forget the conversation; the messages that the next one begins with. 0: the user begins, else a proposal."""
+        ...
 
     async def reply(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
         """The final answer to a conversation, and the turns before it: assistant messages with calls, tool messages."""
@@ -43,7 +54,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
         "checkpoint", metavar="CHECKPOINT", type=Path, help="a Hugging Face folder, or the folder of a run"
     )
     parser.add_argument("--system", default="", help="a system message")
-    parser.add_argument("--no-tools", action="store_true", help="offer no Python tool")
+    parser.add_argument("--no-tools", action="store_true", help="offer no tools")
     parser.add_argument("--temperature", type=_number(float, 0), default=1.0, help="sampling temperature; 0 is greedy")
     parser.add_argument("--max-tokens", type=_number(int, 1), default=256, help="sampled tokens in one turn")
     parser.add_argument("--seed", type=int, default=0, help="the same seed and words give the same answers")
@@ -69,11 +80,10 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         BadInput: the checkpoint is refused.
     """
-    from sparring.launch.checkpoint import find_checkpoint
     from sparring.launch.chat import Chat
 
     chat = Chat(
-        find_checkpoint(args.checkpoint),
+        args.checkpoint,
         tools=not args.no_tools,
         temperature=args.temperature,
         max_tokens=args.max_tokens,
@@ -89,8 +99,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _converse(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message]) -> None:
-    messages = list(opening)
+    messages = _begun(runner, chat, opening, 0)
     print(HELP)
+    for note in chat.notes:
+        print(f"({printable(note)})")
+    if chat.proposals:
+        print(PROPOSED)
+    for number, text in enumerate(chat.proposals, 1):
+        print(f"  /{number}  {printable(text) if len(text) <= SHORTENED else printable(text[:SHORTENED]) + ' ...'}")
+    numbers = {f"/{number}": number for number in range(1, len(chat.proposals) + 1)}
     while True:
         try:
             words = input("\nyou> ").strip()
@@ -99,12 +116,16 @@ def _converse(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message
             return
         if words in ("", "/quit"):
             return
-        if words == "/new":
-            messages = list(opening)
-            continue
-        asked = [*messages, Message(role="user", content=words)]
         try:
-            answer, between = runner.run(chat.reply(asked))
+            if words == "/new":
+                messages = _begun(runner, chat, opening, 0)
+                continue
+            if words in numbers:
+                conversation = _begun(runner, chat, opening, numbers[words])
+                print(*(shown(message) for message in conversation if message.role != "system"), sep="\n")
+            else:
+                conversation = [*messages, Message(role="user", content=words)]
+            answer, between = runner.run(chat.reply(conversation))
         except KeyboardInterrupt:
             print("\n(stopped; say something else)")
             continue
@@ -113,17 +134,25 @@ def _converse(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message
         except SparringError as error:
             print(f"({error})", file=sys.stderr)
             continue
-        messages = [*asked, *between, answer]
+        messages = [*conversation, *between, answer]
         for message in (*between, answer):
             print(shown(message))
         if chat.cut_short:
             print(f"(cut short: {chat.cut_short})")
 
 
+def _begun(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message], number: int) -> list[Message]:
+    """Return the messages of a new conversation; a system message of the user's stands in the place of the task's."""
+    messages = runner.run(chat.begin(number))
+    return [*opening, *(message for message in messages if not opening or message.role != "system")]
+
+
 def shown(message: Message) -> str:
     """One message as the terminal shows it: reasoning, calls and results are set off from what is said."""
     if message.role == "tool":
         return "\n".join("  | " + printable(line) for line in message.content.splitlines() or ["(nothing)"])
+    if message.role == "user":
+        return "task> " + printable(message.content.strip())
     lines = [f"  ~ {printable(line)}" for line in (message.reasoning or "").splitlines() if line.strip()]
     if message.content.strip() or not message.tool_calls:
         lines.append("it> " + printable(message.content.strip()))

@@ -1,4 +1,4 @@
-"""A checkpoint to talk to, with a Python tool in a box."""
+"""A checkpoint to talk to, in the world of its run or with a Python tool in a box."""
 
 from __future__ import annotations
 
@@ -7,87 +7,107 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from sparring.cluster.inline import InlineCluster
 from sparring.engine.config import EngineConfig
-from sparring.envs.base import Env
-from sparring.envs.tools.python import PythonTool
-from sparring.errors import LimitReached
+from sparring.errors import BadInput, EnvError, LimitReached
 from sparring.generation import Sampling
+from sparring.launch.chat_world import UNLIMITED, ChatSetting, ChatWorld, bare_setting, setting_of
+from sparring.launch.checkpoint import find_checkpoint
+from sparring.launch.run import CONFIG
 from sparring.model.config import ModelConfig
 from sparring.model.hub import base_folder
-from sparring.protocols import Sandbox
 from sparring.record.recorder import Recorder
+from sparring.recipe.load import load
+from sparring.recipe.run_config import RunConfig
+from sparring.render.config import RenderConfig
 from sparring.render.load import load_renderer
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
-from sparring.sandbox.check import check_sandbox
-from sparring.sandbox.config import SandboxConfig
 from sparring.stages.context import POLICY
 from sparring.stages.models.context_length import max_context, outline_of
 from sparring.train.config import TrainConfig
-from sparring.types import BoxSpec, Limits, Message, Task, ToolSpec
+from sparring.types import Message, Task, ToolSpec
 
 MAX_TURNS = 8
 
 
-class _World(PythonTool, Env):
-    """A world that is nothing but the tool."""
-
-
 class Chat:
-    """One conversation. What was said before stays in the engine's cache; the box lives as long as the chat.
+    """One conversation at a time. What was said before stays in the engine's cache; the box lives as long as the
+    conversation.
 
     Attributes:
         cut_short: why the last answer ended before its end, "" where it did not.
+        proposals: held-out tasks of the run, as texts; none of a bare checkpoint.
+        notes: what the user should know before the first question.
 
     Args:
-        checkpoint: a Hugging Face folder.
-        tools: whether the Python tool is offered.
+        path: a Hugging Face folder, or the folder of a run, whose world and tasks the chat then has.
+        tools: whether tools are offered.
         temperature: 0 is greedy.
         max_tokens: sampled tokens in one turn.
         seed: the same seed and words give the same answers.
+
+    Raises:
+        BadInput: there is no checkpoint, or it cannot be served.
     """
 
-    def __init__(self, checkpoint: Path, *, tools: bool, temperature: float, max_tokens: int, seed: int) -> None:
-        if tools:
-            check_sandbox(SandboxConfig())
-        model, engine = ModelConfig(path=str(checkpoint)), EngineConfig(max_running=1)
+    def __init__(self, path: Path, *, tools: bool, temperature: float, max_tokens: int, seed: int) -> None:
+        checkpoint = find_checkpoint(path)
+        recipe = load(path / CONFIG) if (path / CONFIG).is_file() else None
+        setting, self.notes = _setting(recipe, tools)
+        policy = ModelConfig(path=str(checkpoint)) if recipe is None else recipe.models[POLICY]
+        model = msgspec.structs.replace(policy, path=str(checkpoint), init=None, lora=None, served=None)
+        render = RenderConfig() if recipe is None else recipe.render
+        engine = EngineConfig(max_running=1)
         threads = len(os.sched_getaffinity(0))
         self._cluster = InlineCluster(
             models={POLICY: model}, train=TrainConfig(), engine=engine, device="cpu", threads=threads
         )
         self._recorder = Recorder(
             self._cluster.engine(POLICY, path=str(checkpoint)),
-            load_renderer(base_folder(checkpoint)),
+            load_renderer(base_folder(checkpoint), model.renderer, model.thinking, render.control_tokens),
             sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
             max_context=max_context(outline_of(checkpoint), engine, model.dtype),
         )
-        limits = Limits(max_turns=1 << 30, max_tokens=1 << 30, max_tool_calls=1 << 30)
-        task = Task(id="chat", env="chat", messages=(), limits=limits, box=BoxSpec())
+        task = Task(id="chat", env="chat", messages=(), limits=UNLIMITED)
         self._session = self._recorder.open(task, rollout_id="chat", seed=seed, role=POLICY, priority=0)
-        self._boxes = BubblewrapBoxes(SandboxConfig(servers=1))
-        self._world = _World() if tools else None
-        self._task = task
-        self._box: Sandbox | None = None
+        self._tasks = setting.tasks if setting is not None else ()
+        self.proposals = tuple(_text(task) for task in self._tasks)
+        self._boxes = None if setting is None else BubblewrapBoxes(msgspec.structs.replace(setting.sandbox, servers=1))
+        self._world = None if setting is None or self._boxes is None or not tools else ChatWorld(setting, self._boxes)
         self.cut_short = ""
 
+    async def begin(self, number: int = 0) -> list[Message]:
+        """Forget the conversation, and return the messages that the next one begins with.
+
+        Args:
+            number: of the proposal to begin with, from 1; 0: the user begins.
+
+        Raises:
+            EnvError: the world cannot be opened.
+        """
+        task = self._tasks[number - 1] if number else None
+        if self._world is not None:
+            return await self._world.begin(task)
+        return [] if task is None else list(task.messages)
+
     async def reply(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
-        """The answer to a conversation, and the messages on the way to it: calls and their results.
+        """The answer to a conversation, and the messages on the way to it: calls and what the world says to them.
 
         Raises:
             LimitReached: the conversation has grown past the model's context.
+            EnvError: the world's code raised.
         """
         between: list[Message] = []
         specs = self._world.tools if self._world is not None else ()
         for _ in range(MAX_TURNS):
             answer = await self._said([*messages, *between], specs)
-            if self.cut_short:
+            if self.cut_short or self._world is None:
                 return answer, between
-            if self._world is None or not answer.tool_calls:
-                return answer, between
-            if self._box is None:
-                self._box = await self._boxes.take(BoxSpec())
-                await self._world.open(self._task, self._box)
             observation = await self._world.step(answer)
+            if observation.done or not observation.messages:
+                return answer, between
             between += [answer, *observation.messages]
         return replace(answer, tool_calls=()), between
 
@@ -107,8 +127,30 @@ class Chat:
 
     async def close(self) -> None:
         """Stop the engine and the box."""
-        if self._box is not None:
-            await self._box.close()
-        await self._session.close()
-        await self._cluster.close()
-        await self._boxes.close()
+        try:
+            if self._world is not None:
+                await self._world.close()
+        finally:
+            await self._session.close()
+            await self._cluster.close()
+            if self._boxes is not None:
+                await self._boxes.close()
+
+
+def _setting(recipe: RunConfig | None, tools: bool) -> tuple[ChatSetting | None, tuple[str, ...]]:
+    """Return what the chat is held in, and what to say of it.
+
+    Raises:
+        BadInput: a bare checkpoint's tool needs a box, and this machine can make none.
+    """
+    if recipe is None:
+        return (bare_setting() if tools else None), ()
+    try:
+        return setting_of(recipe), ()
+    except (BadInput, EnvError) as error:
+        return None, (f"without the tools and tasks of its run: {error}",)
+
+
+def _text(task: Task) -> str:
+    """Return what a task asks, on one line."""
+    return " ".join(" ".join(m.content for m in task.messages if m.role != "system").split())

@@ -13,7 +13,12 @@ from sparring.errors import EngineError
 from sparring.types import Message, ToolCall
 
 class Echo:
-    cut_short = ""
+    cut_short, notes = "", ("beware",)
+    proposals = ("2 + 2 = ?", "count " * 40)
+
+    async def begin(self, number=0):
+        task = [Message(role="system", content="of the task"), Message(role="user", content=self.proposals[number - 1])]
+        return task if number else []
 
     async def reply(self, messages):
         last = messages[-1].content
@@ -71,3 +76,14 @@ def test_calls_reasoning_and_results_are_set_off() -> None:
 
 def test_a_model_cannot_steer_the_terminal() -> None:
     assert printable("a\x1b[2Jb\r\tc\n") == "a\\x1b[2Jb\\r\tc\n"
+
+
+def test_proposed_tasks_are_shown_and_asked_by_number() -> None:
+    """A proposal begins a conversation of its own, in which the user's system message is the only one."""
+    done = _talk("hello", "/1", "and now", "/3", "/quit")
+    head, _, rest = done.stdout.partition("\nyou> ")
+    assert head.splitlines()[1:3] == ["(beware)", "Tasks that it never saw in training; their numbers ask them:"]
+    assert head.splitlines()[3] == "  /1  2 + 2 = ?" and head.splitlines()[4].endswith("coun ...")
+    assert "task> 2 + 2 = ?" in rest and "of the task" not in rest
+    answers = [line.partition("it> ")[2] for line in rest.splitlines() if "it> " in line]
+    assert answers == ["2 hello", "2 2 + 2 = ?", "6 and now", "10 /3"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import textwrap
 import tomllib
 import typing
 from pathlib import Path
@@ -235,7 +234,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "rewards.md"
 
 def test_the_recipe_on_the_page_is_one() -> None:
     text = PAGE.read_text()
-    recipe = tomllib.loads(textwrap.dedent(text[text.index("    [env]") : text.index("The same in Python")]))
+    recipe = tomllib.loads(text.partition("```toml\n")[2].partition("```")[0])
     rubric = msgspec.convert(recipe["env"], EnvConfig).rubric
     assert list(rubric) == ["right", "marked", "clear"]
     kinds = set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", text, flags=re.MULTILINE))))

@@ -1,0 +1,156 @@
+"""The world of a chat: that of the run whose checkpoint is talked to, or nothing but a Python tool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+from sparring.envs.base import Env
+from sparring.envs.registry import load_env
+from sparring.envs.rubrics.judges import Judges, Replies
+from sparring.envs.tools.python import PythonTool
+from sparring.errors import JudgeError, refusal
+from sparring.protocols import AnyEnv, Boxes, Sandbox
+from sparring.recipe.run_config import RunConfig
+from sparring.rollout.episode import GuardedEnv
+from sparring.sandbox.check import check_sandbox
+from sparring.sandbox.config import SandboxConfig
+from sparring.tasks.files import read_rows
+from sparring.types import BoxSpec, Limits, Message, Observation, Task, ToolSpec
+
+PROPOSED = 3
+"""Tasks that a chat proposes."""
+
+LOOKED_AT = 64
+"""Held-out tasks among which different ones are looked for."""
+
+UNLIMITED = Limits(max_turns=1 << 30, max_tokens=1 << 30, max_tool_calls=1 << 30)
+
+
+class _PythonWorld(PythonTool, Env):
+    """A world that is nothing but the tool."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatSetting:
+    """What a chat is held in.
+
+    Attributes:
+        make: makes a world for one conversation.
+        tasks: proposed to the user.
+        blank: the task of a conversation that the user begins with words of their own.
+        sandbox: how boxes are made.
+    """
+
+    make: Callable[[], AnyEnv]
+    tasks: tuple[Task, ...] = ()
+    blank: Task
+    sandbox: SandboxConfig = SandboxConfig()
+
+
+def bare_setting() -> ChatSetting:
+    """Return a Python tool in a box, and no tasks.
+
+    Raises:
+        BadInput: this machine can make no box.
+    """
+    check_sandbox(SandboxConfig())
+    return ChatSetting(
+        make=_PythonWorld, blank=Task(id="chat", env="chat", messages=(), limits=UNLIMITED, box=BoxSpec())
+    )
+
+
+def setting_of(config: RunConfig) -> ChatSetting:
+    """Return the world of a run and some of its held-out tasks, of different kinds where there are several.
+
+    Raises:
+        BadInput: its world is not there any more, has several roles, or needs a box that this machine cannot make.
+    """
+    factory = load_env(config.env, read_rows, Judges(_no_judge))
+    roles = GuardedEnv(factory.make).roles
+    if len(roles) > 1:
+        raise refusal("sparring chat", "a world of one role", f"the roles {', '.join(roles)}", "talk without its tools")
+    source = factory.tasks("eval", config.run.seed)
+    held_out = [task for task in islice(iter(source.next, None), LOOKED_AT) if task is not None]
+    kinds: dict[str, Task] = {}
+    for task in held_out:
+        kinds.setdefault(task.tag, task)
+    tasks = [*kinds.values(), *(task for task in held_out if kinds[task.tag] is not task)][:PROPOSED]
+    box = held_out[0].box if held_out else None
+    if box is not None:
+        check_sandbox(config.sandbox)
+    system = (Message(role="system", content=config.env.system),) if config.env.system else ()
+    blank = Task(id="chat", env=factory.name, messages=system, limits=UNLIMITED, box=box)
+    return ChatSetting(make=factory.make, tasks=tuple(tasks), blank=blank, sandbox=config.sandbox)
+
+
+async def _no_judge(name: str) -> Replies:
+    """Refuse to open a judge: a chat scores nothing."""
+    raise JudgeError(f"model {name}: a chat asks no judge")
+
+
+class ChatWorld:
+    """The world that a conversation is held in, made anew for each.
+
+    Args:
+        setting: what to make it of.
+        boxes: where its box is taken from; the caller's.
+    """
+
+    def __init__(self, setting: ChatSetting, boxes: Boxes) -> None:
+        self._setting, self._boxes = setting, boxes
+        self._task = setting.blank
+        self._world = GuardedEnv(setting.make)
+        self._box: Sandbox | None = None
+        self._is_open = False
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """What the model may call."""
+        return self._world.tools
+
+    async def begin(self, task: Task | None) -> list[Message]:
+        """Leave the conversation before, and return the messages that the next one begins with.
+
+        Args:
+            task: the one to open the world with; None: the user begins.
+
+        Raises:
+            EnvError: the world cannot be opened.
+            SandboxError: no box can be had.
+        """
+        await self.close()
+        self._world, self._task = GuardedEnv(self._setting.make), task or self._setting.blank
+        if task is None:
+            return list(self._task.messages)
+        observation = await self._open()
+        return [*task.messages, *observation.messages]
+
+    async def step(self, reply: Message) -> Observation:
+        """Return what the world says to a reply. It is opened by the first that calls a tool, if by no task.
+
+        Raises:
+            EnvError: the world's code raised.
+            SandboxError: its box failed.
+        """
+        if not self._is_open:
+            if not reply.tool_calls:
+                return Observation(done=True)
+            await self._open()
+        return await self._world.step(reply)
+
+    async def close(self) -> None:
+        """Give back the box and close the world. Safe to call twice."""
+        box, self._box, was_open, self._is_open = self._box, None, self._is_open, False
+        if was_open:
+            await self._world.close()
+        if box is not None:
+            await box.close()
+
+    async def _open(self) -> Observation:
+        if self._task.box is not None:
+            self._box = await self._boxes.take(self._task.box)
+        observation = await self._world.open(self._task, self._box)
+        self._is_open = True
+        return observation
