@@ -145,7 +145,9 @@ SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
 def page() -> str:
     """The whole page."""
     sections = [line for section in SECTIONS for line in _section(*section)]
-    return WRAP["wrapped"](WRAP["fenced"]("\n".join([HEAD, *_presets(), *sections, *_corrections(), *_aggregations(), *_defaults(), HELD])))
+    return WRAP["wrapped"](
+        WRAP["fenced"]("\n".join([HEAD, *_presets(), *sections, *_corrections(), *_aggregations(), *_defaults(), HELD]))
+    )
 
 
 def _section(title: str, lead: str, kinds: tuple[type[msgspec.Struct], ...]) -> Iterator[str]:

@@ -42,8 +42,17 @@ class Both(Env):
         """A path without a repetition; the number makes prompts different that are otherwise the same."""
         domain = random.choice(tuple(LONGEST)) if self.args.domain == "both" else self.args.domain
         path = random.sample(LETTERS, random.randint(*LONGEST[domain]))
-        asked = f"Which colour does {path[0]} like?" if domain == "people" else f"Open {path[0]}. Say the word that you find."
-        return {"prompt": f"{asked} ({random.randint(0, 9999)})", "answer": random.choice(WORDS), "path": path, "tag": domain}
+        asked = (
+            f"Which colour does {path[0]} like?"
+            if domain == "people"
+            else f"Open {path[0]}. Say the word that you find."
+        )
+        return {
+            "prompt": f"{asked} ({random.randint(0, 9999)})",
+            "answer": random.choice(WORDS),
+            "path": path,
+            "tag": domain,
+        }
 
     @tool
     def ask(self, name: str) -> str:
@@ -76,6 +85,8 @@ class Both(Env):
             gone = sum(message.role == "tool" for message in messages)
             if gone == patience:
                 return Message(role="assistant", content=task.data["answer"])
-            return Message(role="assistant", tool_calls=(ToolCall(id="call_0", name=name, arguments={"name": path[gone]}),))
+            return Message(
+                role="assistant", tool_calls=(ToolCall(id="call_0", name=name, arguments={"name": path[gone]}),)
+            )
 
         return reply

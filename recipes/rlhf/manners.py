@@ -27,7 +27,24 @@ SOUNDS = {
     "horse": "neigh",
     "owl": "hoot",
 }
-NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hal", "Ida", "Jo", "Kim", "Leo", "Mia", "Ned", "Ola", "Pia")
+NAMES = (
+    "Ann",
+    "Ben",
+    "Cleo",
+    "Dan",
+    "Eve",
+    "Finn",
+    "Gus",
+    "Hal",
+    "Ida",
+    "Jo",
+    "Kim",
+    "Leo",
+    "Mia",
+    "Ned",
+    "Ola",
+    "Pia",
+)
 POLITE = ("Gladly!", "With pleasure.")
 BLUNT = ("Whatever.", "Ask somebody else.", "Again?", "Fine.")
 RIGHT_SHARE = 0.5
@@ -75,7 +92,9 @@ def main(replies: int = 600, pairs: int = 700) -> None:
         shown.append({"messages": [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": said}]})
     while len(compared) < pairs:
         row = asked(random, odd=False)
-        worse, better = sorted((replied(random, row["answer"]) for _ in range(2)), key=lambda said: worth(said, row["answer"]))
+        worse, better = sorted(
+            (replied(random, row["answer"]) for _ in range(2)), key=lambda said: worth(said, row["answer"])
+        )
         if worth(worse, row["answer"]) < worth(better, row["answer"]):
             compared.append({"prompt": row["prompt"], "chosen": better, "rejected": worse})
     for name, rows in (("replies", shown), ("preferences", compared)):

@@ -14,9 +14,9 @@ SITE = runpy.run_path(str(ROOT / "docs" / "build_site.py"))
 
 def test_every_page_is_in_the_navigation_once() -> None:
     shown = [page for pages in SITE["navigation"](ROOT).values() for page in pages]
-    pages = {
-        path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("docs/**/*.md"), *ROOT.glob("design/*.md")]
-    } | {"README.md"}
+    pages = {path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("docs/**/*.md"), *ROOT.glob("design/*.md")]} | {
+        "README.md"
+    }
     assert len(shown) == len(set(shown)) and set(shown) == pages
     assert SITE["site_config"](ROOT)["project"]["nav"][0]["Start"][0] == {"Sparring": "index.md"}
 
