@@ -186,7 +186,7 @@ class Outcome:
 
     @property
     def trainable(self) -> bool:
-        """Whether the policy is answerable for this outcome: its group may count it."""
+        """True if the policy is answerable for this outcome, so that its group may count it."""
         return self.kind in ("completed", "truncated", "policy_failed")
 
 
@@ -294,7 +294,7 @@ class Score:
         return (self.per_role or {}).get(role, self.reward)
 
     def turns_of(self, role: str) -> tuple[float, ...] | None:
-        """What each turn of a role earned, None where nothing is said of turns."""
+        """Return each turn's reward of a role, or None if turns were not scored."""
         return self.per_turn if self.per_role_turns is None else self.per_role_turns.get(role)
 
     def states_of(self, role: str) -> tuple[str | None, ...] | None:
@@ -406,12 +406,12 @@ class Sample:
 
     @property
     def branch(self) -> int:
-        """Which branch of that it is."""
+        """Index of the branch in its trajectory."""
         return int(self.id.rpartition("#")[2])
 
 
 PAIR_SHARE = 0.5
-"""What each side of a pair weighs, so that a pair weighs 1."""
+"""Weight of each side of a pair, so that a pair weighs 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -435,7 +435,7 @@ class TokenAccount:
 
     @property
     def balanced(self) -> bool:
-        """Whether nothing was lost and nothing doubled."""
+        """True if every sampled token is counted exactly once."""
         return self.sampled == self.trained + self.filtered + self.zero_advantage + self.failed
 
 

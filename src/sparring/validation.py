@@ -116,7 +116,7 @@ def _value(kind: declared.Type, data: Any, keys: tuple[Key, ...]) -> Any:
 
 
 def _has_shape(kind: declared.Type, data: Any) -> bool:
-    """Whether the outermost layer of `data` is of the declared kind."""
+    """Return True if the outermost layer of `data` is of the declared kind."""
     match kind:
         case declared.AnyType():
             return True

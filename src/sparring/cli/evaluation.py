@@ -48,7 +48,7 @@ def evaluation_lines(evaluated: Evaluated) -> Iterator[str]:
 
 
 def comparison_lines(compared: Compared) -> Iterator[str]:
-    """What changed, and what the gate says."""
+    """Yield the changes from one evaluation to the other and the gate's verdict."""
     found = compared.comparison
     yield f"{compared.after} against {compared.before}, task by task"
     changes = {name: change for name, change in found.changes.items() if name not in ONE}

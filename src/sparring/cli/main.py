@@ -28,7 +28,7 @@ REFUSALS = (
     (r"argument (\S+): invalid (\w+) value: (.+)", r"argument \1: expected a value of type \2, got \3"),
     (r"argument (\S+): expected one argument", r"argument \1: expected a value, got nothing"),
 )
-"""What argparse says, and the same as a refusal."""
+"""Messages of argparse, as patterns, each with its wording as a refusal."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -101,7 +101,7 @@ def _say(message: str, code: int) -> int:
 
 
 def _disk_is_full(error: BaseException | None) -> bool:
-    """Whether a full disk, a quota or the largest file allowed is what began this."""
+    """Return True if a full disk, a quota or a limit on file size caused the error."""
     while error is not None:
         if getattr(error, "errno", None) in FULL or getattr(error, "sqlite_errorname", None) == "SQLITE_FULL":
             return True

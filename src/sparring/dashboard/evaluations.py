@@ -16,7 +16,7 @@ from sparring.observe.statistics import Estimate
 from sparring.protocols import Store
 
 OF_A_RUN = ("init", "sft", "preference", "rl", "distill", "no_tool")
-"""What a run's own eval stage may have evaluated."""
+"""Names of the evaluations that a run's own eval stage may have recorded."""
 
 FOLDERS = "evaluations"
 """Of a run: where `sparring eval` leaves one folder for each."""

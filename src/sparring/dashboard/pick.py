@@ -1,4 +1,5 @@
-"""Which rollouts of a long run the viewer shows, chosen while the groups stream past in bounded memory."""
+"""Selection of the rollouts that the viewer shows of a long run, made while the groups stream past in bounded
+memory."""
 
 from __future__ import annotations
 

@@ -59,13 +59,13 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """`[[env.args.datasets]]`: one dataset of the mix."""
 
     name: str
-    """As reasoning-gym calls it."""
+    """Name of the dataset in reasoning-gym."""
 
     weight: float = 1.0
-    """Its share of training tasks, relative to the others'."""
+    """Weight of the dataset among the training tasks, relative to the others'."""
 
     coverage: Literal["well", "thin"] = "well"
-    """How well its demonstrations cover it; reports are split by this."""
+    """Coverage of the dataset by demonstrations; reports are split by it."""
 
     demonstrations: int = 0
     """Distinct tasks that the expert demonstrates for supervised fine-tuning."""
@@ -95,7 +95,7 @@ class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Reward 1 for a full score and 0 for anything less; false keeps the library's partial scores."""
 
     tool: bool = True
-    """Whether the agent has the python tool."""
+    """Give the agent the python tool."""
 
     def __post_init__(self) -> None:
         names = [dataset.name for dataset in self.datasets]

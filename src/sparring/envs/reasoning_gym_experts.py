@@ -32,7 +32,7 @@ def expert_for(task: Task) -> Expert | None:
 
 
 def has_expert(name: str) -> bool:
-    """Whether a dataset has an expert."""
+    """Return True if a dataset has an expert."""
     return name in PROGRAMS or name == "calendar_arithmetic"
 
 

@@ -1,4 +1,4 @@
-"""Which roles a world has, and what a world of several needs."""
+"""Roles of an environment, and the requirements of one that has several."""
 
 from __future__ import annotations
 

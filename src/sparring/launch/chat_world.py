@@ -34,7 +34,7 @@ class _PythonWorld(PythonTool, Env):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatSetting:
-    """What a chat is held in.
+    """Environment, tasks and sandbox of a chat.
 
     Attributes:
         make: makes a world for one conversation.
@@ -107,7 +107,7 @@ class ChatWorld:
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        """What the model may call."""
+        """Tools that the model may call."""
         return self._world.tools
 
     async def begin(self, task: Task | None) -> list[Message]:

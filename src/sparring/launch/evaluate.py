@@ -30,10 +30,10 @@ from sparring.stages.context import POLICY, Context
 from sparring.stages.models.reward_scorers import OWN
 
 ENDPOINT = ("http://", "https://", "unix:")
-"""How the address of an endpoint begins."""
+"""Beginnings of an endpoint's address."""
 
 REWARD_MODEL = "own_reward_model"
-"""What the reward model of the run is called in the recipe of an evaluation."""
+"""Name of the run's reward model in the recipe of an evaluation."""
 
 CONTENT = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
 """Endings of the files that decide what a checkpoint says."""
@@ -41,7 +41,7 @@ CONTENT = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """What is evaluated: the weights of a folder, or what answers at an endpoint, of which the folder has the
+    """Subject of an evaluation: the weights of a folder, or a model behind an endpoint. The folder then has its
     tokenizer."""
 
     name: str
@@ -154,7 +154,8 @@ def check_writable(path: Path) -> None:
 
 
 def evaluation_folder(config: RunConfig, subject: Subject) -> Path:
-    """Where the record of an evaluation lies: named by the subject and by a digest of what decides what is sampled."""
+    """Return the folder of an evaluation's record. Its name is the subject and a digest of all settings that decide
+    what is sampled."""
     told = _recipe(config, subject, "", "")
     run = RunSection(name="-", seed=told.run.seed, device=told.run.device)
     settings = msgspec.to_builtins(msgspec.structs.replace(told, run=run, observe=ObserveConfig()))
@@ -211,7 +212,7 @@ def _told(context: Context, subject: Subject, evaluation: Evaluation, folder: Pa
 
 
 def _write_recipe(folder: Path, recipe: RunConfig) -> None:
-    """What was evaluated and how, beside the record; the digest in the folder's name says that it is no other."""
+    """Write the recipe of an evaluation beside its record. The digest in the folder's name tells it from any other."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).write_text(dump(recipe), encoding="utf-8")
@@ -222,7 +223,7 @@ def _write_recipe(folder: Path, recipe: RunConfig) -> None:
 
 
 def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> RunConfig:
-    """Those parts of a recipe that an evaluation reads, and nothing that only says how much of it is done or told."""
+    """Return the sections of a recipe that an evaluation reads, without settings of its size and its reports."""
     served = _served(config.engine, subject.endpoint) if subject.endpoint else None
     spec = msgspec.structs.replace(config.models[POLICY], path=str(subject.folder), init=None, lora=None, served=served)
     run = config.run
@@ -253,7 +254,7 @@ def _rewards(config: RunConfig) -> RlConfig:
 
 
 def _reward_model(config: RunConfig) -> dict[str, ModelConfig]:
-    """What the run's own stage made, as a model, where it scores.
+    """Return the reward model that the run's own stage has trained, if the run scores with it.
 
     Raises:
         BadInput: it has not made it.
@@ -268,7 +269,7 @@ def _reward_model(config: RunConfig) -> dict[str, ModelConfig]:
 
 
 def _served(engine: EngineConfig, url: str) -> ServedConfig:
-    """Who answers at an endpoint: OpenAI's completions where the address ends in /v1, else `sparring serve`."""
+    """Return the server at an endpoint: OpenAI's completions if the address ends in /v1, else `sparring serve`."""
     kind = "openai" if url.rstrip("/").endswith("/v1") else "remote"
     return ServedConfig(kind=kind, url=url, api_key_env=engine.api_key_env, served_model=engine.served_model)
 

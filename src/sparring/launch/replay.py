@@ -23,7 +23,7 @@ from sparring.types import Rollout
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replayed:
-    """Whether every bit came back, and the finding in words."""
+    """Result of a replay: true if every bit came back, and the report in words."""
 
     identical: bool
     lines: list[str]

@@ -194,7 +194,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
 
 
 async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies:
-    """Who answers for a model of `[models]`, as it is."""
+    """Open a model of `[models]` for replies, without training it."""
     from sparring.engine.adapters.chat_endpoint import ChatEndpoint
     from sparring.engine.adapters.client import read_api_key
     from sparring.envs.rubrics.judges import EngineReplies
@@ -211,8 +211,8 @@ async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies
 
 
 def _who(config: RunConfig, name: str) -> str:
-    """What a model of `[models]` is: its settings and, where they lie here, its files. What a server has changed nobody
-    tells."""
+    """Describe a model of `[models]` by its settings and, if they are on this machine, its files. Changes on a server
+    stay unseen."""
     from sparring.model.hub import local_folder
 
     spec = config.models[name]
@@ -253,15 +253,15 @@ def _compare(folder: Path, config: RunConfig) -> None:
 
 
 def _filtered_by_default(file: Path) -> bool:
-    """Whether a run filters groups of equal rewards though its config does not say so: one that began when these
-    credits did so by default has no such key, every other has it."""
+    """Return True if a run filters groups of equal rewards though its config does not say so. Early runs did so by
+    default with these credits; their configs have no such key, all later ones do."""
     algo = tomllib.loads(file.read_text(encoding="utf-8")).get("algo", {})
     said = "zero_variance_filter" in algo or "kl_reward" in algo
     return not said and algo.get("credit", {}).get("name") in ("grpo", "maxrl", "opo", "pass_at_k", "rloo")
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Which keys differ, as `path (old -> new)`. How progress is shown and whether memory is refused do not count."""
+    """Return the keys that differ, as `path (old -> new)`. Progress display and the memory check do not count."""
     if path in ("observe", "run.memory"):
         return []
     if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -36,7 +36,7 @@ REMEMBERED = 8
 """Sets of stop tokens whose text rules are kept."""
 
 GRACE_S = 10.0
-"""How long answers that are being written may take when the server is stopped."""
+"""Seconds that answers in progress may take after the server is stopped."""
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ def _open_engine(config: ServeConfig) -> NativeEngine:
 
 
 def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], None]) -> StoppingServer:
-    """What serves an engine and, when it is stopped, closes it.
+    """Make the server of an engine. When the server is stopped, it closes the engine.
 
     Args:
         engine: made of `config.folder`.
@@ -158,12 +158,12 @@ class StoppingServer(uvicorn.Server):
         self._engine, self._ready = engine, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, and says that it is done."""
+        """Start uvicorn's server, then report that it is ready."""
         await super().startup(sockets)
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, behind the engine's end.
+        """Close the engine, then shut uvicorn's server down.
 
         First nobody is let in any longer, and only later are the listening sockets closed: asyncio loses a connection
         that it has accepted but not yet made known when they are (`Server._attach` fails unheard), and whoever opened
@@ -176,7 +176,8 @@ class StoppingServer(uvicorn.Server):
 
 
 def _sweep() -> None:
-    """What imports torch waits until the engine does."""
+    """Remove shared-memory files of publishers that died. Imported here because it imports torch, which is loaded with
+    the engine."""
     from sparring.weights.shared_memory import sweep
 
     sweep()
@@ -189,8 +190,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def text_rules(folder: Path) -> Bind:
-    """What makes text rules with the tokenizer of a checkpoint folder; a request's stop tokens are what ends its
-    turn."""
+    """Return a function that makes a request's text rules with the tokenizer of a checkpoint folder. The request's stop
+    tokens end its turn."""
     tokenizer = cache(lambda: load_tokenizer(base_folder(folder)))
     by_stop_ids = lru_cache(REMEMBERED)(lambda stop_ids: TextRules(tokenizer(), stop_ids))
     return lambda request: by_stop_ids(request.sampling.stop).bind(request)

@@ -22,7 +22,7 @@ offsets[m + 1]; an id beyond the vocabulary stands for nothing."""
 
 QUANTITIES = frozenset({"logprob", "entropy", "probability_squares"})
 SCALAR_QUANTITIES = frozenset({"value"})
-"""What a scalar head gives: of each target, what the text before it is worth."""
+"""Quantities of a scalar head: for each target, the value of the text before it."""
 CHUNK_ROWS, CHUNK_ELEMENTS = 1024, 1 << 24
 """A chunk is this many rows at most, and 64 MiB of float32 logits, but never fewer than 16 rows."""
 KEEP_ELEMENTS = 1 << 25

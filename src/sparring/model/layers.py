@@ -16,7 +16,7 @@ from sparring.kernels import ops
 from sparring.model.rowwise import row_invariant
 
 Values = Callable[[nn.Parameter], torch.Tensor]
-"""What a parameter is to be."""
+"""Function that gives the tensor to put in a parameter's place."""
 Changes = list[tuple[object, str, Any]]
 """Of which objects which attributes are to have which values."""
 

@@ -35,7 +35,7 @@ class NonTextParts:
             self._paths += [f"{prefix}{name}" for name, inside in parts.items() if not inside & kept]
 
     def __contains__(self, name: str) -> bool:
-        """Whether a parameter or buffer of the model is of these parts."""
+        """Return True if a parameter or buffer belongs to these parts."""
         return any(name == path or name.startswith(f"{path}.") for path in self._paths)
 
     def drop(self) -> None:

@@ -27,7 +27,7 @@ from sparring.model.layers import RowLinear
 from sparring.model.targets import AdaptableWeight, linears_of, shape_of, targets_of, unknown_target
 
 A, B, SCALE = "lora_A.weight", "lora_B.weight", "lora_scale"
-"""How a state names the two factors of a layer, behind its name, and the one number beside them."""
+"""Names in a state, behind the layer's name, of its two factors and of the number beside them."""
 
 RowGroup = tuple["Adapter", torch.Tensor | None]
 """An adapter and the rows [n] int64 that have it; None for all."""
@@ -253,7 +253,7 @@ class MixtureAdapters:
 
     @property
     def adds(self) -> bool:
-        """Whether they add anything for a row of the call under way."""
+        """True if an adapter adds to any row of the call under way."""
         return any(target in adapter.terms for adapter in self._adapters.active for target in self.targets)
 
     def __call__(self, rows: Sequence[torch.Tensor]) -> list[AdaptedExpert]:
@@ -316,7 +316,7 @@ class Adapters:
 
     @property
     def used(self) -> bool:
-        """Whether any row of the call under way may have an adapter."""
+        """True if any row of the call under way may have an adapter."""
         return self.everywhere is not None if self._current is None else bool(self._current.groups)
 
     def groups(self, num_rows: int) -> Sequence[RowGroup]:

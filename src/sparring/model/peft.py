@@ -21,8 +21,8 @@ CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """Before a layer's name in the file."""
 EXPERTS, INNER = "experts", "base_layer"
-"""What the module of experts is called. Where both of its parameters have factors, the first's lie one wrapper further
-in."""
+"""Name of the module of experts, and of the inner of its two wrappers: if both of its parameters have factors, the
+first's lie there."""
 
 UNSERVED = (
     *("modules_to_save", "use_dora", "lora_bias"),
@@ -40,7 +40,7 @@ scale."""
 
 
 def is_adapter(path: str | Path) -> bool:
-    """Whether a folder holds an adapter in place of a model."""
+    """Return True if a folder holds an adapter in place of a model."""
     return (Path(path) / CONFIG).is_file()
 
 

@@ -114,7 +114,7 @@ def split(module: nn.Module) -> RecurrentLayers:
 
 
 def _is_mixer(part: nn.Module) -> bool:
-    """Whether it takes a cache of states, has a convolution and knows its layer."""
+    """Return True if a module takes a cache of states, has a convolution and knows its layer."""
     convolves = isinstance(getattr(part, "conv1d", None), nn.Conv1d) and hasattr(part, "layer_idx")
     return convolves and "cache_params" in inspect.signature(part.forward).parameters
 

@@ -242,7 +242,8 @@ def broadcast_weight(function: Callable[..., Any], args: tuple[Any, ...], named:
 
 
 def _repeats_rows(x: torch.Tensor, shape: torch.Size) -> bool:
-    """Whether x has gradients and is repeated, not only along the last dimension: what stands in one row is its own."""
+    """Return True if x has gradients and is repeated along another dimension than the last: each row then needs a copy
+    of its own."""
     sizes = (1,) * (len(shape) - x.dim()) + tuple(x.shape)
     return x.requires_grad and any(size < whole for size, whole in zip(sizes[:-1], shape[:-1], strict=True))
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 Kind = tuple[str, int]
-"""Which of a mixer's states: "conv" or "recurrent", and which of that kind."""
+"""Key of one state of a mixer: its kind, "conv" or "recurrent", and its number of that kind."""
 
 
 RecurrentLayers = Mapping[int, Mapping[Kind, torch.Tensor]]
@@ -36,7 +36,7 @@ class MixerCache:
         return self.states.get(("recurrent", state_idx))
 
     def is_recording_past(self, _layer: int) -> bool:
-        """Whether states can be taken back; they cannot."""
+        """Return False: states cannot be taken back."""
         return False
 
     def update_conv_state(

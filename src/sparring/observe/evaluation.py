@@ -210,8 +210,8 @@ def kept(before: Evaluation, after: Evaluation) -> Estimate:
 
 
 def verdict(change: Estimate, margin: float) -> Verdict:
-    """Whether a figure held, or fell by more than `margin`: what its whole 95 % interval says; undecided where that is
-    on both sides of -margin."""
+    """Decide by the whole 95 % interval if a figure held, or fell by more than `margin`. It is undecided if the
+    interval contains -margin."""
     if change.interval is None:
         return "undecided"
     low, high = change.interval

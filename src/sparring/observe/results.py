@@ -10,7 +10,7 @@ from sparring.errors import refusal
 from sparring.observe.evaluation import Comparison, Evaluation, Verdict
 
 RESULT = "evaluation.json"
-"""Its name in the folder of an evaluation."""
+"""Name of the file in the folder of an evaluation."""
 
 
 class Evaluated(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ CONSTANT = 1 << 16
 PLAIN_INT = 1 << 63
 """From here on an int is written in hexadecimal: Python bounds decimal digits."""
 PASSED = "passed\n"
-"""What a borrower whose code came to its end writes to stdout."""
+"""Line that a borrower writes to stdout when its code has run to its end."""
 
 NOT_RAISED_AS_THEMSELVES = {"StopIteration", "StopAsyncIteration", "GeneratorExit"}
 """In the borrower's code these would end a loop (`all(map(f, cases))`) and not the code: they arrive as RuntimeError,

@@ -85,7 +85,7 @@ async def run(context: Context) -> dict[str, Any]:
 async def _task(
     context: Context, teacher: RolloutRunner, gate: asyncio.Semaphore, index: int, task: Task
 ) -> dict[str, Any]:
-    """What one task gives, unless the run already has it."""
+    """Roll one task out, unless the run has its result already, and return the result."""
     found = context.store.get(f"collect/{index}")
     if found is None:
         finished = await _rolled_out(context, teacher, gate, index, task)
@@ -134,11 +134,11 @@ def _kept(task: Task, finished: Sequence[Finished], context: Context) -> dict[st
 
 
 def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that the policy could say: of a malformed reply (half a tool call in its text) a chat template may make
-    another.
+    """Return the traces that the policy could have sampled: a chat template may change a malformed reply, such as one
+    with half a tool call in its text.
 
     Raises:
-        BadInput: it could say fewer than nine in ten; why not the first.
+        BadInput: fewer than nine in ten remain; it names the reason for the first that does not.
     """
     renderer, tools = context.renderer(context.input("sft")), context.factory.make().tools
     kept: list[dict[str, Any]] = []
@@ -160,7 +160,7 @@ def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, An
 
 @asynccontextmanager
 async def _teacher(context: Context, name: str) -> AsyncIterator[RolloutRunner]:
-    """What runs one rollout of the model `name` of the recipe, asked where it is."""
+    """Open a runner of rollouts for the model `name` of the recipe."""
     config = context.config
     spec, sampling = config.models[name], config.rollout.sampling()
     recorder: SessionRecorder

@@ -41,7 +41,7 @@ class Optimiser:
 
     @property
     def has_masters(self) -> bool:
-        """Whether some parameter is not float32 and must be written back after a step."""
+        """True if some parameter is not float32 and must be written back after a step."""
         return any(self._masters[name] is not p for name, p in self._parameters.items())
 
     @property

@@ -238,7 +238,7 @@ class OpenAiEngine:
         return model or names[0]
 
     def _probe(self, client: httpx.Client) -> bool:
-        """Whether log-probabilities are of the distribution that is sampled from; False: before temperature.
+        """Return True if log-probabilities are of the sampling distribution, False if they are from before temperature.
 
         Raises:
             BadInput: the server does not take or return token ids.

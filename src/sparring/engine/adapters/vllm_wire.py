@@ -22,7 +22,7 @@ _SEED_BITS = (1 << 63) - 1
 
 
 def truncates(sampling: Sampling) -> bool:
-    """Whether sampling draws from a part of the vocabulary, which is then recorded with the token (law 2)."""
+    """Return True if sampling draws from a part of the vocabulary. Its ids are recorded with the token (law 2)."""
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
 
 

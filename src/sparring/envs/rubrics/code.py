@@ -33,7 +33,7 @@ exec(compile({program!r}, "answer.py", "exec"), {{"__name__": "__main__"}})
 BORROW = "from sparring.sandbox.stand_ins import borrow\nborrow({test!r})"
 LEND = "from sparring.sandbox.stand_ins import lend\nlend({program!r})"
 PASSED = "passed\n"
-"""What `borrow` says of a test that came to its end."""
+"""Output of `borrow` for a test that ran to its end."""
 
 SHARED = """
 import os, sys
@@ -134,7 +134,7 @@ def _is_test(given: Any) -> bool:
 
 
 def _shared(task: Task) -> bool:
-    """Whether the row has its tests run in the process of the answer."""
+    """Return True if the row's tests run in the process of the answer."""
     return bool(task.data.get("shared", False))
 
 
@@ -164,7 +164,7 @@ def _check_asserts(test: str, where: str, shared: bool) -> None:
 
 
 async def _failure(program: str, test: str | Mapping[str, str], shared: bool, box: Sandbox) -> str:
-    """Why the program fails the test, in a line; empty where it passes."""
+    """Return one line that says why the program fails the test; empty if it passes."""
     if isinstance(test, str) and not shared:
         done = await box.converse(BORROW.format(test=test), LEND.format(program=program))
         return "" if done.exit_code == 0 and done.stdout == PASSED else _last_words(done)
@@ -183,15 +183,17 @@ async def _failure(program: str, test: str | Mapping[str, str], shared: bool, bo
 
 
 async def _shared_failure(program: str, test: str, box: Sandbox) -> str:
-    """A secret says that the assertions were reached and hold, because a program can end with status 0 at any time. One
-    that searches the interpreter's frames for it can still find it, and there are shorter ways."""
+    """Run a test in the process of the answer, and return one line that says why it fails; empty if it passes.
+
+    A program can end with status 0 at any time, so a secret is printed after the assertions. A program can still search
+    the interpreter's frames for it, and there are shorter ways to cheat."""
     passed = secrets.token_hex(16)
     done = await box.python(SHARED.format(program=program, test=test, passed=passed.encode()))
     return "" if done.stderr.endswith(passed) else _last_words(done)
 
 
 def _last_words(done: ExecResult) -> str:
-    """Why a command did not do what it should have."""
+    """Return the reason for which a command failed."""
     for flag, words in (
         ("timed_out", "timed out"),
         ("out_of_memory", "out of memory"),

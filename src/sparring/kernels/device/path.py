@@ -30,7 +30,8 @@ NAME = "exact-device"
 
 
 def is_interpreted() -> bool:
-    """Whether Triton's programs run on the CPU in its interpreter, for tests: TRITON_INTERPRET=1 before they load."""
+    """Return True if Triton's programs run on the CPU in its interpreter, for tests: TRITON_INTERPRET=1 before they
+    load."""
     return os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 
 

@@ -39,9 +39,9 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     of a model, as in { "*" = "teacher" } with [models.teacher]."""
 
     over: Literal["token", "top_k", "vocabulary"] = "token"
-    """What is compared in the place of each sampled token: the log-probabilities of that token alone; the teacher's
-    `top_k` likeliest tokens and the rest as one; or the whole distributions, the teachers computed beside the
-    trainer."""
+    """Quantity compared at each sampled token. token: the log-probabilities of that token alone; top_k: the teacher's
+    `top_k` likeliest tokens, and all others as one; vocabulary: the whole distributions, with the teachers computed
+    beside the trainer."""
 
     divergence: Literal["reverse", "forward", "jensen_shannon"] = "reverse"
     """reverse: KL(student || teacher); forward: KL(teacher || student); jensen_shannon: of `beta` (GKD, arXiv
@@ -84,7 +84,7 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Requests to teachers under way at once."""
 
     retries: int = 2
-    """How often a request is repeated that a teacher failed to answer."""
+    """Repetitions of a request that a teacher failed to answer."""
 
     retry_delay_s: float = 0.5
     """Pause before the first repetition; doubles with each."""

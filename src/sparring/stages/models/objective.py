@@ -27,8 +27,8 @@ def preference_loss(config: RunConfig) -> Loss | None:
 
 
 def needs_reference(config: RunConfig) -> bool:
-    """Whether something compares the policy with what the stage begins with: that loss or, where there is none,
-    `[algo]`."""
+    """Return True if the loss compares the policy with the weights that the stage begins with. Without `[rl]
+    preference`, `[algo]` decides."""
     if config.rl.preference is None:
         return config.algo.needs_reference
     return not isinstance(config.rl.preference, WITHOUT_REFERENCE)

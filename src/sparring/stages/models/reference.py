@@ -50,14 +50,14 @@ def reference_beside(config: RunConfig) -> Beside:
 
 
 def is_held(config: RunConfig) -> bool:
-    """Whether a model stands beside the policy. Of its own weights before an update the policy's trainer tells
-    log-probabilities itself, as long as it has them."""
+    """Return True if a reference model is kept beside the policy. For weights of an earlier update, the policy's
+    trainer computes log-probabilities itself while it has them."""
     return needs_reference(config) and (config.algo.kl.reference != LAST or _is_whole(config))
 
 
 def is_averaging(config: RunConfig, stage: str) -> bool:
-    """Whether a model beside the policy follows it in this stage, "rl" or "distill", and so is saved with its
-    checkpoints."""
+    """Return True if a model beside the policy follows it in this stage, "rl" or "distill". Its weights are then saved
+    with the policy's checkpoints."""
     if stage == "distill":
         return AVERAGE in config.distill.teachers.values()
     return is_held(config) and config.algo.kl.reference in (AVERAGE, LAST)

@@ -1,4 +1,4 @@
-"""Which reward model scores the rollouts of a run."""
+"""Reward models that score the rollouts of a run."""
 
 from __future__ import annotations
 

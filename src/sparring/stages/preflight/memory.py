@@ -29,8 +29,8 @@ LANES, SMALLEST_LANE = 2, 256
 """Into so many a trainer on a CPU cuts a micro-batch that has so many tokens for each; see `train.trainer`,
 `batch.packing`."""
 SCATTERED = 1.2
-"""What a trainer's threads keep of freed memory, in pieces too small for the next tensor, over what they use at the
-most: measured by `benchmarks/memory.py`."""
+"""Memory of a trainer's threads as a multiple of its peak use: freed pieces too small for the next tensor stay with
+them. Measured by `benchmarks/memory.py`."""
 UNCOUNTED = 0.08
 """Share of all that is counted, for what is not: pieces that the C library keeps, and copies on the way; measured
 likewise."""

@@ -70,7 +70,7 @@ def slopes(q: Array, p: Array, heat: float) -> Array:
 
 
 PARTS: Mapping[str, Callable[..., Array]] = {f.__name__: f for f in (probabilities, divergence, slopes)}
-"""What `full` is made of."""
+"""Functions that `full` is composed of."""
 
 
 def full(case: Plain, parts: Mapping[str, Callable[..., Array]] = PARTS) -> Plain:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 SIGNS: Mapping[type[ast.AST], type[ast.AST]] = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.USub: ast.UAdd}
-"""What is turned into what: plus and minus."""
+"""Exchanges of plus and minus."""
 
 OPERATORS: Mapping[type[ast.AST], type[ast.AST]] = {
     **SIGNS,

@@ -132,7 +132,7 @@ SETTINGS: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {
         "top_entropy": [{"top_entropy": 0.2}, {"top_entropy": 0.5, "aggregation": "sequence_mean"}],
     },
 }
-"""What is tried of each name, beside the name itself."""
+"""Settings that the cases of each name use besides its defaults."""
 
 
 def cases(part: str, name: str, draws: int = 2) -> Iterator[Plain]:

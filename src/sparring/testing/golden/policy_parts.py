@@ -229,7 +229,7 @@ def weigh(step: Step, settings: Settings) -> Array:
 
 
 def rejected(step: Step, settings: Settings) -> Array:
-    """Whether the divergence of a token's unit is out of bounds."""
+    """Return a mask [M] of the tokens whose unit has a divergence out of bounds."""
     gone, kind = np.zeros(len(step.at), bool), settings.get("reject", "none")
     if kind == "none":
         return gone
