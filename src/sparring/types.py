@@ -160,11 +160,13 @@ class Segment:
     def __post_init__(self) -> None:
         sampled = self.model is not None
         if sampled != (self.logprobs is not None) or sampled != (self.versions is not None):
-            raise ValueError("a segment has log-probabilities and versions exactly when a model of ours sampled it")
+            raise ValueError(
+                "segment: expected log-probabilities and versions if a model of this run sampled it, and none otherwise"
+            )
         if self.logprobs is not None and not len(self.logprobs) == len(self.tokens) == len(self.versions or ()):
-            raise ValueError("one log-probability and one version per sampled token")
+            raise ValueError("segment: expected one log-probability and one version per sampled token")
         if self.kept is not None and not (sampled and len(self.kept) == len(self.tokens)):
-            raise ValueError("one kept set per sampled token")
+            raise ValueError("segment: expected one kept set per sampled token")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -326,7 +328,7 @@ class Group:
             raise ValueError(f"group {self.id}: {len(self.rollouts)} rollouts but {len(self.scores)} scores")
         for rollout, score in zip(self.rollouts, self.scores, strict=True):
             if score.reward is None or not rollout.outcome.trainable:
-                raise ValueError(f"group {self.id}: rollout {rollout.id} is unscored or not the policy's doing")
+                raise ValueError(f"group {self.id}: rollout {rollout.id} is unscored, or its outcome is not trainable")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -100,8 +100,10 @@ def _gate(args: argparse.Namespace) -> Gate | None:
 
     if args.gate is None:
         if args.figure or args.strict:
-            raise refusal("--gate", "a margin beside --figure or --strict", "none", "add --gate 0.02, say")
+            raise refusal("--gate", "a margin with --figure or --strict", "none", "add --gate 0.02, say")
         return None
     if not 0 <= args.gate < float("inf"):
-        raise refusal("--gate", "a margin of 0 or more", str(args.gate), "say how far the figure may fall")
+        raise refusal(
+            "--gate", "a margin of 0 or more", str(args.gate), "give the largest fall of the figure that passes"
+        )
     return Gate(margin=args.gate, figure=args.figure)

@@ -42,5 +42,5 @@ def check_roles(env: AnyEnv) -> tuple[str, ...]:
     for method in ("step_of", "score_all") if len(roles) > 1 else ():
         if getattr(type(env), method, getattr(Env, method)) is getattr(Env, method):
             do = f"write {method}, or name one role"
-            raise refusal(where, f"a method {method} in a world of the roles {', '.join(roles)}", "none", do)
+            raise refusal(where, f"a method {method} in an environment of the roles {', '.join(roles)}", "none", do)
     return roles

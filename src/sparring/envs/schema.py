@@ -61,7 +61,9 @@ def parameters(function: Callable[..., Any], where: str) -> dict[str, tuple[Any,
     try:
         hints = typing.get_type_hints(function)
     except NameError as error:
-        raise refusal(where, "type hints that exist", str(error), "import the type at the top of its module") from error
+        raise refusal(
+            where, "type hints that can be resolved", str(error), "import the type at the top of its module"
+        ) from error
     found: dict[str, tuple[Any, Any]] = {}
     for position, (key, parameter) in enumerate(inspect.signature(function).parameters.items()):
         if position == 0 and key == "self":

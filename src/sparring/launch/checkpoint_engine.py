@@ -187,7 +187,7 @@ class CheckpointEngine:
 
     def _opened(self) -> NativeEngine:
         if self._engine is None:
-            raise refusal("sparring.Engine", "an open engine", "one that was closed", "open the checkpoint again")
+            raise refusal("sparring.Engine", "an open engine", "a closed one", "open the checkpoint again")
         return self._engine
 
     def _request(

@@ -71,8 +71,8 @@ def evaluate_subjects(config: RunConfig, subjects: Sequence[Subject | Path], gat
     config = resolve(config)
     known = {index: read_result(path) for index, path in enumerate(subjects) if isinstance(path, Path)}
     if gate is not None and len(subjects) < 2:
-        do = "name the baseline first, then the other"
-        raise refusal("--gate", "a baseline and what is held against it", "one subject", do)
+        do = "name the baseline first, then the one to compare with it"
+        raise refusal("--gate", "two checkpoints or endpoints to compare", "one", do)
     if gate is not None and gate.figure:
         _check_figure(gate.figure, config.eval, [known.get(index) for index in range(len(subjects))])
     evaluations = []
@@ -150,7 +150,7 @@ def check_writable(path: Path) -> None:
         BadInput: it cannot.
     """
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-        raise refusal(str(path), "a file in a folder that can be written", "none", "choose another")
+        raise refusal(str(path), "a file in a writable folder", "none", "choose another")
 
 
 def evaluation_folder(config: RunConfig, subject: Subject) -> Path:
@@ -218,7 +218,7 @@ def _write_recipe(folder: Path, recipe: RunConfig) -> None:
         (folder / CONFIG).write_text(dump(recipe), encoding="utf-8")
     except OSError as error:
         raise refusal(
-            str(folder), "a folder that can be made", error.strerror or str(error), "choose another --name"
+            str(folder), "a folder that can be created", error.strerror or str(error), "choose another --name"
         ) from error
 
 
@@ -264,7 +264,7 @@ def _reward_model(config: RunConfig) -> dict[str, ModelConfig]:
     folder = Path(config.run.directory) / config.run.name / OWN / "model"
     if not folder.is_dir():
         do = "run the recipe first, or name a model: --set rl.reward_model=NAME"
-        raise refusal("rl.reward_model", f"what the stage {OWN} writes, {folder}", "nothing", do)
+        raise refusal("rl.reward_model", f"the model of the stage {OWN} in {folder}", "no such folder", do)
     return {REWARD_MODEL: msgspec.structs.replace(config.models[POLICY], path=str(folder), init=None, lora=None)}
 
 

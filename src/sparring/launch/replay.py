@@ -49,8 +49,8 @@ async def _replayed(folder: Path, rollout_id: str) -> Replayed:
         raise refusal(str(folder), "the folder of a run", got, "give one, like runs/quickstart")
     config = load(folder / "config.toml")
     if not config.engine.exact:
-        got = f"{config.engine.kind}, whose random numbers hang on more than the seed and the place"
-        raise refusal(str(folder), "a run of an engine that can replay", got, "replay runs of engine.kind = native")
+        got = f'"{config.engine.kind}", which cannot sample the same tokens again from seed and position'
+        raise refusal(str(folder), 'a run with engine.kind = "native"', got, "choose such a run")
     store = SqliteStore(folder / "store.sqlite", read_only=True)
     try:
         rollout = store.load(rollout_id)
@@ -99,7 +99,7 @@ def version_of(rollout: Rollout) -> int:
     }
     if len(versions) != 1:
         got = f"versions {sorted(versions)}" if versions else f"no sampled token ({rollout.outcome.kind})"
-        raise refusal(rollout.id, "a rollout that one weight version sampled", got, "pick another")
+        raise refusal(rollout.id, "a rollout sampled by one weight version", got, "choose another")
     return versions.pop()
 
 

@@ -70,7 +70,10 @@ def _earlier(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
     for recipe in config.run.after:
         if recipe in begun:
             raise refusal(
-                "run.after", "recipes that do not wait for each other", " -> ".join((*begun, recipe)), "leave one out"
+                "run.after",
+                "recipes that do not follow each other in a circle",
+                " -> ".join((*begun, recipe)),
+                "leave one out",
             )
         after = load(recipe)
         found += [*_earlier(after, (*begun, recipe)), after]
@@ -163,7 +166,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise refusal("run.directory", "a folder to write to", str(error), "choose another") from error
+        raise refusal("run.directory", "a writable folder", str(error), "choose another") from error
     store = SqliteStore(folder / STORE)
     judges.remember(store, partial(_who, config))
     try:
@@ -247,7 +250,7 @@ def _compare(folder: Path, config: RunConfig) -> None:
         raise refusal(
             str(folder),
             "the config that this run was started with",
-            f"another: {', '.join(differing[:4])}",
+            f"a different one: {', '.join(differing[:4])}",
             "choose another [run] name (--name), or remove the folder",
         )
 

@@ -67,7 +67,9 @@ def engine_config(settings: Sequence[str]) -> EngineConfig:
     recipe = {"run": {"name": "serve"}, "models": {"policy": {"path": "."}}, "env": {"name": "none"}}
     engine = from_data(recipe, "the engine's settings", settings).engine
     if engine.kind != "native":
-        raise refusal("engine.kind", '"native", which is what is served', repr(engine.kind), "leave it out")
+        raise refusal(
+            "engine.kind", '"native", the only kind that this command serves', repr(engine.kind), "leave it out"
+        )
     return engine
 
 
@@ -206,7 +208,7 @@ def _listen(config: ServeConfig, stack: ExitStack) -> tuple[socket.socket, str]:
         family, *_ = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError, UnicodeError) as error:
-        raise refusal(where, "an address that is free", str(error), "choose another --host or --port") from error
+        raise refusal(where, "a free address", str(error), "choose another --host or --port") from error
     stack.callback(listening.close)
     host = f"[{config.host}]" if family == socket.AF_INET6 else config.host
     return listening, f"http://{host}:{listening.getsockname()[1]}"
@@ -216,7 +218,7 @@ def _listen_unix(path: Path, stack: ExitStack) -> socket.socket:
     """A socket in the file system, readable by its owner alone; one that a dead server left is taken over."""
     # of anything else, connecting says the same as of a socket without a server
     if path.exists() and not path.is_socket():
-        raise refusal(str(path), "a path that is free, or a socket", "something else", "choose another --unix")
+        raise refusal(str(path), "a free path, or a socket", "another kind of file", "choose another --unix")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
@@ -227,7 +229,7 @@ def _listen_unix(path: Path, stack: ExitStack) -> socket.socket:
         except OSError as error:
             raise refusal(str(path), "a path for a socket", str(error), "choose another --unix") from error
         else:
-            raise refusal(str(path), "a path that is free", "a server that answers there", "choose another --unix")
+            raise refusal(str(path), "a free path", "a running server there", "choose another --unix")
     listening = socket.socket(socket.AF_UNIX)
     stack.callback(listening.close)
     before = os.umask(0o177)

@@ -128,8 +128,13 @@ class RowWise(TorchFunctionMode):
         if any(isinstance(one, torch.Tensor) and (one.is_floating_point() or one.is_complex()) for one in found):
             self.unknown.add(name)
             if self.is_proven:
-                got = f"{name}, which it did not call at load and which is not known to go row by row"
-                raise refusal("exact numerics", "the model's functions", got, 'set numerics = "fast" for this model')
+                got = f"{name}, which was not tested when the model was loaded"
+                raise refusal(
+                    "exact numerics",
+                    "functions that compute each row by itself",
+                    got,
+                    'set numerics = "fast" for this model',
+                )
         return result
 
     @staticmethod

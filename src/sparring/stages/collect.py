@@ -69,7 +69,9 @@ async def run(context: Context) -> dict[str, Any]:
     if not rows:
         why = "{failed} failed, {unscored} had no reward, {unfinished} were cut short".format(**totals)
         got = f"none among {totals['rollouts']} rollouts: {why}"
-        raise refusal("collect.min_reward", "a rollout that earns it", got, "lower it, or take another teacher")
+        raise refusal(
+            "collect.min_reward", "a rollout with at least this reward", got, "lower it, or take another teacher"
+        )
     for index, found in enumerate(done):
         context.store.put(f"collect/{index}", found)
     kept = _said(context, rows) if "sft" in context.config.run.stages else rows

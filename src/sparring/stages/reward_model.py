@@ -87,7 +87,9 @@ def _solution(context: Context, renderer: Renderer, row: Solution, longest: int)
     ends = step_ends(renderer, tokens, ours.index(True), whole)
     labels: Mapping[int, float] = dict(zip(ends, row.labels, strict=True))
     if len(labels) != len(row.steps):
-        raise refusal(f"{row.where}, steps", "steps that end in different tokens", "two in one", "join them")
+        raise refusal(
+            f"{row.where}, steps", "steps that end in different tokens", "two that end in the same token", "join them"
+        )
     return labelled_steps(tokens, labels, id=row.where)
 
 
@@ -105,7 +107,7 @@ def turn_labels(ours: Sequence[bool], row: JudgedTurns) -> dict[int, float]:
     ]
     if len(ends) != len(row.labels):
         expected, got = f"{len(row.labels)} turns, one for each message of the assistant", str(len(ends))
-        raise refusal(f"{row.where}, messages", expected, got, "join messages that nobody answers in between")
+        raise refusal(f"{row.where}, messages", expected, got, "join consecutive messages of the assistant")
     return {end: label for end, label in zip(ends, row.labels, strict=True) if label is not None}
 
 

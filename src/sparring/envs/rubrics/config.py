@@ -31,9 +31,9 @@ class PartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if not all(map(math.isfinite, (self.weight, self.cap, self.gate or 0.0))):
             raise ValueError("weight, gate and cap must be finite")
         if self.gate is None and self.cap != 0:
-            raise ValueError("cap belongs to a gate")
+            raise ValueError("cap must be left out without a gate")
         if self.gate is None and self.weight == 0 and not self.decides:
-            raise ValueError("a part of weight 0 needs a gate, or must decide")
+            raise ValueError("a part of weight 0 must have a gate, or set decides = true")
 
 
 class TextPart(PartConfig, frozen=True, kw_only=True):
@@ -138,7 +138,7 @@ class Json(TextPart, frozen=True, kw_only=True, tag="json"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.fields and not self.column:
-            raise ValueError("fields needs column")
+            raise ValueError("fields must be left out without a column")
 
 
 class Code(PartConfig, frozen=True, kw_only=True, tag="code"):
@@ -236,7 +236,7 @@ class AskedPart(PartConfig, frozen=True, kw_only=True):
                 "temperature must be 0 or more, and above 0 for several samples: greedy ones are all the same"
             )
         if self.find and self.constrain:
-            raise ValueError("find has nothing to find where constrain holds the reply to the verdict")
+            raise ValueError("find must be left out with constrain, under which the reply is the verdict alone")
 
 
 class Verdict(AskedPart, frozen=True, kw_only=True):
@@ -258,7 +258,7 @@ class Verdict(AskedPart, frozen=True, kw_only=True):
         if self.range is not None and not (all(map(math.isfinite, self.range)) and self.range[0] < self.range[1]):
             raise ValueError("range must be two finite numbers, the lower first")
         if not all(0 <= value <= 1 for value in self.choices.values()):
-            raise ValueError("choices must be worth 0 to 1")
+            raise ValueError("the values of choices must lie between 0 and 1")
 
 
 class Judge(Verdict, frozen=True, kw_only=True, tag="judge"):
@@ -322,9 +322,11 @@ def _compiles(**patterns: str) -> None:
 def _asks(prompt: str, *names: str) -> None:
     missing = [f"{{{name}}}" for name in names if f"{{{name}}}" not in prompt]
     if missing:
-        raise ValueError(f"prompt must say where {' and '.join(missing)} stands")
+        raise ValueError(f"prompt must contain {' and '.join(missing)}")
 
 
 def _no_gate(part: PartConfig) -> None:
     if part.gate is not None or part.decides:
-        raise ValueError("a part that compares the answers of a group is no gate and decides nothing: it is relative")
+        raise ValueError(
+            "a part that compares the answers of a group must have neither gate nor decides: its value is relative"
+        )

@@ -63,7 +63,7 @@ def asked_of(part: AskedPart, judges: Judges | None, where: str) -> Judges:
         BadInput: there are none.
     """
     if judges is None:
-        raise refusal(where, "models to ask", "none", "run it by a recipe, or hand the rubric its Judges")
+        raise refusal(where, "models that judge", "none", "run it by a recipe, or construct the rubric with Judges")
     return judges
 
 

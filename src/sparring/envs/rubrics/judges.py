@@ -77,7 +77,7 @@ class EngineReplies:
         asked = GenerateRequest(id=f"{self._name}/{self._asked}", tokens=tokens, sampling=drawn)
         done = await self._engine.generate(self._renderer.bind(asked))
         if done.finish_reason == "abort":
-            raise EngineError(f"{asked.id}: the engine gave up")
+            raise EngineError(f"{asked.id}: the engine aborted the request")
         if done.finish_reason == "length":
             raise LimitReached("max_tokens", f"{asked.id}: cut short after {len(done.tokens)} tokens")
         return self._renderer.parse(done.tokens, tools, prompt=tokens)

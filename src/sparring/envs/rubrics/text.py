@@ -48,7 +48,7 @@ def wanted(part: Text, row: Mapping[str, Any]) -> Any:
     if not column:
         return None
     if column not in row:
-        raise refusal(f"column {column}", "one of this name", ", ".join(sorted(row)), "correct the part's column")
+        raise refusal(f"column {column}", "a column of this name", ", ".join(sorted(row)), "correct the part's column")
     value = row[column]
     if isinstance(part, Json):
         return _fields(part, value)
@@ -56,7 +56,10 @@ def wanted(part: Text, row: Mapping[str, Any]) -> Any:
     texts = [found(part.column_find, option) for option in options]
     if not texts or not all(texts):
         raise refusal(
-            f"column {column}", "something to compare with", repr(value)[:80], "correct the row, or column_find"
+            f"column {column}",
+            "a text, number or list to compare with",
+            repr(value)[:80],
+            "correct the row, or column_find",
         )
     if isinstance(part, Number) and any(number(text or "") is None for text in texts):
         raise refusal(f"column {column}", "a number", repr(texts)[:80], "correct the row, or column_find")
@@ -201,9 +204,9 @@ def _same(a: Any, b: Any) -> bool:
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        raise ValueError("a name twice")
+        raise ValueError("a key occurs twice")
     return value
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

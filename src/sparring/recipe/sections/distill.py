@@ -95,14 +95,16 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if not 0 < self.decay < 1:
             raise ValueError(f'decay must lie between 0 and 1, got {self.decay}; at 0 it is the teacher "policy"')
         if not 0 < self.beta < 1:
-            raise ValueError(f"beta must lie between 0 and 1, got {self.beta}; its ends are forward and reverse")
+            raise ValueError(
+                f"beta must lie between 0 and 1, got {self.beta}; for the ends set divergence to forward or reverse"
+            )
         if self.over == "token" and self.divergence != "reverse":
             raise ValueError(
-                f'divergence must be reverse where over is "token", got {self.divergence}; or compare over top_k'
+                f'divergence must be "reverse" with over = "token", got "{self.divergence}"; set over = "top_k"'
             )
         if self.tokenizers == "any" and (self.over != "token" or self.feedback != "none"):
             raise ValueError(
-                'tokenizers = "any" needs over = "token" and feedback = "none": only text is the same for both'
+                'tokenizers = "any" needs over = "token" and feedback = "none": the two share text, not token ids'
             )
         if self.feedback != "none" and self.over == "vocabulary":
             raise ValueError(

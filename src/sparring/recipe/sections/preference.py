@@ -50,7 +50,7 @@ class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if self.imitates < 0:
             raise ValueError(f"imitate must be 0 or more, got {self.imitate}")
         if isinstance(self.loss, OrpoConfig) and not self.imitates:
-            raise ValueError("imitate must be above 0 with orpo, which by itself only compares; leave it out")
+            raise ValueError("imitate must be above 0 with orpo, whose loss has no other likelihood term; leave it out")
 
 
 class BradleyTerryConfig(

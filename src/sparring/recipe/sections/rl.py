@@ -113,8 +113,8 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.minibatches < 1 or self.passes < 1:
             raise ValueError("minibatches and passes must be at least 1")
         if self.reward_by != "reply" and self.reward_model is None:
-            raise ValueError(f'reward_by = "{self.reward_by}" needs a reward_model that says what each is worth')
+            raise ValueError(f'reward_by = "{self.reward_by}" needs a reward_model that scores each')
         if self.reward_separator and self.reward_by != "step":
-            raise ValueError('reward_separator is for reward_by = "step" alone')
+            raise ValueError('reward_separator must be left out unless reward_by = "step"')
         if not 0 <= self.observations < math.inf or self.observations and self.preference is not None:
-            raise ValueError(f"observations must be 0 or more, and 0 beside preference, got {self.observations}")
+            raise ValueError(f"observations must be 0 or more, and 0 with preference, got {self.observations}")

@@ -140,4 +140,4 @@ def _text(messages: Sequence[Message]) -> str:
 
 
 def _trained_on(task: str, got: str, do: str = "change the splits of the environment") -> BadInput:
-    return refusal(f"held-out task {task}", "a task that no training stream holds", got, do)
+    return refusal(f"held-out task {task}", "a task that is in no training data", got, do)

@@ -116,7 +116,7 @@ def apart(rows: Sequence[R], held_out: int, seed: int, section: str) -> tuple[li
     held = {prompt for prompt, before in zip(order, sizes, strict=False) if before < held_out}
     if len(held) == len(of_prompt):
         got = f"{held_out} of {len(rows)} rows, {len(of_prompt)} prompts"
-        raise refusal(f"{section}.held_out", "rows of some prompts left to train on", got, "lower it or add rows")
+        raise refusal(f"{section}.held_out", "prompts left to train on", got, "lower it or add rows")
     return [row for row in rows if row.prompt not in held], [row for row in rows if row.prompt in held]
 
 

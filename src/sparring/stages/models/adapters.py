@@ -59,7 +59,7 @@ def check_lora(context: Context) -> list[str]:
     lora, given, kind = context.config.models[POLICY].lora, context.given(), context.config.engine.kind
     if lora is not None and kind in ALONE:
         got, do = f"rank {lora.rank}", 'leave it out, or set engine.kind = "native" or "remote"'
-        raise refusal("models.policy.lora", f"none with {ALONE[kind]}, which serves the model alone", got, do)
+        raise refusal("models.policy.lora", f"none with {ALONE[kind]}, which serves no adapters", got, do)
     if given is not None and is_adapter(given):
         found = read_config(given)
         if lora is None:

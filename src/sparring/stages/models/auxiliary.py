@@ -32,11 +32,11 @@ def check_asked(config: RunConfig, role: str, annotation: Annotation, preset: st
     wanted = config.rl.preference is None and config.algo.reads(annotation)
     credit = " or ".join(repr(name) for name in credits_with(lambda rule: annotation in rule.reads))
     if wanted and not given:
-        raise refusal(f"rl.{role}", f"a table with credit {credit}, which asks it", "none", f"write [rl.{role}]")
+        raise refusal(f"rl.{role}", f"a table, which credit {credit} needs", "none", f"write [rl.{role}]")
     if given and not wanted:
         got = "rl.preference" if config.rl.preference is not None else f"credit {name_of(config.algo.credit)!r}"
         do = f'leave it out, or set [algo] preset = "{preset}"'
-        raise refusal(f"rl.{role}", f"none without credit {credit}, which alone asks it", got, do)
+        raise refusal(f"rl.{role}", f"no table, because only credit {credit} uses it", got, do)
     return given
 
 

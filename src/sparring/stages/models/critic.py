@@ -78,7 +78,9 @@ def _check_model(context: Context, name: str) -> None:
     if name == POLICY:
         if models[POLICY].lora is not None:
             do = "name a model of [models] with the base's path"
-            raise refusal(where, "whole weights that get a scalar head", "the policy, which trains an adapter", do)
+            raise refusal(
+                where, "weights without an adapter, to add a scalar head to", "the policy, which trains an adapter", do
+            )
         return
     if name == OWN:
         if OWN not in context.config.run.stages and context.done(OWN) is None:

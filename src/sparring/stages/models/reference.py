@@ -103,7 +103,7 @@ def check_name(config: RunConfig, name: str, where: str) -> None:
         BadInput: one is.
     """
     if name in (START, LAST, AVERAGE) and name in config.models:
-        expected = f'another name beside {where} = "{name}", which is the policy of another time'
+        expected = f'another name, because {where} = "{name}" means earlier weights of the policy'
         raise refusal(f"models.{name}", expected, "this one", "rename the model")
 
 
@@ -121,14 +121,17 @@ def check_reference(context: Context) -> None:
         if kl.coefficient and config.rl.passes * config.rl.minibatches == 1:
             do = "set rl.minibatches or rl.passes, or choose another reference"
             raise refusal(
-                "algo.kl.reference", 'several optimiser steps an update beside "last"', "one, whose KL is 0", do
+                "algo.kl.reference", 'several optimiser steps per update with "last"', "one, at which the KL is 0", do
             )
     elif kl.reference not in (START, AVERAGE):
         theirs = reference_folder(config) / "tokenizer.json"
         ours = context.given()
         if ours is not None and theirs.exists() and theirs.read_bytes() != (ours / "tokenizer.json").read_bytes():
             raise refusal(
-                "algo.kl.reference", "a model with the policy's tokenizer", f"{theirs}, another", "choose such a model"
+                "algo.kl.reference",
+                "a model with the policy's tokenizer",
+                f"{theirs}, which has a different one",
+                "choose such a model",
             )
 
 

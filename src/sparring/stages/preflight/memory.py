@@ -296,7 +296,7 @@ def check_memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
         do = "lower train.token_budget, engine.kv_bytes or engine.offload_bytes, or take a smaller model"
         got = f"{here / GIB:.1f} GiB on this machine"
         if config.run.memory == "refuse":
-            raise refusal("memory", in_words(held), got, f'{do}; run.memory = "warn" goes on all the same')
+            raise refusal("memory", in_words(held), got, f'{do}; or set run.memory = "warn" to begin all the same')
         warnings.append(f"memory: warning: expected {in_words(held)}, got {got}; {do}")
     free = shutil.disk_usage(context.folder).free
     disk = ((held.trained + held.learner) * 12 + held.averaged * 4) * (config.train.keep_last + 1) * 2

@@ -63,7 +63,10 @@ def check_rendering(
         if min(lengths) >= room:
             got = f"a prompt of {min(lengths)}, tools included"
             raise refusal(
-                "engine.kv_bytes", f"a cache for more than the {room} tokens that fit", got, "raise it, or kv_tokens"
+                "engine.kv_bytes",
+                f"prompts of fewer than the {room} tokens of the cache",
+                got,
+                "raise it, or kv_tokens",
             )
         for conversation in shown[:SOME]:
             length = len(rendered(conversation, renderer).tokens)

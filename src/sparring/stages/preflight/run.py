@@ -110,13 +110,26 @@ def _sampling(context: Context) -> None:
         return
     rollout = context.config.rollout
     if rollout.temperature == 0:
-        raise refusal("rollout.temperature", "above 0 while the run trains", "0", "raise it: greedy rollouts are equal")
+        raise refusal(
+            "rollout.temperature",
+            "above 0 while the run trains",
+            "0",
+            "raise it: the greedy rollouts of a task are all the same",
+        )
     if rollout.top_k == 1:
         raise refusal(
-            "rollout.top_k", "another than 1 while the run trains", "1", "raise it: greedy rollouts are equal"
+            "rollout.top_k",
+            "0, or 2 and more, while the run trains",
+            "1",
+            "raise it: the greedy rollouts of a task are all the same",
         )
     if rollout.min_p == 1:
-        raise refusal("rollout.min_p", "below 1 while the run trains", "1.0", "lower it: greedy rollouts are equal")
+        raise refusal(
+            "rollout.min_p",
+            "below 1 while the run trains",
+            "1.0",
+            "lower it: the greedy rollouts of a task are all the same",
+        )
 
 
 def _held_out(context: Context) -> list[str]:
@@ -129,7 +142,7 @@ def _held_out(context: Context) -> list[str]:
     if "eval" not in config.run.stages:
         if config.eval.against:
             do = "add it, or leave eval.against out"
-            raise refusal("eval.against", "a stage eval, whose result is compared", str(list(config.run.stages)), do)
+            raise refusal("eval.against", "a stage eval, to compare its result", str(list(config.run.stages)), do)
         return []
     tasks = held_out(context, config.eval.tasks)
     check_unseen_files(context, tasks)

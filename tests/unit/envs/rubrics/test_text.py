@@ -118,9 +118,9 @@ def test_json_fields() -> None:
 @pytest.mark.parametrize(
     ("part", "row", "said"),
     [
-        ({"kind": "exact"}, {"solution": "1"}, "column answer: expected one of this name, got solution"),
-        ({"kind": "exact"}, {"answer": []}, "something to compare with"),
-        ({"kind": "exact", "column_find": "#### (.+)"}, {"answer": "18"}, "something to compare with"),
+        ({"kind": "exact"}, {"solution": "1"}, "column answer: expected a column of this name, got solution"),
+        ({"kind": "exact"}, {"answer": []}, "a text, number or list to compare with"),
+        ({"kind": "exact", "column_find": "#### (.+)"}, {"answer": "18"}, "a text, number or list to compare with"),
         ({"kind": "number"}, {"answer": "many"}, "expected a number"),
         ({"kind": "json", "column": "answer"}, {"answer": "{"}, "expected JSON"),
         ({"kind": "json", "column": "answer"}, {"answer": "[1]"}, "an object with fields"),
