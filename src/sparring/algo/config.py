@@ -278,12 +278,12 @@ def named(algo: Any) -> Any:
     understand are left for the config to refuse."""
     if not isinstance(algo, Mapping):
         return algo
-    given = {key: _table(key, value) for key, value in algo.items()}
-    preset = str(given.get("preset", ""))
+    explicit = {key: _table(key, value) for key, value in algo.items()}
+    preset = str(explicit.get("preset", ""))
     if preset:
         _known("preset", preset, ALGORITHMS)
     filled = {key: _table(key, value) for key, value in ALGORITHMS.get(preset, {}).items()}
-    for key, value in given.items():
+    for key, value in explicit.items():
         base = filled.get(key)
         _refuse_foreign_keys(key, value, base, preset)
         # a name stands for itself; a table changes what is there

@@ -85,8 +85,8 @@ def _environment(args: argparse.Namespace) -> list[str]:
 
 def _settings(args: argparse.Namespace) -> list[str]:
     """The keys of [eval] that the arguments replace."""
-    given = {"tasks": args.tasks, "samples": args.samples, "ks": None if args.k is None else f"[{args.k}]"}
-    return [f"eval.{key}={value}" for key, value in given.items() if value is not None]
+    options = {"tasks": args.tasks, "samples": args.samples, "ks": None if args.k is None else f"[{args.k}]"}
+    return [f"eval.{key}={value}" for key, value in options.items() if value is not None]
 
 
 def _gate(args: argparse.Namespace) -> Gate | None:

@@ -35,8 +35,8 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong and where help is, without the whole usage."""
 
     def error(self, message: str) -> NoReturn:
-        for said, refused in REFUSALS:
-            message = re.sub(f"^{said}$", refused, message)
+        for pattern, refused in REFUSALS:
+            message = re.sub(f"^{pattern}$", refused, message)
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
@@ -62,9 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    given = list(sys.argv[1:] if argv is None else argv)
-    args = parser().parse_args(given)
-    return guarded(lambda: args.run(args), f"sparring {shlex.join(given)}")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    args = parser().parse_args(arguments)
+    return guarded(lambda: args.run(args), f"sparring {shlex.join(arguments)}")
 
 
 def guarded(verb: Callable[[], int], command: str) -> int:

@@ -322,7 +322,7 @@ def _check(dataset: Dataset, where: str) -> None:
     fields = DATASETS[dataset.name][1].__dataclass_fields__
     for key in dataset.params:
         if key not in fields:
-            known = ", ".join(f for f in fields if f not in ("seed", "size")) or "none"
-            raise refusal(f"{where}.params", f"parameters of {dataset.name} ({known})", repr(key), "correct it")
+            parameters = ", ".join(f for f in fields if f not in ("seed", "size")) or "none"
+            raise refusal(f"{where}.params", f"parameters of {dataset.name} ({parameters})", repr(key), "correct it")
     with boundary(BadInput, f"{where}.params", f"parameters that {dataset.name} takes", "correct them"):
         item(dataset.name, dataset.params, 0)

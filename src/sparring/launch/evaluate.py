@@ -69,15 +69,15 @@ def evaluate_subjects(config: RunConfig, subjects: Sequence[Subject | Path], gat
         EvaluationFailed: infrastructure or judge broke too many rollouts.
     """
     config = resolve(config)
-    known = {index: read_result(path) for index, path in enumerate(subjects) if isinstance(path, Path)}
+    results = {index: read_result(path) for index, path in enumerate(subjects) if isinstance(path, Path)}
     if gate is not None and len(subjects) < 2:
         do = "name the baseline first, then the one to compare with it"
         raise refusal("--gate", "two checkpoints or endpoints to compare", "one", do)
     if gate is not None and gate.figure:
-        _check_figure(gate.figure, config.eval, [known.get(index) for index in range(len(subjects))])
+        _check_figure(gate.figure, config.eval, [results.get(index) for index in range(len(subjects))])
     evaluations = []
     for index, subject in enumerate(subjects):
-        evaluations.append(known[index] if isinstance(subject, Path) else block(_evaluated(config, subject)))
+        evaluations.append(results[index] if isinstance(subject, Path) else block(_evaluated(config, subject)))
     comparisons = [compared(evaluations[0], other, gate) for other in evaluations[1:]]
     return Results(evaluations=tuple(evaluations), comparisons=tuple(comparisons))
 
@@ -88,28 +88,28 @@ def compared(before: Evaluated, after: Evaluated, gate: Gate | None = None) -> C
     Raises:
         BadInput: they are not of the same tasks, or have no figure of the gate's name.
     """
-    found = compare(before.evaluation, after.evaluation)
+    comparison = compare(before.evaluation, after.evaluation)
     if gate is None:
-        return Compared(before=before.name, after=after.name, comparison=found)
-    figure = gate.figure or found.figure
-    if figure not in found.changes:
-        raise _no_such_figure(figure, list(found.changes))
-    says = verdict(found.changes[figure], gate.margin)
+        return Compared(before=before.name, after=after.name, comparison=comparison)
+    figure = gate.figure or comparison.figure
+    if figure not in comparison.changes:
+        raise _no_such_figure(figure, list(comparison.changes))
+    says = verdict(comparison.changes[figure], gate.margin)
     return Compared(
-        before=before.name, after=after.name, comparison=found, figure=figure, margin=gate.margin, verdict=says
+        before=before.name, after=after.name, comparison=comparison, figure=figure, margin=gate.margin, verdict=says
     )
 
 
-def _check_figure(figure: str, config: EvalConfig, known: Sequence[Evaluated | None]) -> None:
+def _check_figure(figure: str, config: EvalConfig, results: Sequence[Evaluated | None]) -> None:
     """A gate's figure will come out: before hours of sampling for it. None stands for what is not evaluated yet.
 
     Raises:
         BadInput: it will not.
     """
-    found = [result.evaluation for result in known if result is not None]
-    samples = min(config.samples if result is None else result.evaluation.samples for result in known)
-    ks = config.ks if known[0] is None else sorted(map(int, known[0].evaluation.pass_at))
-    solving = all(evaluation.success.tasks for evaluation in found)
+    evaluations = [result.evaluation for result in results if result is not None]
+    samples = min(config.samples if result is None else result.evaluation.samples for result in results)
+    ks = config.ks if results[0] is None else sorted(map(int, results[0].evaluation.pass_at))
+    solving = all(evaluation.success.tasks for evaluation in evaluations)
     passes = [f"pass{sign}{k}" for sign in "@^" for k in ks if k <= samples and solving]
     figures = [*(["success"] if solving else []), "reward", *passes]
     if figure not in figures:
@@ -156,17 +156,17 @@ def check_writable(path: Path) -> None:
 def evaluation_folder(config: RunConfig, subject: Subject) -> Path:
     """Return the folder of an evaluation's record. Its name is the subject and a digest of all settings that decide
     what is sampled."""
-    told = _recipe(config, subject, "", "")
-    run = RunSection(name="-", seed=told.run.seed, device=told.run.device)
-    settings = msgspec.to_builtins(msgspec.structs.replace(told, run=run, observe=ObserveConfig()))
-    found = xxhash.xxh3_64(msgspec.json.encode(settings, order="sorted"))
+    recipe = _recipe(config, subject, "", "")
+    run = RunSection(name="-", seed=recipe.run.seed, device=recipe.run.device)
+    settings = msgspec.to_builtins(msgspec.structs.replace(recipe, run=run, observe=ObserveConfig()))
+    digest = xxhash.xxh3_64(msgspec.json.encode(settings, order="sorted"))
     for path in _deciding(config, subject):
-        found.update(path.name.encode())
+        digest.update(path.name.encode())
         with path.open("rb") as file:
             while part := file.read(1 << 24):
-                found.update(part)
+                digest.update(part)
     slug = re.sub(r"[^A-Za-z0-9.]+", "-", subject.name).strip("-.")[-48:]
-    return Path(config.run.directory) / config.run.name / "evaluations" / f"{slug}-{found.hexdigest()[:10]}"
+    return Path(config.run.directory) / config.run.name / "evaluations" / f"{slug}-{digest.hexdigest()[:10]}"
 
 
 async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
@@ -287,5 +287,5 @@ def _deciding(config: RunConfig, subject: Subject) -> list[Path]:
     env = config.env
     functions = [part.function for part in env.rubric.values() if isinstance(part, Function)]
     sources = [name.rpartition(":")[0] for name in (env.name, env.reward, config.rollout.harness, *functions)]
-    given = [Path(part) for part in (*sources, env.data, env.eval_data) if part]
-    return files + [path for path in given if path.is_file()]
+    paths = [Path(part) for part in (*sources, env.data, env.eval_data) if part]
+    return files + [path for path in paths if path.is_file()]

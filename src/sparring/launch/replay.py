@@ -77,9 +77,9 @@ async def _replayed(folder: Path, rollout_id: str) -> Replayed:
         f"{rollout_id}: {report.turns} turns, {report.tokens} tokens sampled again under version {version_of(rollout)}"
     ]
     if report.difference is not None:
-        found = report.difference
+        change = report.difference
         lines.append(
-            f"segment {found.segment}, position {found.position}: {found.what} {found.expected} -> {found.got}"
+            f"segment {change.segment}, position {change.position}: {change.what} {change.expected} -> {change.got}"
         )
     return Replayed(identical=report.identical, lines=lines)
 
@@ -123,33 +123,33 @@ def _weights(config: RunConfig, folder: Path, store: SqliteStore, rollout: Rollo
         source = folder / "lora"
     if version == 0:
         return source
-    kept = {
+    checkpoints = {
         int(path.parent.name[5:]): path for path in (folder / stage).glob("checkpoints/step-??????/model.safetensors")
     }
-    if version not in kept:
+    if version not in checkpoints:
         raise refusal(
             rollout.id,
             f"the checkpoint of version {version}, which sampled it",
-            f"{'none' if not kept else 'only those of ' + ', '.join(map(str, sorted(kept)))}",
-            f"replay {_replayable(store, stage, {0, *kept})}; a run with a higher train.keep_last keeps more",
+            f"{'none' if not checkpoints else 'only those of ' + ', '.join(map(str, sorted(checkpoints)))}",
+            f"replay {_replayable(store, stage, {0, *checkpoints})}; a run with a higher train.keep_last keeps more",
         )
     from safetensors.torch import load_file
 
-    write_weights(load_file(kept[version]), source, made / "model")
+    write_weights(load_file(checkpoints[version]), source, made / "model")
     return made / "model"
 
 
 def _output(config: RunConfig, folder: Path, stage: str) -> Path:
     """The Hugging Face folder that a stage wrote; of init, the checkpoint that the recipe names if it names one."""
-    given = config.models[POLICY].path
-    return local_folder(given) if stage == "init" and given is not None else folder / stage / "model"
+    start = config.models[POLICY].path
+    return local_folder(start) if stage == "init" and start is not None else folder / stage / "model"
 
 
 def _replayable(store: SqliteStore, stage: str, versions: set[int]) -> str:
     """The groups of a stage that these versions sampled, in words."""
-    found = [group.index for group in store.groups(stage=stage) if group.version in versions]
+    indices = [group.index for group in store.groups(stage=stage) if group.version in versions]
     spans: list[list[int]] = []
-    for index in found:
+    for index in indices:
         if spans and index == spans[-1][1] + 1:
             spans[-1][1] = index
         else:

@@ -66,7 +66,7 @@ def run_with_earlier(config: RunConfig) -> Path:
 
 def _earlier(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
     """The recipes that `config` waits for, and theirs before them: all are read before any is run."""
-    found = []
+    recipes = []
     for recipe in config.run.after:
         if recipe in begun:
             raise refusal(
@@ -76,8 +76,8 @@ def _earlier(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
                 "leave one out",
             )
         after = load(recipe)
-        found += [*_earlier(after, (*begun, recipe)), after]
-    return found
+        recipes += [*_earlier(after, (*begun, recipe)), after]
+    return recipes
 
 
 async def _run(config: RunConfig) -> Path:
@@ -107,12 +107,12 @@ def _telling_memory(context: Context) -> Iterator[None]:
     Raises:
         InfraError: memory ran out.
     """
-    told = context.store.get(TOLD)
+    warning = context.store.get(TOLD)
     if (before := context.store.get(UNDER_WAY)) is not None:
         context.sink.event("run", f"the process before this one was killed; before it began, it was told: {before}")
-    context.store.put(UNDER_WAY, told)
+    context.store.put(UNDER_WAY, warning)
     try:
-        with naming_memory(str(told)):
+        with naming_memory(str(warning)):
             yield
     finally:
         context.store.put(UNDER_WAY, None)
@@ -220,8 +220,8 @@ def _who(config: RunConfig, name: str) -> str:
 
     spec = config.models[name]
     files = [] if spec.path is None else sorted(file for file in local_folder(spec.path).iterdir() if file.is_file())
-    found = [(file.name, (status := file.stat()).st_size, status.st_mtime_ns) for file in files]
-    return repr((msgspec.to_builtins(spec), config.engine.kind, config.run.device, found))
+    stats = [(file.name, (status := file.stat()).st_size, status.st_mtime_ns) for file in files]
+    return repr((msgspec.to_builtins(spec), config.engine.kind, config.run.device, stats))
 
 
 def _claim(folder: Path, config: RunConfig) -> None:
@@ -259,8 +259,8 @@ def _filtered_by_default(file: Path) -> bool:
     """Return True if a run filters groups of equal rewards though its config does not say so. Early runs did so by
     default with these credits; their configs have no such key, all later ones do."""
     algo = tomllib.loads(file.read_text(encoding="utf-8")).get("algo", {})
-    said = "zero_variance_filter" in algo or "kl_reward" in algo
-    return not said and algo.get("credit", {}).get("name") in ("grpo", "maxrl", "opo", "pass_at_k", "rloo")
+    explicit = "zero_variance_filter" in algo or "kl_reward" in algo
+    return not explicit and algo.get("credit", {}).get("name") in ("grpo", "maxrl", "opo", "pass_at_k", "rloo")
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:

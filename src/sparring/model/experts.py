@@ -123,12 +123,12 @@ class RowExperts(nn.Module):
         pairs = zip(*self._weights(), *(stack.matrices for stack in self.stacks), strict=True)
         packed = [(gate_up.with_weights(one), down.with_weights(other)) for one, other, gate_up, down in pairs]
         biases = list(zip(*self._biases(), strict=True))
-        found = [
+        outputs = [
             self._expert(part, packed[e], biases[e], adapted and adapted[e])
             for e, part in enumerate(x.split(loads.tolist()))
             if len(part)
         ]
-        return torch.cat(found)
+        return torch.cat(outputs)
 
     def _expert(
         self,

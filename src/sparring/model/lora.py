@@ -61,8 +61,10 @@ class Adapter:
         names = sorted({name.removesuffix(f".{A}").removesuffix(f".{B}") for name in state if name != SCALE})
         wanted = {SCALE, *(f"{name}.{factor}" for name in names for factor in (A, B))}
         if wanted != state.keys() or not names:
-            odd = sorted(wanted ^ state.keys())[:3]
-            raise refusal("adapter", "two factors for each layer, and the scale", f"a difference in {odd}", "repair it")
+            mismatched = sorted(wanted ^ state.keys())[:3]
+            raise refusal(
+                "adapter", "two factors for each layer, and the scale", f"a difference in {mismatched}", "repair it"
+            )
         self.scale = float(state[SCALE])
         self._parameters = {
             name: nn.Parameter(state[name].to(dtype=dtype, device=device, copy=True), requires_grad=False)
@@ -345,8 +347,8 @@ class Adapters:
     def groups_among(self, parts: Sequence[torch.Tensor]) -> list[Sequence[RowGroup]]:
         """Return the `groups` of products over parts[i][n] of the rows of the call under way."""
         if self._current is None or all(rows is None for _, rows in self._current.groups):
-            each = self.groups(0) if self._current is None else self._current.groups
-            return [each] * len(parts)
+            groups = self.groups(0) if self._current is None else self._current.groups
+            return [groups] * len(parts)
         numbers = self._current.numbers[torch.cat(list(parts)).cpu().numpy()]
         bounds = np.cumsum([len(part) for part in parts])[:-1]
         return [self._grouped(one).groups if len(one) else () for one in np.split(numbers, bounds)]
@@ -369,12 +371,15 @@ class Adapters:
             self._current = before
 
     def _grouped(self, numbers: np.ndarray) -> AdapterAssignment:
-        found = np.unique(numbers)
-        each = [(self._by_number[number], np.flatnonzero(numbers == number)) for number in found[found >= 0].tolist()]
-        whole = len(numbers)
+        used = np.unique(numbers)
+        rows_of = [(self._by_number[number], np.flatnonzero(numbers == number)) for number in used[used >= 0].tolist()]
+        num_rows = len(numbers)
         return AdapterAssignment(
             numbers,
-            [(one, None if len(rows) == whole else torch.from_numpy(rows).to(self._device)) for one, rows in each],
+            [
+                (one, None if len(rows) == num_rows else torch.from_numpy(rows).to(self._device))
+                for one, rows in rows_of
+            ],
         )
 
     def fit(self, adapter: Adapter) -> Adapter:

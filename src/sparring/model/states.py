@@ -45,9 +45,9 @@ class MixerCache:
         """Keep the last K of new[b, C, n] and the inputs before them, which are zeros at the beginning; return all
         inputs."""
         before = self.states.get(("conv", state_idx))
-        whole = torch.cat([new.new_zeros(*new.shape[:2], conv_kernel_size) if before is None else before, new], dim=-1)
-        self.states["conv", state_idx] = whole[..., -conv_kernel_size:]
-        return whole
+        window = torch.cat([new.new_zeros(*new.shape[:2], conv_kernel_size) if before is None else before, new], dim=-1)
+        self.states["conv", state_idx] = window[..., -conv_kernel_size:]
+        return window
 
     def update_recurrent_state(self, state: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> torch.Tensor:
         """Keep the state after the last token."""

@@ -239,9 +239,9 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         [M]."""
         trainer = old if self.compare == "before" else tokens.logprob.detach()
         difference = bounded(trainer - tokens.behaviour)
-        whole = self._weights(difference, tokens)
-        beyond = ((whole > self.high) | (whole < self.low)) & (self.bound != "none")
-        weights = whole.clamp(max=self.high) if self.bound == "truncate" else whole.masked_fill(beyond, 0.0)
+        unbounded = self._weights(difference, tokens)
+        beyond = ((unbounded > self.high) | (unbounded < self.low)) & (self.bound != "none")
+        weights = unbounded.clamp(max=self.high) if self.bound == "truncate" else unbounded.masked_fill(beyond, 0.0)
         rejected = self._rejected(difference, tokens)
         return weights.masked_fill(rejected, 0.0), beyond, rejected
 

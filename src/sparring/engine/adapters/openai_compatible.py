@@ -325,8 +325,8 @@ class OpenAiEngine:
             rest = b""
             async with aclosing(_until(response.aiter_bytes(), ended)) as chunks:
                 async for chunk in chunks:
-                    *whole, rest = (rest + chunk).split(b"\n\n")
-                    for text in whole:
+                    *events, rest = (rest + chunk).split(b"\n\n")
+                    for text in events:
                         data = text.removeprefix(b"data: ").strip()
                         if data != b"[DONE]" and not data.startswith(b":"):
                             for choice in _decoded(data, where).choices:

@@ -164,8 +164,8 @@ class SampledTurn:
         logprobs = {top["token_id"]: top["logprob"] for top in content["top_logprobs"]}
         possible = sorted(((-value, token) for token, value in logprobs.items() if value > _IMPOSSIBLE))
         if self._kept is not None:
-            whole = len(possible) == self._vocab_size
-            self._kept.append(() if whole else tuple(token for _, token in possible))
+            unlimited = len(possible) == self._vocab_size
+            self._kept.append(() if unlimited else tuple(token for _, token in possible))
         if self._tops is not None:
             self._tops.append(
                 tuple((token, -value) for value, token in possible[: self._request.sampling.top_logprobs])

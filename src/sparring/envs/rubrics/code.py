@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparring.envs.rubrics.config import Code
-from sparring.envs.rubrics.text import found
+from sparring.envs.rubrics.text import last_match
 from sparring.errors import refusal
 from sparring.protocols import Sandbox
 from sparring.types import ExecResult, Task
@@ -62,15 +62,15 @@ class ProgramTests:
         Raises:
             BadInput: it has not.
         """
-        column, given = self._config.column, task.data.get(self._config.column)
-        if not _tests(given):
-            got = repr(given)[:80]
+        column, value = self._config.column, task.data.get(self._config.column)
+        if not _tests(value):
+            got = repr(value)[:80]
             raise refusal(f"column {column}", "a list of {stdin, stdout}, or assert statements", got, "correct the row")
         if not isinstance(task.data.get("shared", False), bool):
             got = repr(task.data["shared"])[:80]
             do = "rename the column, or say whether tests and answer share a process"
             raise refusal("column shared", "true or false", got, do)
-        for test in _tests(given):
+        for test in _tests(value):
             if isinstance(test, str):
                 _check_asserts(test, f"column {column}", _shared(task))
             elif task.box is not None and (size := len(test["stdout"].encode())) > task.box.output_bytes:
@@ -115,21 +115,21 @@ class ProgramTests:
         return True
 
     def _program(self, completion: str) -> str:
-        program = found(self._config.find or FENCED, completion)
+        program = last_match(self._config.find or FENCED, completion)
         return completion if program is None else program
 
 
-def _tests(given: Any) -> list[Any]:
+def _tests(value: Any) -> list[Any]:
     """The tests of a row; none where it is nothing of the kind."""
-    tests = [given] if isinstance(given, str) else list(given) if isinstance(given, (list, tuple)) else []
+    tests = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else []
     return tests if all(map(_is_test, tests)) else []
 
 
-def _is_test(given: Any) -> bool:
-    if isinstance(given, str):
-        return bool(given.strip())
+def _is_test(value: Any) -> bool:
+    if isinstance(value, str):
+        return bool(value.strip())
     return (
-        isinstance(given, Mapping) and isinstance(given.get("stdout"), str) and isinstance(given.get("stdin", ""), str)
+        isinstance(value, Mapping) and isinstance(value.get("stdout"), str) and isinstance(value.get("stdin", ""), str)
     )
 
 

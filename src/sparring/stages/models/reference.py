@@ -75,10 +75,10 @@ def referring(config: RunConfig, trainer: Trainer) -> list[Annotator]:
         return []
     if not is_held(config):
         return [TrainerQuantity(trainer.forward, Annotation.REFERENCE)]
-    asked = config.rl.preference is not None or config.algo.reads_reference
+    is_read = config.rl.preference is not None or config.algo.reads_reference
     return [
         TeacherTag(reference_model(config)),
-        *([TrainerQuantity(trainer.forward, Annotation.REFERENCE, "teacher")] if asked else []),
+        *([TrainerQuantity(trainer.forward, Annotation.REFERENCE, "teacher")] if is_read else []),
     ]
 
 
@@ -124,13 +124,17 @@ def check_reference(context: Context) -> None:
                 "algo.kl.reference", 'several optimiser steps per update with "last"', "one, at which the KL is 0", do
             )
     elif kl.reference not in (START, AVERAGE):
-        theirs = reference_folder(config) / "tokenizer.json"
-        ours = context.given()
-        if ours is not None and theirs.exists() and theirs.read_bytes() != (ours / "tokenizer.json").read_bytes():
+        reference_tokenizer = reference_folder(config) / "tokenizer.json"
+        start = context.given()
+        if (
+            start is not None
+            and reference_tokenizer.exists()
+            and reference_tokenizer.read_bytes() != (start / "tokenizer.json").read_bytes()
+        ):
             raise refusal(
                 "algo.kl.reference",
                 "a model with the policy's tokenizer",
-                f"{theirs}, which has a different one",
+                f"{reference_tokenizer}, which has a different one",
                 "choose such a model",
             )
 

@@ -43,9 +43,9 @@ def reward_scorer(context: Context) -> Scorer | None:
 
 def _steps(context: Context) -> StepSplitter:
     """Return what splits turns into steps, as the reward model's data was split."""
-    loss, given = context.config.reward_model.loss, context.config.rl.reward_separator
+    loss, separator = context.config.reward_model.loss, context.config.rl.reward_separator
     learned = loss.separator if isinstance(loss, StepsConfig) else "\n"
-    return StepSplitter(context.renderer(context.input("rl")), given or learned)
+    return StepSplitter(context.renderer(context.input("rl")), separator or learned)
 
 
 def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
@@ -130,9 +130,9 @@ def check_reads_policy(name: str, folder: Path, policy: Path | None) -> None:
     where = f"models.{name}.path"
     if is_adapter(folder):
         raise refusal(where, "whole weights, to add a scalar head to", "an adapter", "export it first")
-    theirs = base_folder(folder) / "tokenizer.json"
+    tokenizer = base_folder(folder) / "tokenizer.json"
     mine = None if policy is None else base_folder(policy) / "tokenizer.json"
-    if policy is None or mine is None or not theirs.is_file() or theirs.read_bytes() != mine.read_bytes():
+    if policy is None or mine is None or not tokenizer.is_file() or tokenizer.read_bytes() != mine.read_bytes():
         raise refusal(
             where, "the policy's tokenizer.json", "a different one or none", "train a reward model from the policy"
         )

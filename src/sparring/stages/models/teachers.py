@@ -120,8 +120,8 @@ def check_collect(context: Context) -> list[str]:
 def _collected_from(context: Context, key: str, name: str) -> str:
     models = context.config.models
     if name not in models:
-        known = ", ".join(sorted(models))
-        raise refusal(key, f"a model of the recipe, one of {known}", repr(name), f"add [models.{name}]")
+        names = ", ".join(sorted(models))
+        raise refusal(key, f"a model of the recipe, one of {names}", repr(name), f"add [models.{name}]")
     spec = models[name]
     _check_key(spec)
     if spec.served is not None and spec.served.kind == "chat":
@@ -141,11 +141,11 @@ async def check_teachers_answer(context: Context) -> list[str]:
         BadInput: one does not.
     """
     config, facts = context.config, []
-    asked = (
+    by_stage = (
         ("collect", config.collect.by_domain, context.judges.check),
         ("distill", config.distill.teachers, partial(_judges_tokens, context)),
     )
-    for stage, routes, ask in asked:
+    for stage, routes, ask in by_stage:
         if stage not in config.run.stages or context.done(stage) is not None:
             continue
         for name in sorted(set(routes.values()) & config.models.keys()):
@@ -208,8 +208,8 @@ def _check_teacher(context: Context, where: str, name: str) -> None:
     models, stage = context.config.models, context.config.distill
     check_name(context.config, name, "distill.teachers")
     if name not in (*models, AVERAGE):
-        known = ", ".join(sorted(models))
-        raise refusal(where, f"a model of the recipe, one of {known}, or {AVERAGE}", repr(name), f"add [models.{name}]")
+        names = ", ".join(sorted(models))
+        raise refusal(where, f"a model of the recipe, one of {names}, or {AVERAGE}", repr(name), f"add [models.{name}]")
     if name in OWN:
         if stage.feedback == "none":
             got, do = (
@@ -229,7 +229,7 @@ def _check_teacher(context: Context, where: str, name: str) -> None:
         raise refusal(f"models.{name}.served.kind", "a server that scores token ids", got, do)
     elsewhere = spec.served is not None and spec.served.kind == "openai"
     if elsewhere and stage.over != "vocabulary" and context.config.rollout.temperature != 1:
-        got, do = f"{context.config.rollout.temperature:g}", f'set it to 1, or serve the teacher as kind "remote"'
+        got, do = f"{context.config.rollout.temperature:g}", 'set it to 1, or serve the teacher as kind "remote"'
         raise refusal("rollout.temperature", f"1, the only temperature at which the server of {name} scores", got, do)
     if spec.served is not None and stage.over == "vocabulary":
         got, do = "one that is served elsewhere", 'set distill.over = "top_k" or "token", or leave out served'

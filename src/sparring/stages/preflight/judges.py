@@ -21,8 +21,8 @@ async def check_judges(context: Context) -> list[str]:
         BadInput: a judge is not there, cannot do what is asked of it, or does not answer; or nothing can be evaluated.
     """
     config = context.config
-    asked = {name: part for name, part in config.env.rubric.items() if isinstance(part, AskedPart)}
-    for name, part in asked.items():
+    judged = {name: part for name, part in config.env.rubric.items() if isinstance(part, AskedPart)}
+    for name, part in judged.items():
         _check_model(context, f"env.rubric.{name}", part)
     if ("eval" in config.run.stages or config.eval.every) and config.rl.reward_model is None:
         _check_by_itself(config.env.rubric)

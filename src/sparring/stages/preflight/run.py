@@ -78,21 +78,21 @@ async def check(context: Context) -> list[str]:
         proven, rows = await context.factory.prove(context.boxes) if config.sandbox.enabled else (0, 0)
         if proven:
             facts.append(f"env: {proven} of {rows} rows have a right program, which passes their tests")
-    found, held, shown = await check_environment(context, task)
+    environment_facts, held, shown = await check_environment(context, task)
     about, compared = check_compared(context)
     shown += compared
     about += check_online(config) + check_imitation(config)
-    facts += about + found + check_rendering(context, shape, tasks, shown, held)
+    facts += about + environment_facts + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)
 
 
 def _stages(context: Context) -> list[str]:
     """The order of stages makes sense: each finds weights to start from."""
-    stages, given = context.config.run.stages, context.given()
+    stages, start = context.config.run.stages, context.given()
     if list(stages) != sorted(stages, key=ORDER.index):
         order = " -> ".join(sorted(stages, key=ORDER.index))
         raise refusal("run.stages", order, " -> ".join(stages), "write them in this order")
-    if "init" not in stages and given is None:
+    if "init" not in stages and start is None:
         raise refusal(
             "run.stages", "`init` first", str(list(stages)), "add it, or give a checkpoint: models.policy.path"
         )

@@ -196,9 +196,9 @@ def loss(case: Plain, now: Array, *, entropy: Array | None = None, parts: Parts 
     if kl:
         losses = losses + kl["coefficient"] * parts["kl"][kl["estimator"]](step.now, step.reference)
     if algo.get("correction", {}).get("denominator") == "kept":
-        kept = _weights(case, step, parts) > 0
-        losses, step = losses[kept], Step(**{name: column[kept] for name, column in vars(step).items()})
-        if not kept.any():
+        weighted = _weights(case, step, parts) > 0
+        losses, step = losses[weighted], Step(**{name: column[weighted] for name, column in vars(step).items()})
+        if not weighted.any():
             return 0.0
     return parts["aggregation"][algo.get("aggregation", "token_mean")](losses, step, case["max_tokens"])
 

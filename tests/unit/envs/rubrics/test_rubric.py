@@ -205,7 +205,10 @@ def test_a_world_of_rows(tmp_path: Path) -> None:
             {"kind": "regex", "pattern": "x", "gate": 1, "weight": 0},
             "task rubric/train/1: expected a part of env.rubric with a weight",
         ),
-        ({"kind": "exact", "column": "solution"}, "task rubric/train/1, env.rubric.x: column solution: expected a column"),
+        (
+            {"kind": "exact", "column": "solution"},
+            "task rubric/train/1, env.rubric.x: column solution: expected a column",
+        ),
         ({"kind": "code"}, "env.rubric.x: column tests: expected a list of"),
         (
             {"kind": "judge", "model": "m", "prompt": "{completion}", "range": [0, 1]},
