@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparring.errors import BadInput, EnvError, boundary, refusal
-from sparring.generation import Constraint
-from sparring.protocols import Expert, Rendered, Renderer
+from sparring.generation import Constraint, Rendered
+from sparring.protocols import Expert, Renderer
 from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import Context
