@@ -189,24 +189,24 @@ class _Call:
     """A call of the program's: what is to be answered, however it ends."""
 
     def __init__(self) -> None:
-        self.said: list = []
+        self.answer: list = []
 
     def __enter__(self) -> _Call:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> bool:
         if isinstance(error, Uncrossable):
-            self.said = ["uncrossable", str(error)]
+            self.answer = ["uncrossable", str(error)]
         elif error is not None:
             name = next(base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins")
-            self.said = ["error", name if name in ERRORS else "RuntimeError"]
+            self.answer = ["error", name if name in ERRORS else "RuntimeError"]
         return True
 
 
 def _answer(function: object, positional: list, named: dict) -> list:
     with _Call() as call:
-        call.said = ["value", _write(function(*positional, **named))]
-    return call.said
+        call.answer = ["value", _write(function(*positional, **named))]
+    return call.answer
 
 
 # ---- the borrower ----

@@ -17,7 +17,7 @@ Script = Callable[[GenerateRequest], Sequence[int]]
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """A request in flight, and what it has said so far."""
+    """A request in flight, and the tokens sampled so far."""
 
     request: GenerateRequest
     sampled: list[int] = field(default_factory=list)
@@ -53,7 +53,7 @@ class ScriptedEngine:
         self._fail_on = frozenset(fail_on)
         self._live: list[_Turn] = []
         self._closed = False
-        self._said = 0
+        self._num_sampled = 0
         self.requests: list[GenerateRequest] = []
         self.pulled: list[WeightRef] = []
         self.held: dict[str, tuple[int, ...]] = {}
@@ -66,8 +66,8 @@ class ScriptedEngine:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Tokens said since the start."""
-        return {"generated_tokens": float(self._said)}
+        """Return the number of tokens sampled since the start."""
+        return {"generated_tokens": float(self._num_sampled)}
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Answer a request after the engine's latency.
@@ -100,7 +100,7 @@ class ScriptedEngine:
                 if turn.aborted:
                     break
                 turn.sampled.append(token)
-                self._said += 1
+                self._num_sampled += 1
                 position = len(request.tokens) + len(turn.sampled) - 1
                 yield Delta(tokens=(token,), logprobs=(self._logprob(position, token, request),))
         finally:
@@ -123,7 +123,7 @@ class ScriptedEngine:
         )
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Requests that continue one in flight from what it has said.
+        """Return requests that continue one in flight from the tokens sampled so far.
 
         Raises:
             EngineError: not exactly one request of this id is in flight, or the engine is closed.

@@ -62,7 +62,7 @@ class EngineReplies:
 
     def __init__(self, engine: Engine, renderer: Renderer, name: str) -> None:
         self._engine, self._renderer, self._name = engine, renderer, name
-        self._asked = 0
+        self._num_requests = 0
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Message:
         """The next message.
@@ -71,10 +71,10 @@ class EngineReplies:
             LimitReached: it was cut short.
             EngineError: the engine failed.
         """
-        self._asked += 1
+        self._num_requests += 1
         tokens = self._renderer.render(messages, tools).tokens
         drawn = replace(sampling, stop=self._renderer.stop_ids)
-        request = GenerateRequest(id=f"{self._name}/{self._asked}", tokens=tokens, sampling=drawn)
+        request = GenerateRequest(id=f"{self._name}/{self._num_requests}", tokens=tokens, sampling=drawn)
         done = await self._engine.generate(self._renderer.bind(request))
         if done.finish_reason == "abort":
             raise EngineError(f"{request.id}: the engine aborted the request")
