@@ -126,12 +126,12 @@ def mean_reward(tasks: Sequence[TaskResult]) -> Estimate:
 
 
 def passes(tasks: Sequence[TaskResult], k: int, estimator: Callable[[int, int, int], float]) -> Estimate:
-    """pass@k or pass^k over the tasks with at least `k` scored samples.
+    """Return pass@k or pass^k over the tasks with at least `k` scored samples.
 
     Args:
         tasks: all of them.
         k: samples at a time.
-        one: `pass_at_k` or `pass_hat_k`.
+        estimator: `pass_at_k` or `pass_hat_k`.
     """
     scored = [task for task in tasks if len(task.solved) >= k]
     values = [estimator(len(task.solved), sum(task.solved), k) for task in scored]
@@ -139,7 +139,7 @@ def passes(tasks: Sequence[TaskResult], k: int, estimator: Callable[[int, int, i
 
 
 def success_by_tag(tasks: Sequence[TaskResult]) -> dict[str, Estimate]:
-    """`success_rate` of each tag that has some."""
+    """Return `success_rate` of each tag that has any."""
     tags = sorted({task.tag for task in tasks if task.tag and task.solved})
     return {tag: success_rate([task for task in tasks if task.tag == tag]) for tag in tags}
 
@@ -152,8 +152,7 @@ def reward_by_role(tasks: Sequence[TaskResult]) -> dict[str, Estimate]:
 
 
 def narrowed(evaluation: Evaluation, other: Evaluation) -> Evaluation:
-    """Return `one` of the tasks alone that both scored: its success, reward, success by tag, reward by role and
-    tasks."""
+    """Return `evaluation` over the tasks that both scored: success, reward, success by tag, reward by role, tasks."""
     both = sorted(_scored(evaluation) & _scored(other))
     results = [evaluation.tasks[name] for name in both]
     tasks = dict(zip(both, results, strict=True))

@@ -95,9 +95,9 @@ def resident() -> int:
 
 
 def shapes_of(config: RunConfig, start: Path | None) -> dict[str, Outline]:
-    """Every model that is computed in this process, by its name in `[models]`: the policy, which begins as the folder
-    `given` or afresh, and those with a checkpoint of their own. What has none is as large as the policy. One with a
-    scalar head is under its name and `SCALAR`.
+    """Return every model that is computed in this process, by its name in `[models]`: the policy, which begins as the
+    folder `start` or afresh, and those with a checkpoint of their own. A model without one is as large as the policy.
+    One with a scalar head is under its name and `SCALAR`.
 
     Raises:
         BadInput: there is no such checkpoint, or the library makes no model of it.
