@@ -64,7 +64,8 @@ def from_teacher(
         policy_logits = model.logits(rows)
         shared = min(policy_logits.shape[1], teacher_logits.shape[1])
         log_q, log_p = (
-            sampling_logits(add_bias(logits, of.bias), of)[:, :shared].log_softmax(1) for logits in (policy_logits, teacher_logits)
+            sampling_logits(add_bias(logits, of.bias), of)[:, :shared].log_softmax(1)
+            for logits in (policy_logits, teacher_logits)
         )
         return between(log_p, log_q, form)
 

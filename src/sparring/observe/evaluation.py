@@ -115,13 +115,13 @@ class Comparison:
 
 
 def success_rate(tasks: Sequence[TaskResult]) -> Estimate:
-    """The share of samples that solve their task, over tasks."""
+    """Return the share of samples that solve their task, over tasks."""
     scored = [task for task in tasks if task.solved]
     return rate([_solved(task) for task in scored], sum(len(task.solved) for task in scored))
 
 
 def mean_reward(tasks: Sequence[TaskResult]) -> Estimate:
-    """The mean reward, over tasks."""
+    """Return the mean reward, over tasks."""
     return mean([_reward(task) for task in tasks if task.rewards])
 
 
@@ -235,7 +235,7 @@ def _nothing_in_common(before: Evaluation, after: Evaluation) -> Exception:
 def _both(
     before: Evaluation, after: Evaluation, figure: Callable[[TaskResult], float | None]
 ) -> tuple[list[float], list[float]]:
-    """A figure of every task that has it in both, in one order."""
+    """Return a figure of every task that has it in both, in one order."""
     names = sorted(before.tasks.keys() & after.tasks.keys())
     pairs = [(figure(before.tasks[name]), figure(after.tasks[name])) for name in names]
     scored = [(b, a) for b, a in pairs if b is not None and a is not None]

@@ -62,7 +62,7 @@ class Broken(Exception):
 
 
 def _write(value: object, depth: int = 0) -> object:
-    """The value as JSON has it. It is read by its base's own methods, and arrives as its base."""
+    """Return the value as JSON has it. It is read by its base's own methods, and arrives as its base."""
     kind = type(value)
     if value is None or kind is bool:
         return value
@@ -89,7 +89,7 @@ def _write(value: object, depth: int = 0) -> object:
 
 
 def _read(value: object) -> object:
-    """The value of what `_write` made. Whatever else it is given, it raises."""
+    """Return the value of what `_write` made. Whatever else it is given, it raises."""
     if not isinstance(value, list):
         if isinstance(value, dict):
             raise Broken("an object of JSON, which no value is written as")

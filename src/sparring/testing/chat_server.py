@@ -57,6 +57,6 @@ class ChatServer:
 
 
 def message(content: str = "", *, finish_reason: str = "stop", **more: Any) -> tuple[int, dict[str, Any]]:
-    """A successful answer with one message."""
+    """Return a successful answer with one message."""
     reply = {"role": "assistant", "content": content, **more}
     return 200, {"choices": [{"index": 0, "finish_reason": finish_reason, "message": reply}]}

@@ -80,7 +80,7 @@ class ScriptedEngine:
         return completion
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """The same, token by token.
+        """Yield the same, token by token.
 
         Raises:
             EngineError: as for `generate`.
@@ -185,7 +185,7 @@ class ScriptedEngine:
 
 
 def replies(texts: Iterable[str], encode: Callable[[str], Sequence[int]]) -> Script:
-    """A script that gives these texts, one per request, then repeats the last.
+    """Return a script that gives these texts, one per request, then repeats the last.
 
     Args:
         texts: what to say, without the end of the turn.

@@ -25,7 +25,7 @@ class Replies(Protocol):
     """Source of replies, such as a chat endpoint."""
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Message:
-        """Reply to a conversation. Raises `LimitReached` where the reply was cut short."""
+        """Return the reply to a conversation. Raises `LimitReached` if the reply was cut short."""
 
     async def close(self) -> None:
         """Close its connections."""
@@ -65,7 +65,7 @@ class EngineReplies:
         self._num_requests = 0
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Message:
-        """The next message.
+        """Return the next message.
 
         Raises:
             LimitReached: it was cut short.
@@ -123,7 +123,7 @@ class Judges:
         constraint: Constraint | None = None,
         sample: int = 0,
     ) -> T:
-        """A model's verdict.
+        """Return a model's verdict.
 
         Args:
             part: who is asked, and how.
@@ -183,8 +183,8 @@ class Judges:
                 pass  # as it should be
 
     def metrics(self) -> dict[str, float]:
-        """Figures since the last call: questions, the share that the cache answered, failures, replies that were no
-        verdict, seconds that a reply took."""
+        """Return figures since the last call: questions, the share that the cache answered, failures, replies that were
+        no verdict, seconds that a reply took."""
         return self._metrics.take()
 
     async def close(self) -> None:
@@ -199,7 +199,7 @@ class Judges:
                 await task.result().close()
 
     async def _reply(self, part: AskedPart, messages: Sequence[Message], sampling: Sampling) -> str | None:
-        """A reply, from the cache where it was asked before; None where it was cut short."""
+        """Return a reply, from the cache if it was requested before; None if it was cut short."""
         key = self._key(part.model, messages, sampling)
         task = self._replies.get(key)
         recorded = self._record.get(key) if task is None and self._record is not None else None
@@ -217,7 +217,7 @@ class Judges:
         return await asyncio.shield(task)  # others may wait for it when this one is cancelled
 
     def _key(self, model: str, messages: Sequence[Message], sampling: Sampling) -> str:
-        """Of all that decides a reply."""
+        """Return a digest of everything that decides a reply."""
         question = (self._who(model), [(m.role, m.content) for m in messages], sampling)
         return f"judge/{xxhash.xxh3_128_hexdigest(repr(question).encode('utf-8', 'surrogatepass'))}"
 
@@ -255,7 +255,7 @@ class Judges:
 
 
 async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results, in order; what fails first ends the others and is raised."""
+    """Return the results, in order; what fails first ends the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in work]
