@@ -14,7 +14,7 @@ from sparring.protocols import Boxes, EnvFactory, Harness
 from sparring.record.transcript import Transcript
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode, SessionRecorder, outcome_at
-from sparring.rollout.metrics import sampled_tokens
+from sparring.rollout.lengths import sampled_tokens
 from sparring.types import Failure, Outcome, Purpose, Rollout, Score, Task, Timing
 
 TIMEOUT = Outcome(kind="truncated", reason="timeout")
