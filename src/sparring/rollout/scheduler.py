@@ -202,6 +202,7 @@ class Scheduler:
                 rollout_id=f"{self._stage}/{index}/{place}",
                 index=place,
                 seed=self._seed("train", task, index, place),
+                admission=index,
             )
         finally:
             self._slots.release()
@@ -215,6 +216,7 @@ class Scheduler:
                 index=self._runner.config.group_size,
                 seed=self._seed("baseline", task, index, 0),
                 purpose="baseline",
+                admission=index,
             )
         finally:
             self._slots.release()
