@@ -17,7 +17,7 @@ TEMPERATURE = f"a temperature of 0 or more, if not 0 from {COLDEST:g} to {HOTTES
 
 
 def is_temperature(value: float) -> bool:
-    """Whether logits can be divided by it in float32; 0 is greedy."""
+    """Return True if logits can be divided by `value` in float32. 0 is greedy."""
     return value == 0 or COLDEST <= value <= HOTTEST
 
 

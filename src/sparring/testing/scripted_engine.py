@@ -20,7 +20,7 @@ class _Turn:
     """A request in flight, and what it has said so far."""
 
     request: GenerateRequest
-    said: list[int] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
     aborted: bool = False
 
 
@@ -107,13 +107,13 @@ class ScriptedEngine:
             for token in tokens:
                 if turn.aborted:
                     break
-                turn.said.append(token)
+                turn.sampled.append(token)
                 self._said += 1
-                position = len(request.tokens) + len(turn.said) - 1
+                position = len(request.tokens) + len(turn.sampled) - 1
                 yield Delta(tokens=(token,), logprobs=(self._logprob(position, token, request),))
         finally:
             self._live.remove(turn)
-        yield self._answer(turn, "abort" if len(turn.said) < len(tokens) else "stop" if finished else "length")
+        yield self._answer(turn, "abort" if len(turn.sampled) < len(tokens) else "stop" if finished else "length")
 
     async def abort(self, request: str) -> None:
         """End the requests of this id before their next token."""
@@ -136,18 +136,18 @@ class ScriptedEngine:
         Raises:
             EngineError: not exactly one request of this id is in flight, or the engine is closed.
         """
-        found = [turn for turn in self._live if turn.request.id == request]
-        if self._closed or len(found) != 1:
-            raise EngineError(f"fork of {request}: expected one request of this id in flight, got {len(found)}")
-        [turn] = found
-        tokens, sampling = (*turn.request.tokens, *turn.said), turn.request.sampling
+        turns = [turn for turn in self._live if turn.request.id == request]
+        if self._closed or len(turns) != 1:
+            raise EngineError(f"fork of {request}: expected one request of this id in flight, got {len(turns)}")
+        [turn] = turns
+        tokens, sampling = (*turn.request.tokens, *turn.sampled), turn.request.sampling
         self.held.update(dict.fromkeys(seeds, tokens))
         return tuple(
             replace(
                 turn.request,
                 id=name,
                 tokens=tokens,
-                sampling=replace(sampling, seed=seed, max_tokens=sampling.max_tokens - len(turn.said)),
+                sampling=replace(sampling, seed=seed, max_tokens=sampling.max_tokens - len(turn.sampled)),
                 conversation=name,
             )
             for name, seed in seeds.items()
@@ -176,7 +176,7 @@ class ScriptedEngine:
         self.held.clear()
 
     def _answer(self, turn: _Turn, finish_reason: FinishReason) -> Completion:
-        request, tokens = turn.request, tuple(turn.said)
+        request, tokens = turn.request, tuple(turn.sampled)
         start = len(request.tokens)
         cached = 0
         if request.conversation is not None:
