@@ -90,6 +90,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     update_timeout_s: float = 300.0
     """Seconds that an update may take to arrive and be applied; a late one is refused and the old weights serve on."""
 
+    update_retries: int = 3
+    """How often a late or refused update is tried again, while the old weights serve on and no newer rollouts begin;
+    then the run ends and can be gone on with."""
+
+    update_retry_delay_s: float = 5.0
+    """Longest pause before the first of these; doubles with each."""
+
     vllm: VllmConfig = VllmConfig()
     """The server that `kind = "vllm"` starts."""
 
@@ -133,7 +140,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.update_timeout_s > 0:
             raise ValueError(f"update_timeout_s must be above 0, got {self.update_timeout_s}")
-        for name in ("kv_tokens", "idle_kv_bytes", "offload_bytes"):
+        for name in ("kv_tokens", "idle_kv_bytes", "offload_bytes", "update_retries", "update_retry_delay_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if self.max_batch_tokens < self.max_running:

@@ -137,9 +137,10 @@ class Sequence:
         return self.tokens if self.scored_from is None else self.tokens[: self.scored_from + 1]
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Order of service: higher priority first, then earlier arrival."""
-        return (-self.request.priority, self.arrival)
+    def rank(self) -> tuple[int, int, int]:
+        """Order of service: higher priority first, then the rollout that was admitted first, then earlier arrival."""
+        request = self.request
+        return (-request.priority, request.admission if isinstance(request, GenerateRequest) else 0, self.arrival)
 
     @property
     def pending(self) -> int:

@@ -90,7 +90,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How often a rollout that the infrastructure broke is run again, with the same seed."""
 
     retry_delay_s: float = 0.5
-    """Pause before the first retry; doubles with each."""
+    """Longest pause before the first retry; doubles with each. The pause itself is drawn evenly below it by the seed of
+    the rollout, so that many do not knock at the same instant."""
 
     policy_failure_reward: float = 0.0
     """Reward of a rollout whose world the policy broke, so that nothing is left to score."""

@@ -49,7 +49,7 @@ class OpenSession(Session, Protocol):
 class SessionRecorder(Protocol):
     """Opens sessions that know what they recorded: `record.Recorder`."""
 
-    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int) -> OpenSession:
+    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int) -> OpenSession:
         """Open the session of one role of one rollout."""
         ...
 
@@ -247,7 +247,15 @@ class RunningEpisode:
     opened when its role is first asked for."""
 
     def __init__(
-        self, task: Task, env: GuardedEnv, recorder: SessionRecorder, *, rollout_id: str, seed: int, priority: int
+        self,
+        task: Task,
+        env: GuardedEnv,
+        recorder: SessionRecorder,
+        *,
+        rollout_id: str,
+        seed: int,
+        priority: int,
+        admission: int = 0,
     ) -> None:
         self.task = task
         self.env = env
@@ -256,6 +264,7 @@ class RunningEpisode:
         self._rollout_id = rollout_id
         self._seed = seed
         self._priority = priority
+        self._admission = admission
         self._sessions: dict[str, OpenSession] = {}
 
     def session(self, role: str | None = None) -> Session:
@@ -311,6 +320,7 @@ class RunningEpisode:
                 seed=self._seed,
                 role=role,
                 priority=self._priority,
+                admission=self._admission,
             )
         return self._sessions[role]
 

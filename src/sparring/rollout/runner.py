@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from sparring.backoff import retry_pause_s
 from sparring.errors import EngineError, InfraError, JudgeError, LimitReached, PolicyFailure, SandboxError
 from sparring.protocols import Boxes, EnvFactory, Harness
 from sparring.record.transcript import Transcript
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode, SessionRecorder, outcome_at
-from sparring.rollout.metrics import sampled_tokens
+from sparring.rollout.lengths import sampled_tokens
 from sparring.types import Failure, Outcome, Purpose, Rollout, Score, Task, Timing
 
 TIMEOUT = Outcome(kind="truncated", reason="timeout")
@@ -71,7 +72,15 @@ class RolloutRunner:
         self.close_failures: deque[InfraError] = deque(maxlen=100)
 
     async def run(
-        self, task: Task, *, rollout_id: str, index: int, seed: int, purpose: Purpose = "train", priority: int = 0
+        self,
+        task: Task,
+        *,
+        rollout_id: str,
+        index: int,
+        seed: int,
+        purpose: Purpose = "train",
+        priority: int = 0,
+        admission: int = 0,
     ) -> Finished:
         """Run a task to an outcome.
 
@@ -87,6 +96,7 @@ class RolloutRunner:
             seed: of the sampling.
             purpose: what the rollout is for.
             priority: the engine's.
+            admission: number of its group; the engine serves the lowest of one priority first.
 
         Raises:
             CancelledError: the awaiting task was cancelled; world, box and sessions are closed.
@@ -94,10 +104,17 @@ class RolloutRunner:
         broken: list[Rollout] = []
         for attempt in range(self.config.retries + 1):
             if attempt:
-                await asyncio.sleep(self.config.retry_delay_s * 2 ** (attempt - 1))
+                await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, attempt, seed))
             name = f"{rollout_id}/retry-{attempt}" if attempt else rollout_id
             done = await self.attempt(
-                task, rollout_id=name, index=index, seed=seed, purpose=purpose, priority=priority, number=attempt
+                task,
+                rollout_id=name,
+                index=index,
+                seed=seed,
+                purpose=purpose,
+                priority=priority,
+                admission=admission,
+                number=attempt,
             )
             if done.error is None:
                 return Finished(
@@ -121,6 +138,7 @@ class RolloutRunner:
         seed: int,
         purpose: Purpose = "train",
         priority: int = 0,
+        admission: int = 0,
         number: int = 0,
     ) -> Attempt:
         """Run a task once, its world closed whatever happens. `number` counts the attempts before it; the other
@@ -132,7 +150,9 @@ class RolloutRunner:
         limits = self.config.limits(task.limits)
         task = task if limits == task.limits else replace(task, limits=limits)
         env = GuardedEnv(self._factory.make)
-        episode = RunningEpisode(task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority)
+        episode = RunningEpisode(
+            task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority, admission=admission
+        )
         made = partial(Rollout, id=rollout_id, task=task, index=index, attempt=number, purpose=purpose)
         rollout, score, error = await self._played(made, episode)
         return Attempt(rollout=rollout, score=score, error=error, transcripts=episode.transcripts())

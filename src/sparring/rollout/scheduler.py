@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from sparring.errors import InfraError, JudgeError, SparringError, boundary
 from sparring.observe.metrics import Metrics
 from sparring.protocols import Scorer, TaskSource
-from sparring.rollout.metrics import length_bias, measure
+from sparring.rollout.lengths import AdmittedLengths
+from sparring.rollout.metrics import length_metrics, measure
 from sparring.rollout.runner import Finished, RolloutRunner, failure_of
 from sparring.rollout.seeds import rollout_seed
 from sparring.rollout.window import Window
@@ -70,6 +71,7 @@ class Scheduler:
         self._fresh = True
         self._dead: asyncio.Future[None] | None = None
         self._metrics = Metrics()
+        self._lengths = AdmittedLengths()
 
     async def groups(self) -> AsyncIterator[Group]:
         """Every group, in admission order, until the source or the window ends.
@@ -88,6 +90,7 @@ class Scheduler:
                 self._source.observe(group)
                 self._observed = group.index + 1
                 measure(self._metrics, group, lag=self._lag(group))
+                self._lengths.add(group)
                 yield group
         finally:
             await self.close()
@@ -102,9 +105,9 @@ class Scheduler:
             self._dead.exception()  # it has been raised, or nobody listens any more
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the groups yielded since the last call."""
-        values = self._metrics.take()
-        return {**values, **length_bias(values)}
+        """Return the metrics of the groups yielded since the last call."""
+        lengths, self._lengths = self._lengths, AdmittedLengths()
+        return {**self._metrics.take(), **length_metrics(lengths)}
 
     def state(self, step: int) -> dict[str, Any]:
         """What a resume after `step` steps needs: the source as it was before the first group of the next step was
@@ -199,6 +202,7 @@ class Scheduler:
                 rollout_id=f"{self._stage}/{index}/{place}",
                 index=place,
                 seed=self._seed("train", task, index, place),
+                admission=index,
             )
         finally:
             self._slots.release()
@@ -212,6 +216,7 @@ class Scheduler:
                 index=self._runner.config.group_size,
                 seed=self._seed("baseline", task, index, 0),
                 purpose="baseline",
+                admission=index,
             )
         finally:
             self._slots.release()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import xxhash
 
-from sparring.errors import EngineError
+from sparring.errors import EngineError, WeightsError
 from sparring.generation import Completion, Delta, FinishReason, GenerateRequest, Runs, ScoreRequest, Scores
 from sparring.types import WeightRef
 
@@ -36,6 +36,7 @@ class ScriptedEngine:
         version: the weight version served at first.
         latency_s: time that a request takes (on the loop's clock).
         fail_on: numbers of the requests, counted from 1, that raise `EngineError`.
+        refuse_on: numbers of the weight updates, counted from 1, that raise `WeightsError`.
 
     Attributes:
         requests: every request, in order of arrival, failed ones included.
@@ -45,12 +46,19 @@ class ScriptedEngine:
     """
 
     def __init__(
-        self, script: Script, *, version: int = 0, latency_s: float = 0.0, fail_on: Collection[int] = ()
+        self,
+        script: Script,
+        *,
+        version: int = 0,
+        latency_s: float = 0.0,
+        fail_on: Collection[int] = (),
+        refuse_on: Collection[int] = (),
     ) -> None:
         self._script = script
         self._version = version
         self._latency_s = latency_s
-        self._fail_on = frozenset(fail_on)
+        self._fail_on, self._refuse_on = frozenset(fail_on), refuse_on
+        self._updates = 0
         self._live: list[_Turn] = []
         self._closed = False
         self._num_sampled = 0
@@ -150,7 +158,14 @@ class ScriptedEngine:
         self.held.pop(conversation, None)
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve another version; KV of the old one is dropped (law 4)."""
+        """Serve another version; KV of the old one is dropped (law 4).
+
+        Raises:
+            WeightsError: this update was chosen to be refused.
+        """
+        self._updates += 1
+        if self._updates in self._refuse_on:
+            raise WeightsError(f"update {self._updates} was chosen to be refused")
         self.pulled.append(ref)
         self._version = ref.version
         self.held.clear()

@@ -19,6 +19,8 @@ PROBE = "sparring-verifies"
 """Prefix of the ids that are served while vLLM is paused: see `vllm_process/sparring_vllm.py`."""
 _IMPOSSIBLE = -9000.0
 _SEED_BITS = (1 << 63) - 1
+_LEVEL = 1 << 32
+"""Distance of two priorities there: more than admissions ever differ."""
 
 
 def truncates(sampling: Sampling) -> bool:
@@ -60,7 +62,7 @@ def generate_body(
         "request_id": name,
         "token_ids": request.tokens,
         "cache_salt": f"version {version}",
-        "priority": -request.priority,
+        "priority": request.admission - request.priority * _LEVEL,
         "sampling_params": {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -82,7 +84,7 @@ def judge_body(name: str, tokens: Sequence[int], named: int, priority: int) -> d
     """Write a request for the log-probabilities of given tokens at temperature 1 and of the `named` top tokens at each
     position, -1 for all. Of the token that it samples only the version of the weights is used."""
     sampling = {"max_tokens": 1, "prompt_logprobs": named, "ignore_eos": True, "detokenize": False}
-    return {"request_id": name, "token_ids": list(tokens), "sampling_params": sampling, "priority": -priority}
+    return {"request_id": name, "token_ids": list(tokens), "sampling_params": sampling, "priority": -priority * _LEVEL}
 
 
 def judged_rows(answer: Mapping[str, Any], first: int = 1) -> list[dict[int, float]]:

@@ -216,7 +216,8 @@ class AskedPart(PartConfig, frozen=True, kw_only=True):
     """Repetitions of a request after a failure, a time-out, or a reply without a verdict."""
 
     retry_delay_s: float = 0.5
-    """Pause before the first retry; doubles with each."""
+    """Longest pause before the first retry; doubles with each. The pause itself is drawn evenly below it, so that many
+    do not ask again at the same instant."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import xxhash
 
+from sparring.backoff import retry_pause_s
 from sparring.envs.rubrics.config import AskedPart
 from sparring.errors import BadInput, EngineError, JudgeError, LimitReached, RequestRefused, boundary
 from sparring.generation import Constraint, GenerateRequest, Sampling
@@ -140,7 +141,7 @@ class Judges:
         why, unread = "", 0
         for attempt in range(part.retries + 1):
             if attempt:
-                await asyncio.sleep(part.retry_delay_s * 2 ** (attempt - 1))
+                await asyncio.sleep(retry_pause_s(part.retry_delay_s, attempt, question, sample))
             # a failure is asked the same again (law 6), so that who asks later finds the answer; a reply without a
             # verdict is not
             seed = xxhash.xxh3_64_intdigest(f"{question}\x1f{sample}\x1f{unread}".encode("utf-8", "surrogatepass")) >> 1

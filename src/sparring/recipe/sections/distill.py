@@ -87,7 +87,8 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Repetitions of a request that a teacher failed to answer."""
 
     retry_delay_s: float = 0.5
-    """Pause before the first repetition; doubles with each."""
+    """Longest pause before the first repetition; doubles with each. The pause itself is drawn evenly below it, so that
+    many do not ask again at the same instant."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1 or self.max_concurrent_scores < 1:

@@ -18,6 +18,7 @@ import msgspec
 from sparring.algo.annotate.observations import observation_targets
 from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.batch.batches import Plan, batches
+from sparring.errors import WeightsError
 from sparring.loop import run_loop
 from sparring.observe.hooks import timed
 from sparring.observe.spans import Spans
@@ -37,6 +38,7 @@ from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
 from sparring.stages.runtime.rollouts import rollout_runner
 from sparring.stages.runtime.timing import ENGINE_SPANS, TRAINER_SPANS, EngineCounters, StepClock
 from sparring.stages.runtime.totals import Totals
+from sparring.stages.runtime.updates import RetriedUpdates
 from sparring.types import Batch, Group, StepResult
 
 
@@ -117,6 +119,7 @@ class OnlineTraining:
         judges = scorers(context)
         scheduler = self._scheduler(objective, window, judges)
         checkpoints = self._checkpoints()
+        updates = RetriedUpdates(self.engine, config.engine, lambda text: context.sink.event(stage, text))
         kept = {"credit": objective.credit, **objective.kept}
         done, state = await checkpoints.resume()
         context.store.truncate(stage, done, first_group=done * self._section.groups_per_step)
@@ -125,7 +128,7 @@ class OnlineTraining:
             scheduler.restore(state["scheduler"], context.store.groups(stage=stage))
             for name, each in kept.items():
                 each.restore(state.get(name, {}))
-            await self.engine.pull(await self.trainers[POLICY].push())
+            await updates.pull(await self.trainers[POLICY].push())
         counters, clock = EngineCounters(self.engine), StepClock(self._spans)
 
         async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
@@ -144,7 +147,11 @@ class OnlineTraining:
         batches_of = self._batches(objective, range(done + 1, self._section.steps + 1))
         async with beside as evaluator:
             with fewer_collections():
-                await run_loop(scheduler.groups(), batches_of, self.trainers, {POLICY: self.engine}, window, after_step)
+                try:
+                    await run_loop(scheduler.groups(), batches_of, self.trainers, {POLICY: updates}, window, after_step)
+                except WeightsError:
+                    await checkpoints.save_last()
+                    raise
         await write_model(self.trainers[POLICY], self.source, context.output(stage))
         return {**totals.as_dict(), "model": str(context.output(stage))}
 
