@@ -24,4 +24,11 @@ def rollout_runner(context: Context, engine: Engine, model: Path, *, greedy: boo
         model=POLICY,
         max_context=max_context(outline_of(model), context.config.engine, context.config.models[POLICY].dtype),
     )
-    return RolloutRunner(context.factory, context.boxes, recorder, context.harness, context.config.rollout)
+    return RolloutRunner(
+        context.factory,
+        context.boxes,
+        recorder,
+        context.harness,
+        context.config.rollout,
+        report=lambda sentence: context.sink.event("rollout", sentence),
+    )
