@@ -34,7 +34,7 @@ class Trial:
 class Breaker:
     """State of one environment's infrastructure: closed, or open since an outage began.
 
-    It opens when as many attempts in a row have failed as are still under way, at least `FEWEST_FAILURES`, and not of
+    It opens when more attempts in a row have failed than are still under way, at least `FEWEST_FAILURES`, and not of
     one task alone: an environment that fails often but not always goes on, and so does one with a task that it cannot
     bear. While it is open one attempt at a time is a probe, and all others wait in turn; the first that succeeds closes
     it.
@@ -114,7 +114,7 @@ class Breaker:
         now = asyncio.get_running_loop().time()
         self._failures += 1
         self._failed_tasks.add(trial.task)
-        enough = self._failures >= max(FEWEST_FAILURES, self._running) and len(self._failed_tasks) > 1
+        enough = self._failures >= max(FEWEST_FAILURES, self._running + 1) and len(self._failed_tasks) > 1
         if self._opened_s is None and enough:
             self._opened_s = now
             self._metrics.add("rollout/outages", 1, "sum")

@@ -125,22 +125,16 @@ class RolloutRunner:
             Outage: the environment's infrastructure stays down; see `Breaker`.
         """
         broken: list[Rollout] = []
+        tried = partial(
+            self.attempt, task, index=index, seed=seed, purpose=purpose, priority=priority, admission=admission
+        )
         breaker, outages = self.breakers.of(task.env), 0
         for attempt in count():
             if attempt:
                 await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, attempt, seed))
             name = f"{rollout_id}/retry-{attempt}" if attempt else rollout_id
             async with breaker.trial(task.id) as trial:
-                done = await self.attempt(
-                    task,
-                    rollout_id=name,
-                    index=index,
-                    seed=seed,
-                    purpose=purpose,
-                    priority=priority,
-                    admission=admission,
-                    number=attempt,
-                )
+                done = await tried(rollout_id=name, number=attempt)
                 trial.error = done.error
             outages += trial.is_excused
             if done.error is None:

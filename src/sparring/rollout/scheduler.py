@@ -67,6 +67,8 @@ class Scheduler:
         self._stage = stage
         self._scorers = scorers
         self._baseline = baseline
+        if baseline is not None:
+            baseline.breakers = runner.breakers
         self._slots = asyncio.Semaphore(runner.config.max_concurrent_rollouts)
         self._pending: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()

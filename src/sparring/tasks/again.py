@@ -18,8 +18,8 @@ class LostTasksAgain:
     `protocols.TaskSource`.
 
     It waits until another group has come through, or the source has ended: so one task that breaks its environment is
-    not all that is tried. What comes again depends on the groups that it observed alone, so a resumed run gives the same tasks. The group has
-    a new admission index, and so fresh random numbers.
+    not all that is tried. What comes again depends on the groups that it observed alone, so a resumed run gives the
+    same tasks. The group has a new admission index, and so fresh random numbers.
 
     Args:
         source: of all other tasks.
