@@ -91,7 +91,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Seconds that an update may take to arrive and be applied; a late one is refused and the old weights serve on."""
 
     update_retries: int = 3
-    """How often a late or refused update is tried again, while the old weights serve on and no newer rollouts begin;
+    """Repetitions of a late or refused update, while the old weights serve on and no newer rollouts begin;
     then the run ends and can be gone on with."""
 
     update_retry_delay_s: float = 5.0
