@@ -50,6 +50,10 @@ class EngineError(InfraError):
     """The inference engine failed to answer."""
 
 
+class TaskError(InfraError):
+    """A task that can never be rolled out, such as one that asks for an unknown image. Not tried again."""
+
+
 class RequestRefused(EngineError):
     """An engine will never serve this request: it asks for what cannot be. The others go on."""
 
@@ -60,6 +64,10 @@ class JudgeError(InfraError):
 
 class EnvError(InfraError):
     """Environment code raised."""
+
+
+class Outage(SparringError):
+    """An environment's infrastructure stays down, or nothing is left to train: the run ends and can be gone on with."""
 
 
 class StoreError(SparringError):

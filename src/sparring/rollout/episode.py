@@ -91,7 +91,7 @@ class GuardedEnv:
         """The first of its roles; of a world that cannot be made, that of one that names none."""
         try:
             return self.roles[0]
-        except EnvError:
+        except InfraError:
             return DEFAULT_ROLES[0]
 
     @property

@@ -8,11 +8,22 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 
 from sparring.backoff import retry_pause_s
-from sparring.errors import EngineError, InfraError, JudgeError, LimitReached, PolicyFailure, SandboxError
+from sparring.errors import (
+    BadInput,
+    EngineError,
+    InfraError,
+    JudgeError,
+    LimitReached,
+    PolicyFailure,
+    SandboxError,
+    TaskError,
+)
 from sparring.protocols import Boxes, EnvFactory, Harness
 from sparring.record.transcript import Transcript
+from sparring.rollout.breaker import Breakers
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode, SessionRecorder, outcome_at
 from sparring.rollout.lengths import sampled_tokens
@@ -56,19 +67,30 @@ class RolloutRunner:
         recorder: opens the sessions.
         harness: holds the conversation.
         config: limits, retries.
+        report: called with a sentence for what a reader of the run has to know.
 
     Attributes:
+        breakers: of the environments.
         close_failures: the latest worlds and boxes that did not close; they change no outcome.
     """
 
     def __init__(
-        self, factory: EnvFactory, boxes: Boxes, recorder: SessionRecorder, harness: Harness, config: RolloutConfig
+        self,
+        factory: EnvFactory,
+        boxes: Boxes,
+        recorder: SessionRecorder,
+        harness: Harness,
+        config: RolloutConfig,
+        *,
+        report: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._factory = factory
         self._boxes = boxes
         self._recorder = recorder
         self._harness = harness
         self.config = config
+        self.report = report
+        self.breakers = Breakers(config.outage_s, report)
         self.close_failures: deque[InfraError] = deque(maxlen=100)
 
     async def run(
@@ -100,22 +122,21 @@ class RolloutRunner:
 
         Raises:
             CancelledError: the awaiting task was cancelled; world, box and sessions are closed.
+            Outage: the environment's infrastructure stays down; see `Breaker`.
         """
         broken: list[Rollout] = []
-        for attempt in range(self.config.retries + 1):
+        tried = partial(
+            self.attempt, task, index=index, seed=seed, purpose=purpose, priority=priority, admission=admission
+        )
+        breaker, outages = self.breakers.of(task.env), 0
+        for attempt in count():
             if attempt:
                 await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, attempt, seed))
             name = f"{rollout_id}/retry-{attempt}" if attempt else rollout_id
-            done = await self.attempt(
-                task,
-                rollout_id=name,
-                index=index,
-                seed=seed,
-                purpose=purpose,
-                priority=priority,
-                admission=admission,
-                number=attempt,
-            )
+            async with breaker.trial(task.id) as trial:
+                done = await tried(rollout_id=name, number=attempt)
+                trial.error = done.error
+            outages += trial.is_excused
             if done.error is None:
                 return Finished(
                     rollout=done.rollout, score=done.score, broken=tuple(broken), transcripts=done.transcripts
@@ -126,8 +147,10 @@ class RolloutRunner:
                 )
                 score = Score(reward=self.config.policy_failure_reward, success=False)
                 return Finished(rollout=failed, score=score, broken=tuple(broken), transcripts=done.transcripts)
+            if attempt - outages >= self.config.retries or isinstance(done.error, TaskError):
+                break
             broken.append(done.rollout)
-        return Finished(rollout=broken.pop(), score=None, broken=tuple(broken))
+        return Finished(rollout=done.rollout, score=None, broken=tuple(broken))
 
     async def attempt(
         self,
@@ -191,6 +214,7 @@ class RolloutRunner:
 
         Raises:
             SandboxError: there is none, or not in time.
+            TaskError: there are no such boxes.
         """
         if episode.task.box is None:
             return
@@ -198,6 +222,8 @@ class RolloutRunner:
         try:
             async with limit:
                 episode.box = await self._boxes.take(episode.task.box)
+        except BadInput as error:
+            raise TaskError(str(error)) from error
         except TimeoutError:
             if not limit.expired():
                 raise

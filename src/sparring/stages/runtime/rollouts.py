@@ -35,5 +35,11 @@ def rollout_runner(
         model=POLICY,
         max_context=max_context(outline_of(model), context.config.engine, context.config.models[POLICY].dtype),
     )
-    speaking = with_roles(context, recorder, others, store)
-    return RolloutRunner(context.factory, context.boxes, speaking, context.harness, context.config.rollout)
+    return RolloutRunner(
+        context.factory,
+        context.boxes,
+        with_roles(context, recorder, others, store),
+        context.harness,
+        context.config.rollout,
+        report=lambda sentence: context.sink.event("rollout", sentence),
+    )
