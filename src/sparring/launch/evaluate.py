@@ -237,6 +237,7 @@ def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> R
         ),
         models={**config.models, **_reward_model(config), POLICY: spec},
         env=config.env,
+        envs=config.envs,
         sandbox=config.sandbox,
         engine=config.engine,
         rollout=config.rollout,
@@ -279,12 +280,15 @@ def _deciding(config: RunConfig, subject: Subject) -> list[Path]:
     from sparring.model.hub import base_folder, local_folder
 
     models, reward = {**config.models, **_reward_model(config)}, _rewards(config).reward_model
-    scoring = [models[name] for name in (reward, *sorted(judging(config.env.rubric))) if name in models]
+    scoring = [models[name] for name in (reward, *sorted(config.judging)) if name in models]
     named = [subject.folder, *(local_folder(spec.path) for spec in scoring if spec.path is not None)]
     folders = dict.fromkeys(folder for each in named for folder in (each, base_folder(each)))
     files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in CONTENT]
-    env = config.env
-    functions = [part.function for part in env.rubric.values() if isinstance(part, Function)]
-    sources = [name.rpartition(":")[0] for name in (env.name, env.reward, config.rollout.harness, *functions)]
-    given = [Path(part) for part in (*sources, env.data, env.eval_data) if part]
+    environments = list(config.environments.values())
+    functions = [p.function for env in environments for p in env.rubric.values() if isinstance(p, Function)]
+    harnesses = [config.rollout.harness, *(domain.harness for domain in config.envs.values())]
+    named_by = [name for env in environments for name in (env.name, env.reward)]
+    sources = [name.rpartition(":")[0] for name in (*named_by, *harnesses, *functions)]
+    data = [path for env in environments for path in (env.data, env.eval_data)]
+    given = [Path(part) for part in (*sources, *data) if part]
     return files + [path for path in given if path.is_file()]

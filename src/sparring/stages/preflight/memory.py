@@ -237,7 +237,7 @@ def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
     if stage == "collect":
         engines.extend(sorted(set(config.collect.by_domain.values())))
     if stage in PLAYING:
-        engines.extend(sorted(judging(config.env.rubric)))
+        engines.extend(sorted(config.judging))
     return frozen, [name for name in engines if name not in config.models or config.models[name].served is None]
 
 

@@ -31,4 +31,5 @@ def rollout_runner(context: Context, engine: Engine, model: Path, *, greedy: boo
         context.harness,
         context.config.rollout,
         report=lambda sentence: context.sink.event("rollout", sentence),
+        places={name: domain.places for name, domain in context.config.envs.items() if domain.places is not None},
     )
