@@ -131,16 +131,16 @@ class boundary:
 
 
 class naming_memory:
-    """Say what was told of memory before, where it runs out in the body of `with naming_memory(told)`.
+    """Context that repeats an earlier warning of memory if memory runs out in its body.
 
     Raises:
-        InfraError: memory ran out, and what had been told.
+        InfraError: memory ran out; names the warning.
     """
 
-    __slots__ = ("_told",)
+    __slots__ = ("_warning",)
 
-    def __init__(self, told: str) -> None:
-        self._told = told
+    def __init__(self, warning: str) -> None:
+        self._warning = warning
 
     def __enter__(self) -> None:
         pass
@@ -150,7 +150,8 @@ class naming_memory:
         while error is not None:
             if isinstance(error, Exception) and _is_short_of_memory(error):
                 got = f"{type(cause).__name__}: {cause}"
-                raise InfraError(f"memory ran out: {got}; before it began, the run was told: {self._told}") from cause
+                problem = f"memory ran out: {got}; before it began, the run was told: {self._warning}"
+                raise InfraError(problem) from cause
             error = error.__cause__ or error.__context__
 
 

@@ -188,9 +188,12 @@ class Sequence:
 
     def branch(self, name: str, seed: int) -> GenerateRequest:
         """Return a request that continues this one from here with another seed."""
-        sampled, given = self.tokens[self.num_prompt :], self.request.sampling
+        sampled, sampling = self.tokens[self.num_prompt :], self.request.sampling
         sampling = replace(
-            given, seed=seed, max_tokens=self.max_new - len(sampled), min_tokens=max(0, given.min_tokens - len(sampled))
+            sampling,
+            seed=seed,
+            max_tokens=self.max_new - len(sampled),
+            min_tokens=max(0, sampling.min_tokens - len(sampled)),
         )
         allowed, ends = self.request.allowed, self.request.ends
         return replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,6 +14,7 @@ from sparring.algo.annotate.domain import teacher_of
 from sparring.envs.roles import roles_of
 from sparring.envs.splits import identity
 from sparring.errors import BadInput, RequestRefused, refusal
+from sparring.protocols import Engine
 from sparring.record.recorder import Recorder
 from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.render.dialect import message_dicts
@@ -23,6 +24,7 @@ from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import Conversation, rendered
+from sparring.stages.models.role_models import open_role_engines, with_roles
 from sparring.stages.models.teachers import room_of, teacher_folder
 from sparring.tasks.files import messages_of
 from sparring.types import Message, Task
@@ -55,46 +57,52 @@ async def run(context: Context) -> dict[str, Any]:
         context.store.put(FRESH, all(context.store.get(f"collect/{index}") is None for index in range(len(tasks))))
     async with AsyncExitStack() as stack:
         teachers = sorted(set(config.by_domain.values()))
-        asked = {name: await stack.enter_async_context(_teacher(context, name)) for name in teachers}
+        others = open_role_engines(context)
+        for engine in others.values():
+            stack.push_async_callback(engine.close)
+        runners = {name: await stack.enter_async_context(_teacher(context, name, others)) for name in teachers}
         gate = asyncio.Semaphore(config.max_concurrent_rollouts)
-        each = (
-            _task(context, asked[teacher_of(config.by_domain, task)], gate, index, task)
+        pending = (
+            _task(context, runners[teacher_of(config.by_domain, task)], gate, index, task)
             for index, task in enumerate(tasks)
         )
-        done = await asyncio.gather(*each)
-    rows = [trace for found in done for trace in found["traces"]]
+        done = await asyncio.gather(*pending)
+    rows = [trace for collected in done for trace in collected["traces"]]
     totals = {
-        name: sum(found.get(name, 0) for found in done) for name in ("rollouts", "failed", "unscored", "unfinished")
+        name: sum(collected.get(name, 0) for collected in done)
+        for name in ("rollouts", "failed", "unscored", "unfinished")
     }
     if not rows:
         why = "{failed} failed, {unscored} had no reward, {unfinished} were cut short".format(**totals)
         got = f"none among {totals['rollouts']} rollouts: {why}"
-        raise refusal("collect.min_reward", "a rollout that earns it", got, "lower it, or take another teacher")
-    for index, found in enumerate(done):
-        context.store.put(f"collect/{index}", found)
-    kept = _said(context, rows) if "sft" in context.config.run.stages else rows
-    totals["unsaid"] = len(rows) - len(kept)
+        raise refusal(
+            "collect.min_reward", "a rollout with at least this reward", got, "lower it, or take another teacher"
+        )
+    for index, collected in enumerate(done):
+        context.store.put(f"collect/{index}", collected)
+    sayable = _said(context, rows) if "sft" in context.config.run.stages else rows
+    totals["unsaid"] = len(rows) - len(sayable)
     out = context.folder / "collect" / FILE
     out.parent.mkdir(parents=True, exist_ok=True)
     staging = out.with_name(out.name + ".tmp")
-    staging.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
+    staging.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in sayable), encoding="utf-8")
     staging.rename(out)
-    return {"data": str(out), "tasks": len(tasks), "traces": len(kept), **totals}
+    return {"data": str(out), "tasks": len(tasks), "traces": len(sayable), **totals}
 
 
 async def _task(
     context: Context, teacher: RolloutRunner, gate: asyncio.Semaphore, index: int, task: Task
 ) -> dict[str, Any]:
-    """What one task gives, unless the run already has it."""
-    found = context.store.get(f"collect/{index}")
-    if found is None:
+    """Roll one task out, unless the run has its result already, and return the result."""
+    collected = context.store.get(f"collect/{index}")
+    if collected is None:
         finished = await _rolled_out(context, teacher, gate, index, task)
-        found = _kept(task, finished, context)
-        if not found["failed"]:
-            context.store.put(f"collect/{index}", found)
-        told = {"collect/traces": float(len(found["traces"])), "collect/unscored": float(found["unscored"])}
-        context.sink.log("collect", index + 1, told)
-    return found
+        collected = _kept(task, finished, context)
+        if not collected["failed"]:
+            context.store.put(f"collect/{index}", collected)
+        metrics = {"collect/traces": float(len(collected["traces"])), "collect/unscored": float(collected["unscored"])}
+        context.sink.log("collect", index + 1, metrics)
+    return collected
 
 
 async def _rolled_out(
@@ -111,15 +119,16 @@ async def _rolled_out(
 
 
 def _kept(task: Task, finished: Sequence[Finished], context: Context) -> dict[str, Any]:
-    """Return what one task gives: of each role the first `keep` conversations that earned `min_reward`; those that were
-    cut short are none. A trace of a world of several roles says whose it is."""
+    """Return the traces of one task: of each role of the policy the first `keep` conversations that earned
+    `min_reward`; those that were cut short are none. A trace of a world of several roles says whose it is."""
     config, several = context.config.collect, len(roles_of(context.factory.make())) > 1
     by_role: dict[str, list[dict[str, Any]]] = {}
     for rollout in finished:
         completed = {t.role for t in rollout.rollout.trajectories if t.outcome.kind == "completed"}
         for role, spoken in rollout.transcripts.items():
             reward = None if rollout.score is None else rollout.score.of(role)
-            if reward is not None and reward >= config.min_reward and role in completed:
+            earns = reward is not None and reward >= config.min_reward
+            if earns and role in completed and context.config.rollout.speaks(role):
                 trace = {"messages": message_dicts(spoken.messages), "task": task.id, "reward": reward}
                 by_role.setdefault(role, []).append({**trace, "role": role} if several else trace)
     traces = [trace for of_role in by_role.values() for trace in of_role[: config.keep]]
@@ -134,14 +143,14 @@ def _kept(task: Task, finished: Sequence[Finished], context: Context) -> dict[st
 
 
 def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that the policy could say: of a malformed reply (half a tool call in its text) a chat template may make
-    another.
+    """Return the traces that the policy could have sampled: a chat template may change a malformed reply, such as one
+    with half a tool call in its text.
 
     Raises:
-        BadInput: it could say fewer than nine in ten; why not the first.
+        BadInput: fewer than nine in ten remain; it names the reason for the first that does not.
     """
     renderer, tools = context.renderer(context.input("sft")), context.factory.make().tools
-    kept: list[dict[str, Any]] = []
+    sayable: list[dict[str, Any]] = []
     refused: list[BadInput] = []
     for number, row in enumerate(rows, 1):
         name = f"trace {number}"
@@ -150,17 +159,18 @@ def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, An
         except BadInput as error:
             refused.append(error)
         else:
-            kept.append(row)
-    if len(kept) < 0.9 * len(rows):
+            sayable.append(row)
+    if len(sayable) < 0.9 * len(rows):
         raise refused[0]
     if refused:
         context.sink.event("collect", f"{len(refused)} of {len(rows)} conversations left out; {refused[0]}")
-    return kept
+    return sayable
 
 
 @asynccontextmanager
-async def _teacher(context: Context, name: str) -> AsyncIterator[RolloutRunner]:
-    """What runs one rollout of the model `name` of the recipe, asked where it is."""
+async def _teacher(context: Context, name: str, others: Mapping[str, Engine]) -> AsyncIterator[RolloutRunner]:
+    """Open the runner of rollouts in which the model `name` of the recipe speaks for the policy, and `others` for the
+    roles that `[rollout] roles` gives them."""
     config = context.config
     spec, sampling = config.models[name], config.rollout.sampling()
     recorder: SessionRecorder
@@ -185,6 +195,7 @@ async def _teacher(context: Context, name: str) -> AsyncIterator[RolloutRunner]:
         recorder = Recorder(engine, renderer, sampling=sampling, model=name, max_context=room_of(context, name))
         close = engine.close
     try:
-        yield RolloutRunner(context.factory, context.boxes, recorder, context.harness, config.rollout)
+        speaking = with_roles(context, recorder, others)
+        yield RolloutRunner(context.factory, context.boxes, speaking, context.harness, config.rollout)
     finally:
         await close()

@@ -85,7 +85,7 @@ def _losses(config: RunConfig) -> TrainPlan:
 
 
 def correction_chosen(config: RunConfig) -> str:
-    """The correction of a resolved config in words, with what it is for."""
+    """Return the correction of a resolved config in words, with what it is for."""
     numerics = config.models[POLICY].numerics
     engine = f"engine {config.engine.kind} in {numerics} numerics"
     exact = config.engine.exact and numerics == "exact"

@@ -24,7 +24,7 @@ _LEVEL = 1 << 32
 
 
 def truncates(sampling: Sampling) -> bool:
-    """Whether sampling draws from a part of the vocabulary, which is then recorded with the token (law 2)."""
+    """Return True if sampling draws from a part of the vocabulary. Its ids are recorded with the token (law 2)."""
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
 
 
@@ -166,8 +166,8 @@ class SampledTurn:
         logprobs = {top["token_id"]: top["logprob"] for top in content["top_logprobs"]}
         possible = sorted(((-value, token) for token, value in logprobs.items() if value > _IMPOSSIBLE))
         if self._kept is not None:
-            whole = len(possible) == self._vocab_size
-            self._kept.append(() if whole else tuple(token for _, token in possible))
+            unlimited = len(possible) == self._vocab_size
+            self._kept.append(() if unlimited else tuple(token for _, token in possible))
         if self._tops is not None:
             self._tops.append(
                 tuple((token, -value) for value, token in possible[: self._request.sampling.top_logprobs])

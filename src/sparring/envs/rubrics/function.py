@@ -29,7 +29,7 @@ class CalledFunction:
         self._called = ByName(function)
 
     def check(self, task: Task) -> None:
-        """The row has the columns that the function asks for.
+        """Refuse a row without the columns that the function takes.
 
         Raises:
             BadInput: it lacks one.
@@ -48,8 +48,8 @@ class CalledFunction:
             async with limit:
                 if inspect.iscoroutinefunction(function):
                     return await function(**arguments)
-                said = await asyncio.to_thread(function, **arguments)
-                return await said if inspect.isawaitable(said) else said
+                result = await asyncio.to_thread(function, **arguments)
+                return await result if inspect.isawaitable(result) else result
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparring.errors import BadInput, EnvError, boundary, refusal
-from sparring.generation import Constraint
-from sparring.protocols import Expert, Rendered, Renderer
+from sparring.generation import Constraint, Rendered
+from sparring.protocols import Expert, Renderer
 from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import Context
 from sparring.tasks.files import read_conversations
-from sparring.types import Message, Score, Task, ToolSpec
+from sparring.types import POLICY, Message, Score, Task, ToolSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """One finished conversation of one role. `task` and `score`, what the world's own scorer says of it, are None for a
-    row of a file; `constraints` are what the world said that replies must be."""
+    """Finished conversation of one role. `task` and `score`, the one of the world's own scorer, are None for a row of a
+    file; `constraints` are those that the world set for replies."""
 
     name: str
     messages: tuple[Message, ...]
@@ -27,11 +27,12 @@ class Conversation:
     task: Task | None = None
     score: Score | None = None
     constraints: tuple[Constraint, ...] = ()
+    role: str = POLICY
 
 
 async def demonstrations(context: Context, renderer: Renderer) -> list[tuple[str, Rendered]]:
-    """Every demonstration of the run, as (name, tokens with their sampled marks): the rows of `[sft] data`, or the
-    expert's conversations that solve their task, in task order.
+    """Return every demonstration of the run, as (name, tokens with their sampled marks): the rows of `[sft] data`, or
+    the expert's conversations that solve their task, in task order.
 
     Raises:
         BadInput: there is nothing to imitate, a row does not parse, or the expert solves fewer than nine in ten.
@@ -40,13 +41,13 @@ async def demonstrations(context: Context, renderer: Renderer) -> list[tuple[str
     solved = [c for c in shown if c.task is None or (c.score is not None and c.score.success is not False)]
     if len(solved) < 0.9 * len(shown):
         raise refusal(
-            "[env]", "an expert that solves its tasks", f"{len(solved)} of {len(shown)}", "correct the expert"
+            "[env]", "an expert that solves nine in ten tasks", f"{len(solved)} of {len(shown)}", "correct the expert"
         )
     return [(c.name, rendered(c, renderer)) for c in solved]
 
 
 def rendered(conversation: Conversation, renderer: Renderer) -> Rendered:
-    """The conversation as tokens, the replies marked.
+    """Return the conversation as tokens, the replies marked.
 
     Raises:
         BadInput: the format cannot say it.
@@ -60,13 +61,13 @@ def rendered(conversation: Conversation, renderer: Renderer) -> Rendered:
 
 
 def given_data(context: Context) -> str | None:
-    """The file of conversations to imitate: `[sft] data`, or what the collect stage wrote; None where there is none
-    (yet)."""
+    """Return the file of conversations to imitate: `[sft] data`, or what the collect stage wrote; None where there is
+    none (yet)."""
     return context.config.sft.data or (context.done("collect") or {}).get("data")
 
 
 def given_conversations(context: Context) -> list[Conversation]:
-    """The rows of `[sft] data`.
+    """Return the rows of `[sft] data`.
 
     Raises:
         BadInput: there is none, or one does not parse.
@@ -80,8 +81,8 @@ def given_conversations(context: Context) -> list[Conversation]:
 
 
 async def conversations(context: Context, count: int | None) -> list[Conversation]:
-    """The conversations to imitate: the first `count` (None: all) rows of `[sft] data`, or those of the first `count`
-    tasks, held by the expert.
+    """Return the conversations to imitate: the first `count` (None: all) rows of `[sft] data`, or those of the first
+    `count` tasks, held by the expert.
 
     Raises:
         BadInput: there is none, a row does not parse, or the environment has no expert for a task.
@@ -102,7 +103,8 @@ async def conversations(context: Context, count: int | None) -> list[Conversatio
         async with gate:
             return await demonstrate(context, task)
 
-    return [conversation for held in await asyncio.gather(*map(one, tasks)) for conversation in held]
+    played = await asyncio.gather(*map(one, tasks))
+    return [each for of_task in played for each in of_task if context.config.rollout.speaks(each.role)]
 
 
 async def demonstrate(context: Context, task: Task) -> list[Conversation]:
@@ -151,8 +153,8 @@ async def converse(context: Context, task: Task, replies: Expert | Mapping[str, 
             raise error
     if not played.transcripts:
         do = "let it call `await episode.session().complete(messages)` for every reply"
-        got = f"{context.config.rollout.harness!r}, which asked for no reply to task {task.id}"
-        raise refusal("rollout.harness", "a harness that asks its session", got, do)
+        got = f"{context.config.rollout.harness!r}, which requested no reply for task {task.id}"
+        raise refusal("rollout.harness", "a harness that requests its replies from the session", got, do)
     score, several = played.score, len(played.transcripts) > 1
     return [
         Conversation(
@@ -162,6 +164,7 @@ async def converse(context: Context, task: Task, replies: Expert | Mapping[str, 
             task=task,
             score=None if score is not None and (score.reward, score.success) == (None, None) else score,
             constraints=spoken.constraints,
+            role=role,
         )
         for role, spoken in played.transcripts.items()
     ]

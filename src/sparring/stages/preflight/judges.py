@@ -35,7 +35,7 @@ async def check_judges(context: Context) -> list[str]:
 
 
 async def check_answers(context: Context, model: str, role: str, ask: Callable[[str], Awaitable[None]]) -> None:
-    """A model of the recipe can be asked; `ask` does.
+    """Refuse a model of the recipe that does not answer; `ask` sends the request.
 
     Raises:
         BadInput: it does not answer, or cannot be opened.
@@ -50,17 +50,18 @@ async def check_answers(context: Context, model: str, role: str, ask: Callable[[
 
 
 def _check_by_itself(where: str, rubric: Mapping[str, Any]) -> None:
-    """In every domain a part says what one answer is worth: an evaluation has no group."""
+    """Refuse a rubric that scores no answer by itself in some domain: an evaluation has no group."""
     for domain in sorted({name for part in rubric.values() for name in part.domains}) or [""]:
         parts = of_domain(dict(rubric), domain).values()
         if parts and not any(part.weight and not isinstance(part, RELATIVE) for part in parts):
-            got = f"parts that compare a group's{f' in domain {domain!r}' if domain else ''}"
-            expected, do = "a part that says what one answer is worth, for evaluations", "add one, or evaluate nothing"
+            got = f"only parts that compare the answers of a group{f' in domain {domain!r}' if domain else ''}"
+            expected, do = "a part that scores one answer by itself, for evaluations", "add one, or evaluate nothing"
             raise refusal(where, expected, got, do)
 
 
 def _check_model(context: Context, where: str, part: AskedPart) -> None:
-    """The model stands in `[models]`, under a name of its own, and who answers for it can do what the part says."""
+    """Refuse a judge that is not in `[models]` under a name of its own, or whose server cannot do what the part
+    needs."""
     config = context.config
     spec = config.models.get(part.model)
     chat = spec is not None and spec.served is not None and spec.served.kind == "chat"
@@ -72,4 +73,4 @@ def _check_model(context: Context, where: str, part: AskedPart) -> None:
         local_folder(spec.path)
     if part.constrain and spec.served is not None and spec.served.kind != "remote":
         got = f'true with a server of kind "{spec.served.kind}", which takes no token masks from its client'
-        raise refusal(f"{where}.constrain", "false", got, "leave it out, and let find pick the verdict")
+        raise refusal(f"{where}.constrain", "false", got, "leave it out, and set find to the pattern of the verdict")
