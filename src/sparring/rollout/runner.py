@@ -6,11 +6,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from types import MappingProxyType
 
 from sparring.backoff import retry_pause_s
+from sparring.envs.domains import Domains
 from sparring.errors import (
     BadInput,
     EngineError,
@@ -68,6 +71,7 @@ class RolloutRunner:
         harness: holds the conversation.
         config: limits, retries.
         report: called with a sentence for what a reader of the run has to know.
+        places: most rollouts that run at once, by environment; others have no bound of their own.
 
     Attributes:
         breakers: of the environments.
@@ -83,6 +87,7 @@ class RolloutRunner:
         config: RolloutConfig,
         *,
         report: Callable[[str], None] = lambda sentence: None,
+        places: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._factory = factory
         self._boxes = boxes
@@ -90,6 +95,7 @@ class RolloutRunner:
         self._harness = harness
         self.config = config
         self.report = report
+        self._places = {name: asyncio.Semaphore(number) for name, number in places.items()}
         self.breakers = Breakers(config.outage_s, report)
         self.close_failures: deque[InfraError] = deque(maxlen=100)
 
@@ -133,7 +139,7 @@ class RolloutRunner:
             if attempt:
                 await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, attempt, seed))
             name = f"{rollout_id}/retry-{attempt}" if attempt else rollout_id
-            async with breaker.trial(task.id) as trial:
+            async with self._place_of(task), breaker.trial(task.id) as trial:
                 done = await tried(rollout_id=name, number=attempt)
                 trial.error = done.error
             outages += trial.is_excused
@@ -172,13 +178,18 @@ class RolloutRunner:
         """
         limits = self.config.limits(task.limits)
         task = task if limits == task.limits else replace(task, limits=limits)
-        env = GuardedEnv(self._factory.make)
+        several = isinstance(self._factory, Domains)
+        env = GuardedEnv(partial(self._factory.make_for, task) if several else self._factory.make)
         episode = RunningEpisode(
             task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority, admission=admission
         )
         made = partial(Rollout, id=rollout_id, task=task, index=index, attempt=number, purpose=purpose)
         rollout, score, error = await self._played(made, episode)
         return Attempt(rollout=rollout, score=score, error=error, transcripts=episode.transcripts())
+
+    def _place_of(self, task: Task) -> AbstractAsyncContextManager[None]:
+        """Return what holds one of the places of a task's environment."""
+        return self._places.get(task.env) or nullcontext()
 
     async def _played(
         self, made: Callable[..., Rollout], episode: RunningEpisode

@@ -25,6 +25,7 @@ from sparring.observe.spans import Spans
 from sparring.protocols import Annotator, Credit, Scorer, TaskSource, Trainer, TrainPlan
 from sparring.recipe.sections.distill import DistillConfig
 from sparring.recipe.sections.rl import RlConfig
+from sparring.rollout.reward_scale import RewardScale
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
 from sparring.stages.context import POLICY, Context
@@ -38,6 +39,7 @@ from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
 from sparring.stages.runtime.rollouts import rollout_runner
 from sparring.stages.runtime.timing import ENGINE_SPANS, TRAINER_SPANS, EngineCounters, StepClock
 from sparring.stages.runtime.totals import Totals
+from sparring.stages.runtime.training_tasks import domain_metrics
 from sparring.stages.runtime.updates import RetriedUpdates
 from sparring.tasks.again import LostTasksAgain
 from sparring.types import Batch, Group, StepResult
@@ -134,6 +136,7 @@ class OnlineTraining:
 
         async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
             metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics(), **objective.metrics()}
+            metrics |= domain_metrics(objective.tasks)
             metrics |= {**counters.lap(), **clock.lap(batch.account.sampled)}
             totals.add(batch, metrics)
             context.store.metric(stage, step.version, metrics)
@@ -159,6 +162,7 @@ class OnlineTraining:
     def _scheduler(self, objective: OnlineObjective, window: Window, judges: Sequence[Scorer]) -> Scheduler:
         """Return the scheduler that rolls tasks out and scores them."""
         context, engine, others = self._context, self.engine, self._others
+        scales = {name: domain.reward_scale for name, domain in context.config.envs.items()}
         return Scheduler(
             rollout_runner(context, engine, self.source, others),
             LostTasksAgain(objective.tasks, context.config.rollout.task_retries),
@@ -166,7 +170,7 @@ class OnlineTraining:
             run_seed=context.config.run.seed,
             engine_version=lambda: engine.version,
             stage=self._stage,
-            scorers=judges,
+            scorers=[*judges, *([RewardScale(scales)] if scales else [])],
             baseline=rollout_runner(context, engine, self.source, others, greedy=True) if objective.baseline else None,
         )
 

@@ -42,4 +42,5 @@ def rollout_runner(
         context.harness,
         context.config.rollout,
         report=lambda sentence: context.sink.event("rollout", sentence),
+        places={name: domain.places for name, domain in context.config.envs.items() if domain.places is not None},
     )
