@@ -62,6 +62,11 @@ class EnvError(InfraError):
     """Environment code raised."""
 
 
+class NotRebuildable(InfraError):
+    """A half-done rollout cannot be brought back by running it again: the world or the harness did something else than
+    its record says, or a world refuses. The rollout starts over."""
+
+
 class StoreError(SparringError):
     """The run's store cannot be read or written (disk full, locked, damaged)."""
 

@@ -86,8 +86,9 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     box_timeout_s: float = 120.0
     """Longest wait for a box. It is not on the policy's clock."""
 
-    retries: int = 2
-    """How often a rollout that the infrastructure broke is run again, with the same seed."""
+    retries: int = 3
+    """How often in a row a rollout that the infrastructure broke is rebuilt without getting further than before. With
+    fewer than 3, no failure of a world is ever called the policy's."""
 
     retry_delay_s: float = 0.5
     """Pause before the first retry; doubles with each."""

@@ -11,7 +11,9 @@ from typing import Protocol, cast
 from sparring.envs.roles import roles_of
 from sparring.errors import EnvError, InfraError, LimitReached, boundary, refusal
 from sparring.protocols import AnyEnv, RolesEnv, Sandbox, Session, SingleEnv
+from sparring.record.replies import RecordedReplies
 from sparring.record.transcript import Transcript
+from sparring.rollout.rebuild import Watch
 from sparring.types import (
     DEFAULT_ROLES,
     Message,
@@ -49,8 +51,17 @@ class OpenSession(Session, Protocol):
 class SessionRecorder(Protocol):
     """Opens sessions that know what they recorded: `record.Recorder`."""
 
-    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int) -> OpenSession:
-        """Open the session of one role of one rollout."""
+    def open(
+        self,
+        task: Task,
+        *,
+        rollout_id: str,
+        seed: int,
+        role: str,
+        priority: int,
+        replies: RecordedReplies | None = None,
+    ) -> OpenSession:
+        """Open the session of one role of one rollout. `replies` are those of its record, where it is rebuilt."""
         ...
 
 
@@ -60,13 +71,15 @@ class GuardedEnv:
 
     Args:
         make: makes the world, when it is first needed.
+        watch: of this attempt; it compares what the world answers with the record, if there is one.
 
     Attributes:
         world_s: seconds spent inside the world.
     """
 
-    def __init__(self, make: Callable[[], AnyEnv]) -> None:
+    def __init__(self, make: Callable[[], AnyEnv], watch: Watch | None = None) -> None:
         self._make = make
+        self.watch = watch or Watch()
         self._made: AnyEnv | None = None
         self._roles = DEFAULT_ROLES
         self._observed: list[tuple[str, Observation]] = []
@@ -79,6 +92,11 @@ class GuardedEnv:
                 self._made = self._make()
                 self._roles = roles_of(self._made)
         return self._made
+
+    @property
+    def rebuildable(self) -> bool:
+        """Whether the world answers the same when it is run again, as far as it says itself."""
+        return bool(getattr(self._made, "rebuildable", True))
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -102,9 +120,10 @@ class GuardedEnv:
 
     async def open(self, task: Task, box: Sandbox | None) -> Observation:
         """Open the world. Raises EnvError for whatever its code raises, and for what no model can be told."""
-        with _Measured(self, "env.open"):
+        with _Measured(self, "env.open"), self.watch.call("open"):
             opened = _checked(await self._env.open(task, box))
         self._observed = [("", opened)]
+        self.watch.observe("", opened)
         return opened
 
     async def step(self, reply: Message, role: str | None = None) -> Observation:
@@ -119,19 +138,20 @@ class GuardedEnv:
             BadInput: the world does not name the role.
         """
         role = self.named(role, "env.step")
-        with _Measured(self, "env.step"):
+        with _Measured(self, "env.step"), self.watch.call("step", role, reply):
             if len(self._roles) > 1:
                 answer = await cast(RolesEnv, self._env).step_of(role, reply)
             else:
                 answer = await cast(SingleEnv, self._env).step(reply)
             observation = _checked(answer)
         self._observed.append((role, observation))
+        self.watch.observe(role, observation)
         return observation
 
     async def score(self, trajectories: Sequence[Trajectory]) -> Score | None:
         """Score a rollout, of a world of several roles all trajectories together. Raises EnvError for whatever the
         world's code raises, and for a reward that is no finite number; a JudgeError passes through."""
-        with _Measured(self, "env.score"):
+        with _Measured(self, "env.score"), self.watch.call("score"):
             if len(self.roles) > 1:
                 by_role = {trajectory.role: trajectory for trajectory in trajectories}
                 return _rated(await cast(RolesEnv, self._env).score_all(by_role), self._roles)
@@ -311,6 +331,7 @@ class RunningEpisode:
                 seed=self._seed,
                 role=role,
                 priority=self._priority,
+                replies=self.env.watch.replies,
             )
         return self._sessions[role]
 

@@ -25,7 +25,8 @@ from sparring.observe.evaluation import (
 )
 from sparring.observe.statistics import pass_at_k, pass_hat_k
 from sparring.protocols import Scorer
-from sparring.rollout.runner import Finished, RolloutRunner, failure_of
+from sparring.rollout.attempts import failure_of
+from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.scheduler import unscored
 from sparring.rollout.seeds import rollout_seed
 from sparring.types import POLICY, Group, Outcome, Purpose, Score, Task

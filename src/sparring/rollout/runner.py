@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from sparring.errors import EngineError, InfraError, JudgeError, LimitReached, PolicyFailure, SandboxError
+from sparring.errors import InfraError, JudgeError, LimitReached, NotRebuildable, PolicyFailure, SandboxError
 from sparring.protocols import Boxes, EnvFactory, Harness
 from sparring.record.transcript import Transcript
+from sparring.rollout.attempts import Attempt, Attempts, failure_of
+from sparring.rollout.blame import Successes, WorldCalls
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode, SessionRecorder, outcome_at
-from sparring.rollout.metrics import sampled_tokens
-from sparring.types import Failure, Outcome, Purpose, Rollout, Score, Task, Timing
+from sparring.rollout.rebuild import Watch
+from sparring.types import Outcome, Purpose, Rollout, Score, Task, Timing
 
 TIMEOUT = Outcome(kind="truncated", reason="timeout")
 MALFORMED = Outcome(kind="policy_failed", reason="malformed")
@@ -34,16 +36,6 @@ class Finished:
     score: Score | None
     broken: tuple[Rollout, ...] = ()
     transcripts: Mapping[str, Transcript] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
-    """One try: what it left, in tokens and in messages, and the infrastructure's error if that ended it."""
-
-    rollout: Rollout
-    score: Score | None
-    error: InfraError | None
-    transcripts: Mapping[str, Transcript]
 
 
 class RolloutRunner:
@@ -67,6 +59,7 @@ class RolloutRunner:
         self._boxes = boxes
         self._recorder = recorder
         self._harness = harness
+        self._successes = Successes()
         self.config = config
         self.close_failures: deque[InfraError] = deque(maxlen=100)
 
@@ -75,14 +68,15 @@ class RolloutRunner:
     ) -> Finished:
         """Run a task to an outcome.
 
-        An attempt that the infrastructure broke is run again with the same seed, so it samples the same tokens. Is the
-        world broken a second time in the same way (error class, place and message), after the policy had acted both
-        times, then it was the policy. Engine and judge are no part of the world, and before its first token the policy
-        has done nothing: such failures only ever leave the group.
+        An attempt that the infrastructure broke is rebuilt: the harness runs again on a fresh world, recorded replies
+        answer it, and it goes on where it broke. Where the world or the harness does something else than before, or the
+        world says that it cannot be rebuilt, the rollout starts over with the same seed. A failure of the world is the
+        policy's only if the same call breaks again in three rebuilt worlds while other rollouts' calls are answered
+        (law 6; see `rollout/blame.py`).
 
         Args:
             task: its limits may be replaced by `[rollout]`.
-            rollout_id: unique in the run; attempt n > 0 is recorded as `<rollout_id>/retry-<n>`.
+            rollout_id: unique in the run; see `Attempts` for the ids of attempts.
             index: place in the group.
             seed: of the sampling.
             purpose: what the rollout is for.
@@ -91,26 +85,37 @@ class RolloutRunner:
         Raises:
             CancelledError: the awaiting task was cancelled; world, box and sessions are closed.
         """
-        broken: list[Rollout] = []
-        for attempt in range(self.config.retries + 1):
-            if attempt:
-                await asyncio.sleep(self.config.retry_delay_s * 2 ** (attempt - 1))
-            name = f"{rollout_id}/retry-{attempt}" if attempt else rollout_id
+        attempts = Attempts(rollout_id, self.config.retries, WorldCalls(self._successes))
+        again = True
+        while again:
+            if attempts.number:
+                await asyncio.sleep(self.config.retry_delay_s * 2**attempts.idle)
             done = await self.attempt(
-                task, rollout_id=name, index=index, seed=seed, purpose=purpose, priority=priority, number=attempt
+                task,
+                rollout_id=attempts.id,
+                index=index,
+                seed=seed,
+                purpose=purpose,
+                priority=priority,
+                attempts=attempts,
             )
             if done.error is None:
                 return Finished(
-                    rollout=done.rollout, score=done.score, broken=tuple(broken), transcripts=done.transcripts
+                    rollout=done.rollout,
+                    score=done.score,
+                    broken=attempts.finished(done),
+                    transcripts=done.transcripts,
                 )
-            if broken and _is_the_policys(done.error, broken[-1], done.rollout):
+            if attempts.is_the_policys(done):
                 failed = _ended(
                     done.rollout, Outcome(kind="policy_failed", reason="failure", failure=failure_of(done.error))
                 )
                 score = Score(reward=self.config.policy_failure_reward, success=False)
-                return Finished(rollout=failed, score=score, broken=tuple(broken), transcripts=done.transcripts)
-            broken.append(done.rollout)
-        return Finished(rollout=broken.pop(), score=None, broken=tuple(broken))
+                broken = attempts.finished(done)
+                return Finished(rollout=failed, score=score, broken=broken, transcripts=done.transcripts)
+            again = attempts.failed(done)
+        last, broken = attempts.given_up()
+        return Finished(rollout=last, score=None, broken=broken)
 
     async def attempt(
         self,
@@ -121,21 +126,34 @@ class RolloutRunner:
         seed: int,
         purpose: Purpose = "train",
         priority: int = 0,
-        number: int = 0,
+        attempts: Attempts | None = None,
     ) -> Attempt:
-        """Run a task once, its world closed whatever happens. `number` counts the attempts before it; the other
-        arguments are those of `run`.
+        """Run a task once, its world closed whatever happens. `attempts` are those before it, from which it goes on;
+        the other arguments are those of `run`.
 
         Raises:
             BadInput: the harness asks for a role that the world does not name.
         """
         limits = self.config.limits(task.limits)
         task = task if limits == task.limits else replace(task, limits=limits)
-        env = GuardedEnv(self._factory.make)
+        before = attempts or Attempts(rollout_id, 0, WorldCalls(self._successes))
+        watch = Watch(before.record, before.calls)
+        env = GuardedEnv(self._factory.make, watch)
         episode = RunningEpisode(task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority)
-        made = partial(Rollout, id=rollout_id, task=task, index=index, attempt=number, purpose=purpose)
+        made = partial(Rollout, id=rollout_id, task=task, index=index, attempt=before.number, purpose=purpose)
         rollout, score, error = await self._played(made, episode)
-        return Attempt(rollout=rollout, score=score, error=error, transcripts=episode.transcripts())
+        if watch.difference is not None and not isinstance(error, NotRebuildable):
+            error = NotRebuildable(watch.difference)  # the harness went on all the same
+            rollout, score = _ended(rollout, broken_by(error)), None
+        return Attempt(
+            rollout=rollout,
+            score=score,
+            error=error,
+            transcripts=episode.transcripts(),
+            record=watch.record(rollout.trajectories) if error is not None and env.rebuildable else None,
+            rebuilt=watch.rebuilt,
+            broken=watch.broken,
+        )
 
     async def _played(
         self, made: Callable[..., Rollout], episode: RunningEpisode
@@ -151,6 +169,7 @@ class RolloutRunner:
         try:
             await self._take_box(episode)
             outcome = await self._play(episode)
+            episode.env.watch.check()
             rollout = recorded(outcome)
             score = await self._scored(episode, rollout) if outcome.trainable else None
             return rollout, score, None
@@ -161,8 +180,7 @@ class RolloutRunner:
             outcome = Outcome(kind="judge_failed", reason="failure", failure=failure_of(error))
             return recorded(outcome), None, error
         except InfraError as error:
-            outcome = Outcome(kind="infra_failed", reason="failure", failure=failure_of(error))
-            return recorded(outcome), None, error
+            return recorded(broken_by(error)), None, error
         finally:
             self.close_failures.extend(await episode.close())
 
@@ -223,21 +241,11 @@ class RolloutRunner:
         return episode.env.with_turns(score or Score(reward=None), rollout.trajectories)
 
 
-def failure_of(error: InfraError) -> Failure:
-    """An error for the record. Messages begin with the place that broke."""
-    where, _, message = str(error).partition(": ")
-    return Failure(error=type(error).__name__, where=where if message else "", message=message or where)
+def broken_by(error: InfraError) -> Outcome:
+    """Return the outcome of an attempt that the infrastructure broke."""
+    return Outcome(kind="infra_failed", reason="failure", failure=failure_of(error))
 
 
 def _ended(rollout: Rollout, outcome: Outcome) -> Rollout:
     """The rollout with another outcome."""
     return replace(rollout, trajectories=tuple(replace(t, outcome=outcome) for t in rollout.trajectories))
-
-
-def _is_the_policys(error: InfraError, before: Rollout, now: Rollout) -> bool:
-    """Whether the same failure of the world followed the policy's acts twice."""
-    return (
-        not isinstance(error, (EngineError, JudgeError))
-        and before.outcome.failure == failure_of(error)
-        and all(sampled_tokens(rollout) > 0 for rollout in (before, now))
-    )

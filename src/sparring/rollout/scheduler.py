@@ -13,7 +13,8 @@ from sparring.errors import InfraError, JudgeError, SparringError, boundary
 from sparring.observe.metrics import Metrics
 from sparring.protocols import Scorer, TaskSource
 from sparring.rollout.metrics import length_bias, measure
-from sparring.rollout.runner import Finished, RolloutRunner, failure_of
+from sparring.rollout.attempts import failure_of
+from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.rollout.window import Window
 from sparring.types import Failure, Group, Outcome, Purpose, Rollout, Score, Task

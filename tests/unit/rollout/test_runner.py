@@ -22,7 +22,7 @@ from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ToyEnv, ToyWorld, toy_renderer, toy_script, toy_task
-from sparring.types import BoxSpec, Failure, Limits, Message, Observation, Outcome, Rollout, Score, Trajectory
+from sparring.types import BoxSpec, Limits, Message, Observation, Outcome, Rollout, Score, Trajectory
 
 BOXED = replace(toy_task(), box=BoxSpec())
 
@@ -55,30 +55,28 @@ def test_a_good_rollout_is_scored_and_everything_is_closed() -> None:
 
 @pytest.mark.parametrize("where", ["take", "open", "step", "score"])
 @pytest.mark.parametrize("error", [SandboxError("gone"), ToolHostError("refused"), ValueError("bug")])
-def test_a_crash_is_retried_and_samples_the_same_tokens(where: str, error: Exception) -> None:
+def test_a_crash_is_rebuilt_and_samples_no_token_again(where: str, error: Exception) -> None:
     if where == "take" and isinstance(error, ValueError):
         error = SandboxError("untyped errors of the pool are the pool's to wrap")
     clean = make_stack().run(BOXED)
     stack = make_stack(Fates(**{where: once(error)}))
     done = stack.run(BOXED)
     assert done.rollout.outcome.kind == "completed" and done.score == clean.score
-    assert (done.rollout.id, done.rollout.attempt) == ("rl/0/0/retry-1", 1)
-    assert sampled(done.rollout) == sampled(clean.rollout)
+    assert (done.rollout.id, done.rollout.attempt) == ("rl/0/0", 1)
+    assert sampled(done.rollout) == sampled(clean.rollout) and len(stack.engine.requests) == 2
     (broken,) = done.broken
-    assert (broken.id, broken.attempt, broken.outcome.kind) == ("rl/0/0", 0, "infra_failed")
-    assert sampled(broken) == sampled(clean.rollout)[: len(sampled(broken))]
+    assert (broken.id, broken.attempt, broken.outcome.kind) == ("rl/0/0/broken-0", 0, "infra_failed")
+    assert sampled(broken) == [], "a token has one owner"
     assert broken.outcome.failure is not None and str(error) in str(broken.outcome.failure)
     assert stack.fates.open_worlds == stack.fates.open_boxes == 0 and stack.engine.held == {}
 
 
 @pytest.mark.parametrize("where", ["step", "score"])
-def test_the_second_identical_failure_of_the_world_is_the_policys(where: str) -> None:
-    stack = make_stack(Fates(**{where: always(SandboxError("box: died of signal 9"))}), policy_failure_reward=-0.5)
+def test_a_failure_that_every_world_has_is_never_the_policys(where: str) -> None:
+    stack = make_stack(Fates(**{where: always(SandboxError("box: died of signal 9"))}), retries=10)
     done = stack.run(BOXED)
-    failure = Failure(error="SandboxError", where="box", message="died of signal 9")
-    assert done.rollout.outcome == Outcome(kind="policy_failed", reason="failure", failure=failure)
-    assert done.score is not None and (done.score.reward, done.score.success) == (-0.5, False)
-    assert [r.outcome.kind for r in done.broken] == ["infra_failed"]
+    assert done.score is None and done.rollout.outcome.kind == "infra_failed"
+    assert len(done.broken) == 10 and len(stack.engine.requests) == len(sampled(done.rollout))
     assert stack.fates.open_worlds == stack.fates.open_boxes == 0
 
 

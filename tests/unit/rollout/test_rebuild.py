@@ -1,0 +1,285 @@
+"""Rebuilding: a broken rollout goes on where it broke, and no token of it is sampled twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+from fates import FatedBoxes, Fates
+
+from sparring.errors import EngineError, NotRebuildable, ToolHostError
+from sparring.generation import GenerateRequest
+from sparring.harness.load import CallableHarness
+from sparring.protocols import Episode
+from sparring.record.recorder import Recorder
+from sparring.render.demonstrate import reply_tokens
+from sparring.rollout.config import RolloutConfig
+from sparring.rollout.runner import Finished, RolloutRunner
+from sparring.testing.clock import run_virtual
+from sparring.testing.scripted_engine import ScriptedEngine
+from sparring.testing.toy import ADD, ToyEnv, ToyWorld, toy_renderer, toy_task
+from sparring.types import Message, Observation, Rollout, Score, Task, ToolCall, Trajectory
+
+RENDERER = toy_renderer()
+
+
+def says(text: str) -> Message:
+    """A message that a role is told."""
+    return Message(role="user", content=text)
+
+
+@dataclass
+class Weather:
+    """What the worlds of a test do otherwise than they should: at which of their calls, counted over all of them, they
+    break, and what their answers say besides."""
+
+    breaks: Callable[[int], Exception | None] = lambda number: None
+    answer: Callable[[int], str] = lambda world: ""
+    rebuildable: bool = True
+    calls: int = 0
+    worlds: int = 0
+    closed: int = 0
+    requests: list[GenerateRequest] = field(default_factory=list)
+
+    def call(self) -> None:
+        """Count a call of a world."""
+        self.calls += 1
+        error = self.breaks(self.calls)
+        if error is not None:
+            raise error
+
+
+class Duel(ToyEnv):
+    """A world of two roles with a tool."""
+
+    roles = ("white", "black")
+    tools = (ADD,)
+
+    def __init__(self, weather: Weather) -> None:
+        super().__init__()
+        weather.worlds += 1
+        self.weather, self.number = weather, weather.worlds
+        self.rebuildable = weather.rebuildable
+        self.moves = 0
+
+    async def open(self, task: Task, box: object) -> Observation:
+        """The empty board."""
+        self.weather.call()
+        return Observation(messages=(says("Begin."),), state_key="0")
+
+    async def step_of(self, role: str, reply: Message) -> Observation:
+        """The next board, or what the tool says."""
+        self.weather.call()
+        self.moves += 1
+        said = f"{self.moves}: {reply.content}{self.weather.answer(self.number)}"
+        answers = tuple(Message(role="tool", content=said, tool_call_id=c.id, name=c.name) for c in reply.tool_calls)
+        return Observation(messages=answers or (says(said),), reward=self.moves / 10, state_key=str(self.moves))
+
+    async def score_all(self, trajectories: Mapping[str, Trajectory]) -> Score:
+        """White wins."""
+        self.weather.call()
+        return Score(reward=1.0, per_role={"white": 1.0, "black": -1.0})
+
+    async def close(self) -> None:
+        """Count it."""
+        self.weather.closed += 1
+
+
+class DuelWorld(ToyWorld):
+    """Makes duels."""
+
+    def __init__(self, weather: Weather) -> None:
+        self.weather = weather
+
+    def make(self) -> Duel:
+        """A fresh duel."""
+        return Duel(self.weather)
+
+
+async def play(episode: Episode) -> None:
+    """Five turns of two roles: with tools, the same prompt twice, and a history that is cut short in between."""
+    seen = await episode.env.open(episode.task, episode.box)
+    boards: dict[str, list[Message]] = {"white": [], "black": []}
+    for turn, role in enumerate(("white", "white", "black", "white", "black")):
+        boards[role] += seen.messages
+        if turn == 3:
+            boards[role] = [says("In short: " + boards[role][-1].content)]
+            await episode.session(role).complete(boards[role], episode.env.tools)  # a draft, not used
+        reply = await episode.session(role).complete(boards[role], episode.env.tools)
+        boards[role].append(reply)
+        seen = await episode.env.step(reply, role)
+
+
+def script(request: GenerateRequest) -> tuple[int, ...]:
+    """Ids that hang on seed and prompt, as those of a model do; white's first reply calls a tool."""
+    drawn = hash((request.sampling.seed, request.tokens))
+    text = "".join("abcdefgh"[(drawn >> shift) % 8] for shift in range(0, 15, 3))
+    if len(request.tokens) >= 300 and drawn % 2:
+        return tuple(reply_tokens(RENDERER, Message(role="assistant", content=text), (ADD,)))
+    call = ToolCall(id="call_0", name="add", arguments={"a": drawn % 100, "b": 1})
+    return tuple(reply_tokens(RENDERER, Message(role="assistant", content=text, tool_calls=(call,)), (ADD,)))
+
+
+def ran(weather: Weather, harness: object = play, fail_on: tuple[int, ...] = (), **config: object) -> Finished:
+    """One rollout; `weather.requests` are those that the engine answered."""
+    settings = RolloutConfig(**{"max_turn_tokens": 200, **config})  # type: ignore[arg-type]
+    engine = ScriptedEngine(script, fail_on=fail_on, latency_s=1.0)
+    recorder = Recorder(engine, RENDERER, sampling=settings.sampling())
+    runner = RolloutRunner(DuelWorld(weather), FatedBoxes(Fates()), recorder, CallableHarness(harness), settings)  # type: ignore[arg-type]
+    done = run_virtual(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1))[0]
+    weather.requests = [request for n, request in enumerate(engine.requests, 1) if n not in fail_on]
+    assert weather.closed == weather.worlds and engine.held == {}
+    return done
+
+
+def everything(done: Finished) -> object:
+    """All that a rollout is, but how long it took, and which prompt tokens an engine had in its cache."""
+    trajectories = [
+        (t.id, t.role, t.segments, t.outcome, replace(t.usage, cached_tokens=0)) for t in done.rollout.trajectories
+    ]
+    return done.rollout.id, trajectories, done.score, done.transcripts
+
+
+def once(number: int, error: Exception) -> Callable[[int], Exception | None]:
+    """Only that call breaks."""
+    return lambda call: error if call == number else None
+
+
+def tokens(rollout: Rollout) -> int:
+    """Sampled tokens."""
+    return sum(len(s.tokens) for t in rollout.trajectories for s in t.segments if s.model is not None)
+
+
+CLEAN = Weather()
+UNINTERRUPTED = ran(CLEAN)
+
+
+def test_the_uninterrupted_rollout_has_what_the_others_are_compared_by() -> None:
+    white, black = UNINTERRUPTED.rollout.trajectories
+    assert (white.usage.turns, black.usage.turns, CLEAN.calls) == (4, 2, 7)
+    assert len(list(white.branches())) == 3 and {s.source for s in white.segments} >= {"tool", "prompt", "policy"}
+    assert len({r.sampling.seed for r in CLEAN.requests}) == 3, "two roles, and one prompt twice"
+
+
+@pytest.mark.parametrize("call", range(1, 8))
+def test_a_world_that_breaks_at_any_call_is_rebuilt_to_there(call: int) -> None:
+    weather = Weather(breaks=once(call, ToolHostError("tool host: 503")))
+    done = ran(weather)
+    assert everything(done) == everything(UNINTERRUPTED)
+    assert weather.requests == CLEAN.requests, "the engine samples each turn once"
+    assert (weather.worlds, done.rollout.attempt) == (2, 1)
+    assert [(r.id, r.outcome.kind, tokens(r)) for r in done.broken] == [("rl/0/0/broken-0", "infra_failed", 0)]
+
+
+@pytest.mark.parametrize("request_number", range(1, 7))
+def test_an_engine_that_fails_at_any_request_is_asked_for_that_alone(request_number: int) -> None:
+    weather = Weather()
+    done = ran(weather, fail_on=(request_number,))
+    assert everything(done) == everything(UNINTERRUPTED) and weather.requests == CLEAN.requests
+
+
+def test_a_rollout_that_breaks_ever_further_goes_on_as_long_as_it_gets_further() -> None:
+    weather = Weather()
+    pending = [2, 3, 4, 5, 6, 7]  # of the calls of one world: each breaks once, in a world of its own
+
+    def breaks(number: int) -> Exception | None:
+        weather_call = number - started[0]
+        if pending and weather_call == pending[0]:
+            pending.pop(0)
+            started[0] = number
+            return ToolHostError(f"tool host: call {number}")
+        return None
+
+    started = [0]
+    weather.breaks = breaks
+    done = ran(weather, retries=1)
+    assert everything(done) == everything(UNINTERRUPTED) and weather.requests == CLEAN.requests
+    assert (weather.worlds, len(done.broken)) == (7, 6)
+
+
+def test_a_world_that_breaks_on_the_way_back_keeps_what_was_sampled() -> None:
+    broken_calls = {5, 7, 11}  # call 5 of the first world, calls 2 and 4 of the next two
+    done = ran(weather := Weather(breaks=lambda n: ToolHostError("503") if n in broken_calls else None))
+    assert everything(done) == everything(UNINTERRUPTED) and weather.requests == CLEAN.requests
+    lost = ran(weather := Weather(breaks=lambda n: ToolHostError("503") if n in broken_calls else None), retries=2)
+    assert lost.score is None and weather.requests == CLEAN.requests[:5]
+    assert tokens(lost.rollout) == sum(tokens_of(r) for r in CLEAN.requests[:5]) and not sum(map(tokens, lost.broken))
+
+
+def tokens_of(request: GenerateRequest) -> int:
+    """Tokens that the engine says to a request."""
+    return len(script(request))
+
+
+def test_a_world_that_answers_differently_starts_over_and_is_counted() -> None:
+    breaks = once(5, ToolHostError("503"))
+    weather = Weather(breaks=breaks, answer=lambda world: f" (at {world} o'clock)")
+    done = ran(weather)
+    assert done.score is not None and (done.rollout.id, done.rollout.attempt) == ("rl/0/0/retry-2", 2)
+    first, differs = done.broken
+    assert (first.id, tokens(first), differs.id) == ("rl/0/0/broken-0", 0, "rl/0/0") and tokens(differs) > 0
+    failure = differs.outcome.failure
+    assert failure is not None and failure.error == NotRebuildable.__name__
+    assert "the world's answer 1 to white is not the recorded one" in failure.message
+    assert len(weather.requests) == 5 + 6, "what the first attempt sampled, and a whole rollout"
+
+
+def test_a_world_that_says_that_it_cannot_starts_over() -> None:
+    weather = Weather(breaks=once(5, ToolHostError("503")), rebuildable=False)
+    done = ran(weather)
+    assert (done.rollout.id, weather.worlds) == ("rl/0/0/retry-1", 2)
+    assert [r.id for r in done.broken] == ["rl/0/0"] and tokens(done.broken[0]) > 0
+    assert len(weather.requests) == 5 + 6
+
+
+def test_a_world_may_refuse_by_name() -> None:
+    second = once(6, NotRebuildable("the game server keeps this game"))
+    weather = Weather(breaks=lambda n: ToolHostError("503") if n == 5 else second(n))
+    done = ran(weather)
+    assert done.rollout.id == "rl/0/0/retry-2" and done.score is not None
+    assert "the game server keeps this game" in str(done.broken[1].outcome.failure)
+
+
+def test_a_world_that_is_never_the_same_and_always_breaks_is_given_up() -> None:
+    weather = Weather(answer=str)
+    weather.breaks = lambda number: ToolHostError("503") if number % 3 == 0 else None
+    done = ran(weather, retries=2)
+    assert done.score is None and len(done.broken) <= 4
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+def test_a_harness_that_asks_for_something_else_starts_over(swallows: bool) -> None:
+    asked: list[int] = []
+
+    async def drifts(episode: Episode) -> None:
+        seen = await episode.env.open(episode.task, episode.box)
+        asked.append(1)
+        session = episode.session("white")
+        try:
+            await session.complete([*seen.messages, says(f"attempt {min(len(asked), 2)}")])
+        except NotRebuildable:
+            if not swallows:
+                raise
+        await episode.env.step(Message(role="assistant", content="move"), "white")
+
+    weather = Weather(breaks=once(2, ToolHostError("503")))
+    done = ran(weather, drifts)
+    assert done.rollout.id == "rl/0/0/retry-2" and len(weather.requests) == 2
+    assert "a request is not the recorded one" in str(done.broken[1].outcome.failure)
+
+
+def test_a_harness_that_ends_earlier_than_before_starts_over() -> None:
+    lives: list[int] = []
+
+    async def tires(episode: Episode) -> None:
+        lives.append(1)
+        await episode.env.open(episode.task, episode.box)
+        for turn in range(3 if len(lives) == 1 else 1):
+            await episode.session("white").complete([says(f"turn {turn}")])
+        if len(lives) == 1:
+            raise EngineError("engine: gone")
+
+    done = ran(Weather(), tires)
+    assert done.rollout.id == "rl/0/0/retry-2"
+    assert "the rollout ended with 2 recorded replies left" in str(done.broken[1].outcome.failure)
