@@ -67,6 +67,10 @@ class NotRebuildable(InfraError):
     its record says, or a world refuses. The rollout starts over."""
 
 
+class Suspended(InfraError):
+    """A rollout gives back its box and its cache before its next turn, to be rebuilt later. Nothing broke."""
+
+
 class StoreError(SparringError):
     """The run's store cannot be read or written (disk full, locked, damaged)."""
 

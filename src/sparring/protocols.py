@@ -413,6 +413,10 @@ class Store(Protocol):
     def turns(self, rollout: str) -> list[Segment]:
         """Return the recorded segments of a trajectory whose group has not been appended."""
 
+    def trajectories(self, rollout: str) -> list[str]:
+        """Return the ids of a rollout's trajectories that have turns: its own, and those that begin with it and a
+        slash."""
+
     def record(self, *entries: LogEntry) -> None:
         """Record entries of the log, in this order."""
 
@@ -436,6 +440,9 @@ class Store(Protocol):
 
     def metrics(self, stage: str) -> list[tuple[int, dict[str, float]]]:
         """Return the recorded metrics of a stage, by step."""
+
+    def event(self, stage: str, text: str) -> None:
+        """Record something that happened, with the time."""
 
     def put(self, key: str, value: Any) -> None:
         """Record plain data under a key, in the place of what was there."""

@@ -70,7 +70,7 @@ class Recorder:
             role: who speaks.
             priority: of its requests at the engine.
             limits: replaces the task's.
-            replies: of the record of this rollout, which is rebuilt: they answer the requests that they answered
+            replies: of the record of this rollout, where it is rebuilt: they answer the requests that they answered
                 before, and are not written into the store again.
         """
         session = RecordedSession(
@@ -155,7 +155,7 @@ class RecordedSession:
         self._granted += sampling.max_tokens
         granted = sampling.max_tokens
         try:
-            recorded = None if self.replies is None else await self.replies.take(self._role, turn.prompt, sampling)
+            recorded = await self.replies.take(self._role, turn.prompt, sampling) if self.replies is not None else None
             completion = await self._generate(turn, sampling) if recorded is None else recorded.completion()
         except BaseException:  # asked again, this turn is the same turn and samples the same tokens
             self._requests -= 1
@@ -170,7 +170,8 @@ class RecordedSession:
         new = self._write(turn, completion, reply, sampling)
         tool_calls = self.usage.tool_calls
         if self._recorder.turns is not None and recorded is None:  # a task cancelled here leaves a whole record
-            await self._recorder.turns.put(self.id, new)
+            entries = () if self.replies is None else self.replies.take_entries()
+            await self._recorder.turns.put(self.id, new, entries)
         if completion.finish_reason == "length":
             raise LimitReached(cut_reason, f"{self.id}: a reply was cut short after {len(completion.tokens)} tokens")
         if tool_calls > self._limits.max_tool_calls:

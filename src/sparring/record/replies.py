@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sparring.errors import NotRebuildable
+from sparring.errors import NotRebuildable, Suspended
 from sparring.generation import Completion, FinishReason, Runs, Sampling
+from sparring.log import LogEntry
 from sparring.record.tree import DIGEST_BYTES
 from sparring.types import Segment
 
@@ -57,13 +58,17 @@ class RecordedReplies:
 
     Attributes:
         difference: what the rollout did otherwise than its record; None as long as it did the same.
+        suspends: whether the next request that an engine would have to answer ends the attempt.
+        entries: of the log, about what the world answered since the last turn; they are written with the next one.
     """
 
-    def __init__(self, segments: Mapping[str, Sequence[Segment]]) -> None:
+    def __init__(self, segments: Mapping[str, Sequence[Segment]] = {}) -> None:
         self._left = {role: deque(_replies(recorded)) for role, recorded in segments.items()}
         self._in_line = len(segments) < 2 and all(map(_is_line, segments.values()))
         self._progress = asyncio.Event()
         self.difference: str | None = None
+        self.suspends = False
+        self.entries: list[LogEntry] = []
 
     @property
     def num_left(self) -> int:
@@ -81,6 +86,7 @@ class RecordedReplies:
 
         Raises:
             NotRebuildable: the rollout does something else than its record, now or in another of its requests.
+            Suspended: the rollout is suspended at this request.
         """
         while self.num_left:
             self.check()
@@ -91,6 +97,8 @@ class RecordedReplies:
                 self.differ(f"{role}: a request is not the recorded one, {self._left_of(role)}")
             await self._wait(role)
         self.check()
+        if self.suspends:
+            raise Suspended(f"{role}: suspended before a turn")
         return None
 
     def differ(self, difference: str) -> None:
@@ -107,6 +115,11 @@ class RecordedReplies:
         """Raise NotRebuildable if the rollout did something else than its record."""
         if self.difference is not None:
             raise NotRebuildable(f"rebuild: {self.difference}")
+
+    def take_entries(self) -> list[LogEntry]:
+        """Return the entries of the log that are to be written, once."""
+        entries, self.entries = self.entries, []
+        return entries
 
     def progress(self) -> None:
         """Let waiting requests look again: something went on."""

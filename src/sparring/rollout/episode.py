@@ -121,6 +121,8 @@ class GuardedEnv:
     async def open(self, task: Task, box: Sandbox | None) -> Observation:
         """Open the world. Raises EnvError for whatever its code raises, and for what no model can be told."""
         with _Measured(self, "env.open"), self.watch.call("open"):
+            if not getattr(self._env, "rebuildable", True):
+                self.watch.refuse("the world says that it cannot be rebuilt")
             opened = _checked(await self._env.open(task, box))
         self._observed = [("", opened)]
         self.watch.observe("", opened)

@@ -7,13 +7,14 @@ one differs, or a request of the harness does, the rollout starts over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import xxhash
 
 from sparring.errors import PolicyFailure
+from sparring.log import LogEntry
 from sparring.record.replies import RecordedReplies
 from sparring.rollout.blame import Place, WorldCalls
 from sparring.types import Message, Observation, Segment, Trajectory
@@ -27,11 +28,12 @@ class AttemptRecord:
 
     Attributes:
         segments: the recorded segments of each role that spoke.
-        observations: digests of the world's answers to each role, in order; of its opening under "".
+        observations: digests of the world's answers to each role, in order; of its opening under "". None stands for
+            an answer that is not recorded.
     """
 
     segments: Mapping[str, Sequence[Segment]] = field(default_factory=dict)
-    observations: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    observations: Mapping[str, Sequence[int | None]] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -47,24 +49,32 @@ class Watch:
     Args:
         record: of the attempt that is rebuilt; None for one that begins from nothing.
         calls: of this rollout's attempts.
+        entry: makes the entry of the log about an answer of the world, of role, number and digest; None: no log.
 
     Attributes:
-        replies: the recorded replies that are given again; None where nothing is rebuilt.
+        replies: the recorded replies that are given again.
         observations: digests of this attempt's answers of the world, as in `AttemptRecord`.
         broken: the call of the world that raised last, where the record has no answer to it; None where none did.
     """
 
-    def __init__(self, record: AttemptRecord | None = None, calls: WorldCalls | None = None) -> None:
+    def __init__(
+        self,
+        record: AttemptRecord | None = None,
+        calls: WorldCalls | None = None,
+        entry: Callable[[str, int, int], LogEntry] | None = None,
+    ) -> None:
         self._record = record or AttemptRecord()
+        self._rebuilds = record is not None
         self._calls = calls
-        self.replies = None if record is None else RecordedReplies(record.segments)
+        self._entry = entry
+        self.replies = RecordedReplies(self._record.segments)
         self.observations: dict[str, list[int]] = {}
         self.broken: Place | None = None
 
     @property
     def rebuilt(self) -> bool:
         """Whether all recorded replies were given, so that this attempt has every token of the record."""
-        return self.replies is None or self.replies.num_left == 0
+        return self.replies.num_left == 0
 
     @property
     def complete(self) -> bool:
@@ -107,26 +117,26 @@ class Watch:
         """
         digest = observation_digest(observation)
         observations = self.observations.setdefault(role, [])
+        recorded, number = self._record.observations.get(role, ()), len(observations)
         observations.append(digest)
-        if self.replies is None:
+        if number >= len(recorded):
+            if self._entry is not None:
+                self.replies.entries.append(self._entry(role, number, digest))
             return
         self.replies.progress()
-        recorded, place = self._record.observations.get(role, ()), len(observations) - 1
-        if place < len(recorded) and recorded[place] != digest:
-            answer = f"answer {place + 1} to {role}" if role else "opening"
+        if recorded[number] not in (digest, None):
+            answer = f"answer {number + 1} to {role}" if role else "opening"
             self.replies.differ(f"the world's {answer} is not the recorded one")
 
-    @property
-    def difference(self) -> str | None:
-        """What the attempt did otherwise than its record; None where nothing."""
-        return None if self.replies is None else self.replies.difference
+    def refuse(self, reason: str) -> None:
+        """Raise NotRebuildable if the attempt is rebuilt."""
+        if self._rebuilds:
+            self.replies.differ(reason)
 
     def check(self) -> None:
         """Raise NotRebuildable if the attempt did something else than its record, or ended before it."""
-        if self.replies is None:
-            return
         self.replies.check()
-        if not self.complete:
+        if self._rebuilds and not self.complete:
             left = (
                 f"{self.replies.num_left} recorded replies left" if self.replies.num_left else "recorded answers left"
             )
@@ -137,7 +147,7 @@ class Watch:
         segments = {trajectory.role: trajectory.segments for trajectory in trajectories if trajectory.segments}
         if not all(any(segment.model is not None for segment in told) for told in segments.values()):
             return None
-        observations = {**self._record.observations}
+        observations: dict[str, Sequence[int | None]] = {**self._record.observations}
         for role, observed in self.observations.items():
             if len(observed) >= len(observations.get(role, ())):
                 observations[role] = tuple(observed)

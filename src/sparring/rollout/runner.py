@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from sparring.errors import InfraError, JudgeError, LimitReached, NotRebuildable, PolicyFailure, SandboxError
+from sparring.errors import InfraError, JudgeError, LimitReached, NotRebuildable, PolicyFailure, SandboxError, Suspended
+from sparring.log import LogEntry
+from sparring.observe.metrics import Metrics
 from sparring.protocols import Boxes, EnvFactory, Harness
 from sparring.record.transcript import Transcript
-from sparring.rollout.attempts import Attempt, Attempts, failure_of
+from sparring.rollout.attempt_log import AttemptLog
+from sparring.rollout.attempts import Attempt, Attempts, broken_by, failure_of
 from sparring.rollout.blame import Successes, WorldCalls
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode, SessionRecorder, outcome_at
 from sparring.rollout.rebuild import Watch
+from sparring.rollout.suspension import Suspension
 from sparring.types import Outcome, Purpose, Rollout, Score, Task, Timing
 
 TIMEOUT = Outcome(kind="truncated", reason="timeout")
@@ -47,19 +51,29 @@ class RolloutRunner:
         recorder: opens the sessions.
         harness: holds the conversation.
         config: limits, retries.
+        log: of attempts; unfinished rollouts of an earlier process go on from it. None: rollouts begin from nothing.
 
     Attributes:
         close_failures: the latest worlds and boxes that did not close; they change no outcome.
     """
 
     def __init__(
-        self, factory: EnvFactory, boxes: Boxes, recorder: SessionRecorder, harness: Harness, config: RolloutConfig
+        self,
+        factory: EnvFactory,
+        boxes: Boxes,
+        recorder: SessionRecorder,
+        harness: Harness,
+        config: RolloutConfig,
+        log: AttemptLog | None = None,
     ) -> None:
         self._factory = factory
         self._boxes = boxes
         self._recorder = recorder
         self._harness = harness
+        self._log = log
         self._successes = Successes()
+        self._under_way: dict[str, Suspension] = {}
+        self._metrics = Metrics()
         self.config = config
         self.close_failures: deque[InfraError] = deque(maxlen=100)
 
@@ -85,37 +99,67 @@ class RolloutRunner:
         Raises:
             CancelledError: the awaiting task was cancelled; world, box and sessions are closed.
         """
+        made = partial(Rollout, task=self._limited(task), index=index, purpose=purpose)
+        attempts = self._begun(rollout_id, made)
+        play = partial(self.attempt, task, index=index, seed=seed, purpose=purpose, priority=priority)
+        self._under_way[rollout_id] = attempts.suspension
+        try:
+            return await self._finished(rollout_id, attempts, play)
+        finally:
+            attempts.suspension.end()
+            del self._under_way[rollout_id]
+            self._metrics.add("rollout/rebuilt", attempts.rebuilt, "sum")
+            self._metrics.add("rollout/started_over", len(attempts.started_over), "sum")
+
+    async def suspend(self, rollout_id: str) -> bool:
+        """Let a rollout give back its box and its cache before its next turn.
+
+        Returns:
+            True when it has; False where it ended without a further turn, or is not under way.
+        """
+        suspension = self._under_way.get(rollout_id)
+        return suspension is not None and await suspension.request()
+
+    def resume(self, rollout_id: str) -> None:
+        """Let a suspended rollout go on: it is rebuilt to where it was."""
+        self._under_way[rollout_id].resume()
+
+    def _begun(self, rollout_id: str, made: Callable[..., Rollout]) -> Attempts:
+        """Return the account of a rollout's attempts, with what an earlier process recorded of them."""
         attempts = Attempts(rollout_id, self.config.retries, WorldCalls(self._successes))
+        unfinished = None if self._log is None else self._log.unfinished(rollout_id)
+        if unfinished is not None:
+            attempts.resume(unfinished, made)
+        return attempts
+
+    async def _finished(self, rollout_id: str, attempts: Attempts, play: Callable[..., Awaitable[Attempt]]) -> Finished:
+        """Play attempts until one comes to an outcome, or no other one may be made."""
         again = True
         while again:
-            if attempts.number:
+            if attempts.failures:
                 await asyncio.sleep(self.config.retry_delay_s * 2**attempts.idle)
-            done = await self.attempt(
-                task,
-                rollout_id=attempts.id,
-                index=index,
-                seed=seed,
-                purpose=purpose,
-                priority=priority,
-                attempts=attempts,
-            )
+            done = await play(rollout_id=attempts.id, attempts=attempts)
             if done.error is None:
-                return Finished(
-                    rollout=done.rollout,
-                    score=done.score,
-                    broken=attempts.finished(done),
-                    transcripts=done.transcripts,
-                )
+                broken = attempts.finished(done)
+                return Finished(rollout=done.rollout, score=done.score, broken=broken, transcripts=done.transcripts)
+            if isinstance(done.error, Suspended):
+                attempts.suspended(done)
+                await attempts.suspension.stop()
+                continue
             if attempts.is_the_policys(done):
-                failed = _ended(
-                    done.rollout, Outcome(kind="policy_failed", reason="failure", failure=failure_of(done.error))
-                )
+                failed = _ended(done.rollout, replace(broken_by(done.error), kind="policy_failed"))
                 score = Score(reward=self.config.policy_failure_reward, success=False)
                 broken = attempts.finished(done)
                 return Finished(rollout=failed, score=score, broken=broken, transcripts=done.transcripts)
             again = attempts.failed(done)
+            if self._log is not None and attempts.id != done.rollout.id:
+                self._log.start_over(rollout_id, attempts.id, attempts.number, attempts.started_over[-1])
         last, broken = attempts.given_up()
         return Finished(rollout=last, score=None, broken=broken)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the attempts since the last call that were rebuilt, and those that started over."""
+        return self._metrics.take()
 
     async def attempt(
         self,
@@ -134,16 +178,16 @@ class RolloutRunner:
         Raises:
             BadInput: the harness asks for a role that the world does not name.
         """
-        limits = self.config.limits(task.limits)
-        task = task if limits == task.limits else replace(task, limits=limits)
+        task = self._limited(task)
         before = attempts or Attempts(rollout_id, 0, WorldCalls(self._successes))
-        watch = Watch(before.record, before.calls)
+        watch = Watch(before.record, before.calls, self._entry(rollout_id))
+        before.suspension.begin(watch)
         env = GuardedEnv(self._factory.make, watch)
         episode = RunningEpisode(task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority)
         made = partial(Rollout, id=rollout_id, task=task, index=index, attempt=before.number, purpose=purpose)
         rollout, score, error = await self._played(made, episode)
-        if watch.difference is not None and not isinstance(error, NotRebuildable):
-            error = NotRebuildable(watch.difference)  # the harness went on all the same
+        if watch.replies.difference is not None and not isinstance(error, NotRebuildable):
+            error = NotRebuildable(watch.replies.difference)  # the harness went on all the same
             rollout, score = _ended(rollout, broken_by(error)), None
         return Attempt(
             rollout=rollout,
@@ -154,6 +198,15 @@ class RolloutRunner:
             rebuilt=watch.rebuilt,
             broken=watch.broken,
         )
+
+    def _limited(self, task: Task) -> Task:
+        """Return the task with the limits of the run."""
+        limits = self.config.limits(task.limits)
+        return task if limits == task.limits else replace(task, limits=limits)
+
+    def _entry(self, attempt: str) -> Callable[[str, int, int], LogEntry] | None:
+        """Return what makes the log's entries about a world's answers in an attempt."""
+        return None if self._log is None else partial(self._log.observation, attempt)
 
     async def _played(
         self, made: Callable[..., Rollout], episode: RunningEpisode
@@ -239,11 +292,6 @@ class RolloutRunner:
                 raise
             raise JudgeError(f"env.score: no answer after {self.config.score_timeout_s} s") from None
         return episode.env.with_turns(score or Score(reward=None), rollout.trajectories)
-
-
-def broken_by(error: InfraError) -> Outcome:
-    """Return the outcome of an attempt that the infrastructure broke."""
-    return Outcome(kind="infra_failed", reason="failure", failure=failure_of(error))
 
 
 def _ended(rollout: Rollout, outcome: Outcome) -> Rollout:

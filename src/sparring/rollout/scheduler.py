@@ -104,7 +104,7 @@ class Scheduler:
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the groups yielded since the last call."""
-        values = self._metrics.take()
+        values = {**self._metrics.take(), **self._runner.metrics()}
         return {**values, **length_bias(values)}
 
     def state(self, step: int) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from fates import FatedBoxes, Fates
@@ -14,8 +16,10 @@ from sparring.harness.load import CallableHarness
 from sparring.protocols import Episode
 from sparring.record.recorder import Recorder
 from sparring.render.demonstrate import reply_tokens
+from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.runner import Finished, RolloutRunner
+from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ADD, ToyEnv, ToyWorld, toy_renderer, toy_task
@@ -36,11 +40,13 @@ class Weather:
 
     breaks: Callable[[int], Exception | None] = lambda number: None
     answer: Callable[[int], str] = lambda world: ""
+    step_s: float = 0.0
     rebuildable: bool = True
     calls: int = 0
     worlds: int = 0
     closed: int = 0
     requests: list[GenerateRequest] = field(default_factory=list)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def call(self) -> None:
         """Count a call of a world."""
@@ -70,6 +76,7 @@ class Duel(ToyEnv):
 
     async def step_of(self, role: str, reply: Message) -> Observation:
         """The next board, or what the tool says."""
+        await asyncio.sleep(self.weather.step_s)
         self.weather.call()
         self.moves += 1
         said = f"{self.moves}: {reply.content}{self.weather.answer(self.number)}"
@@ -121,16 +128,54 @@ def script(request: GenerateRequest) -> tuple[int, ...]:
     return tuple(reply_tokens(RENDERER, Message(role="assistant", content=text, tool_calls=(call,)), (ADD,)))
 
 
+def made(
+    weather: Weather, harness: object = play, store: SqliteStore | None = None, fail_on: tuple[int, ...] = (), **config
+) -> tuple[RolloutRunner, ScriptedEngine]:
+    """A runner and its engine."""
+    settings = RolloutConfig(**{"max_turn_tokens": 200, **config})
+    engine = ScriptedEngine(script, fail_on=fail_on, latency_s=1.0)
+    recorder = Recorder(engine, RENDERER, store, sampling=settings.sampling())
+    log = None if store is None else AttemptLog(store)
+    runner = RolloutRunner(DuelWorld(weather), FatedBoxes(Fates()), recorder, CallableHarness(harness), settings, log)  # type: ignore[arg-type]
+    return runner, engine
+
+
 def ran(weather: Weather, harness: object = play, fail_on: tuple[int, ...] = (), **config: object) -> Finished:
     """One rollout; `weather.requests` are those that the engine answered."""
-    settings = RolloutConfig(**{"max_turn_tokens": 200, **config})  # type: ignore[arg-type]
-    engine = ScriptedEngine(script, fail_on=fail_on, latency_s=1.0)
-    recorder = Recorder(engine, RENDERER, sampling=settings.sampling())
-    runner = RolloutRunner(DuelWorld(weather), FatedBoxes(Fates()), recorder, CallableHarness(harness), settings)  # type: ignore[arg-type]
+    runner, engine = made(weather, harness, fail_on=fail_on, **config)
     done = run_virtual(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1))[0]
     weather.requests = [request for n, request in enumerate(engine.requests, 1) if n not in fail_on]
+    weather.metrics = runner.metrics()
     assert weather.closed == weather.worlds and engine.held == {}
     return done
+
+
+def process(path: Path, weather: Weather, *, lives_s: float | None = None) -> Finished | None:
+    """A process that runs the rollout on the store of the ones before, until it is stopped; `weather.requests` are
+    those of its engine."""
+    store = SqliteStore(path / "store.sqlite")
+    runner, engine = made(weather, store=store)
+
+    async def run() -> Finished | None:
+        try:
+            async with asyncio.timeout(lives_s):
+                return await runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1)
+        except TimeoutError:
+            return None
+
+    done = run_virtual(run())[0]
+    weather.requests = engine.requests
+    store.close()
+    return done
+
+
+def durable(path: Path, attempt: str = "rl/0/0") -> int:
+    """Turns of an attempt that are in the store."""
+    store = SqliteStore(path / "store.sqlite")
+    names = [name for name in store.trajectories(attempt) if "retry" not in name[len(attempt) :]]
+    num_turns = sum(segment.model is not None for name in names for segment in store.turns(name))
+    store.close()
+    return num_turns
 
 
 def everything(done: Finished) -> object:
@@ -223,6 +268,7 @@ def test_a_world_that_answers_differently_starts_over_and_is_counted() -> None:
     assert failure is not None and failure.error == NotRebuildable.__name__
     assert "the world's answer 1 to white is not the recorded one" in failure.message
     assert len(weather.requests) == 5 + 6, "what the first attempt sampled, and a whole rollout"
+    assert weather.metrics == {"rollout/rebuilt": 0.0, "rollout/started_over": 1.0}
 
 
 def test_a_world_that_says_that_it_cannot_starts_over() -> None:
@@ -283,3 +329,118 @@ def test_a_harness_that_ends_earlier_than_before_starts_over() -> None:
     done = ran(Weather(), tires)
     assert done.rollout.id == "rl/0/0/retry-2"
     assert "the rollout ended with 2 recorded replies left" in str(done.broken[1].outcome.failure)
+
+
+@pytest.mark.parametrize("lives_s", [0.5, 1.1, 1.5, 2.4, 2.6, 3.6, 4.7, 5.9, 6.5, 7.1])
+def test_a_process_that_is_stopped_anywhere_is_gone_on_from(lives_s: float, tmp_path: Path) -> None:
+    weather = Weather(step_s=0.25)
+    assert process(tmp_path, weather, lives_s=lives_s) is None
+    num_durable = durable(tmp_path)
+    done = process(tmp_path, weather)
+    assert done is not None and everything(done) == everything(UNINTERRUPTED)
+    assert done.broken == () and done.rollout.attempt == 0
+    assert weather.requests == CLEAN.requests[num_durable:], "no turn that is durable is sampled again"
+
+
+def test_processes_that_are_stopped_again_and_again_end_with_the_same_rollout(tmp_path: Path) -> None:
+    weather, answered = Weather(step_s=0.01), 0
+    for _ in range(5):
+        assert process(tmp_path, weather, lives_s=1.1) is None
+        answered += 1
+        assert durable(tmp_path) == answered
+    done = process(tmp_path, weather)
+    assert done is not None and everything(done) == everything(UNINTERRUPTED)
+    assert weather.requests == CLEAN.requests[5:]
+
+
+def test_a_rollout_that_breaks_and_is_stopped_goes_on(tmp_path: Path) -> None:
+    weather = Weather(step_s=0.25, breaks=once(3, ToolHostError("503")))
+    assert process(tmp_path, weather, lives_s=4.9) is None
+    assert weather.worlds == 2 and durable(tmp_path) == 3
+    done = process(tmp_path, weather)
+    assert done is not None and everything(done) == everything(UNINTERRUPTED)
+    assert weather.requests == CLEAN.requests[3:]
+
+
+def test_a_world_that_answers_differently_in_the_next_process_starts_over(tmp_path: Path) -> None:
+    weather = Weather(step_s=0.25, answer=lambda world: f" (at {world} o'clock)")
+    assert process(tmp_path, weather, lives_s=4.9) is None
+    done = process(tmp_path, weather)
+    assert done is not None and done.score is not None and done.rollout.id == "rl/0/0/retry-1"
+    (ended,) = done.broken
+    assert ended.id == "rl/0/0" and tokens(ended) > 0 and len(weather.requests) == 6
+
+
+@pytest.mark.parametrize("stopped_s", [1.5, 4.0])
+def test_a_rollout_that_started_over_and_is_stopped_goes_on_from_there(stopped_s: float, tmp_path: Path) -> None:
+    weather = Weather(step_s=0.25, breaks=once(4, ToolHostError("503")), rebuildable=False)
+    first_s = 3.75 + 0.5  # three turns and their steps, of which the last breaks, and the pause
+    assert process(tmp_path, weather, lives_s=first_s + stopped_s) is None
+    num_durable = durable(tmp_path, "rl/0/0/retry-1")
+    weather.rebuildable = True
+    done = process(tmp_path, weather)
+    assert done is not None and done.rollout.id == "rl/0/0/retry-1" and done.rollout.attempt == 1
+    assert [(s.tokens, s.logprobs) for t in done.rollout.trajectories for s in t.segments] == [
+        (s.tokens, s.logprobs) for t in UNINTERRUPTED.rollout.trajectories for s in t.segments
+    ]
+    (ended,) = done.broken
+    assert (ended.id, ended.attempt, ended.outcome.kind) == ("rl/0/0", 0, "infra_failed")
+    assert tokens(ended) == sum(tokens_of(request) for request in CLEAN.requests[:3])
+    assert weather.requests == [replace_id(request) for request in CLEAN.requests[num_durable:]]
+
+
+def replace_id(request: GenerateRequest) -> GenerateRequest:
+    """The request as the second attempt asks it."""
+    renamed = {"id": request.id, "conversation": request.conversation or ""}
+    return replace(request, **{key: name.replace("rl/0/0", "rl/0/0/retry-1") for key, name in renamed.items()})
+
+
+@pytest.mark.parametrize("asked_s", [0.5, 1.1, 2.4, 3.8, 5.9])
+def test_a_rollout_is_suspended_before_a_turn_and_goes_on_later(asked_s: float) -> None:
+    weather = Weather(step_s=0.25)
+    runner, engine = made(weather)
+
+    async def main() -> Finished:
+        rollout = asyncio.create_task(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1))
+        await asyncio.sleep(asked_s)
+        assert await runner.suspend("rl/0/0")
+        assert weather.closed == weather.worlds == 1 and engine.held == {}, "box, world and cache are given back"
+        num_requests = len(engine.requests)
+        await asyncio.sleep(1000.0)
+        assert not rollout.done() and len(engine.requests) == num_requests
+        runner.resume("rl/0/0")
+        return await rollout
+
+    done = run_virtual(main())[0]
+    assert everything(done) == everything(UNINTERRUPTED) and done.broken == () and engine.requests == CLEAN.requests
+    assert weather.worlds == 2 and runner.metrics()["rollout/rebuilt"] == 1
+
+
+def test_a_rollout_that_ends_first_is_not_suspended() -> None:
+    weather = Weather(step_s=0.25)
+    runner, _ = made(weather)
+
+    async def main() -> list[object]:
+        rollout = asyncio.create_task(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1))
+        await asyncio.sleep(7.1)
+        return [await runner.suspend("rl/0/0"), everything(await rollout), await runner.suspend("rl/0/0")]
+
+    assert run_virtual(main())[0] == [False, everything(UNINTERRUPTED), False]
+
+
+def test_it_is_suspended_twice_and_counted() -> None:
+    weather = Weather(step_s=0.25, breaks=once(13, ToolHostError("503")))
+    runner, engine = made(weather)
+
+    async def main() -> Finished:
+        rollout = asyncio.create_task(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1))
+        for _ in range(2):
+            await asyncio.sleep(1.6)
+            assert await runner.suspend("rl/0/0")
+            runner.resume("rl/0/0")
+        return await rollout
+
+    done = run_virtual(main())[0]
+    assert everything(done) == everything(UNINTERRUPTED) and engine.requests == CLEAN.requests
+    assert [r.outcome.kind for r in done.broken] == ["infra_failed"], "of the tool host alone"
+    assert runner.metrics() == {"rollout/rebuilt": 3.0, "rollout/started_over": 0.0}
