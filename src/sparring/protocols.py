@@ -326,15 +326,6 @@ class Loss(Protocol):
         """Compute the term. `quantities` maps each needed name to a tensor [N] of the micro-batch's weighted tokens."""
 
 
-@dataclass(kw_only=True, slots=True)
-class Corrected:
-    """Result of a correction for M tokens: the factor of each one's share of the loss, [M] without gradient.
-    `metrics` as in `LossResult`."""
-
-    weights: torch.Tensor
-    metrics: dict[str, tuple[float, float]]
-
-
 class Trainer(Protocol):
     """Trains one model. It knows loss terms, not algorithms."""
 
@@ -425,8 +416,12 @@ class Store(Protocol):
     def append(self, *groups: Group, stage: str) -> None:
         """Record scored groups."""
 
-    def groups(self, *, stage: str | None = None) -> Iterable[Group]:
-        """Yield the recorded groups, of one stage or of all, in admission order."""
+    def forget(self, rollout: str) -> int:
+        """Drop the turns and entries of an unfinished rollout, which starts over; return how many there were."""
+
+    def groups(self, *, stage: str | None = None, first: int = 0, end: int | None = None) -> Iterable[Group]:
+        """Yield the recorded groups, of one stage or of all, in admission order; of a stage from `first` to before
+        `end`, without reading the others."""
 
     def load(self, rollout: str) -> Rollout:
         """Return a recorded rollout. Raises `BadInput` where there is none."""
@@ -434,8 +429,8 @@ class Store(Protocol):
     def metric(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         """Record the metrics of a step."""
 
-    def metrics(self, stage: str) -> list[tuple[int, dict[str, float]]]:
-        """Return the recorded metrics of a stage, by step."""
+    def metrics(self, stage: str, *, after: int = -1) -> list[tuple[int, dict[str, float]]]:
+        """Return the recorded metrics of a stage, by step, those above `after`."""
 
     def put(self, key: str, value: Any) -> None:
         """Record plain data under a key, in the place of what was there."""
@@ -452,8 +447,9 @@ class Store(Protocol):
     def checkpoints(self, stage: str) -> Sequence[CheckpointRef]:
         """Return all checkpoints of a stage, oldest first."""
 
-    def truncate(self, stage: str, step: int, *, first_group: int = 0) -> None:
-        """Forget what a stage recorded after `step`, and its groups from `first_group` on."""
+    def truncate(self, stage: str, step: int, *, first_group: int | None = None) -> None:
+        """Forget the metrics and checkpoints of a stage after `step`; its groups from `first_group` on, with the turns
+        of their rollouts, if that is given."""
 
     def supersede(self, stage: str, number: int) -> None:
         """Stop counting a group that is rolled out again; it stays in the record."""
