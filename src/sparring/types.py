@@ -471,7 +471,7 @@ class WeightRef:
     """A published version: what it is called, what it must hash to, and where it lies (`location` belongs to the
     transport: an object in this process for `inline`, a path for `disk`). `probe` are (tokens, log-probabilities) that
     the receiver must reproduce before it serves (law 9). Where they are an adapter's and not a whole model's, `adapter`
-    is its name."""
+    is its name. `digests` are those of single tensors, by name, where the publisher has them."""
 
     model: str
     version: int
@@ -480,6 +480,7 @@ class WeightRef:
     location: Any
     probe: tuple[tuple[int, ...], tuple[float, ...]] | None = None
     adapter: str | None = None
+    digests: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,8 @@ class TurnQueue:
         self._waiting: list[tuple[Record, asyncio.Future[None]]] = []
 
     async def put(self, trajectory: str, segments: Sequence[Segment], entries: Sequence[LogEntry] = ()) -> None:
-        """Return when the turn is durable, with entries of the log that belong before it. A caller that is cancelled while it waits has its turn written all the same.
+        """Return when the turn is durable, with entries of the log that belong before it. A caller that is cancelled
+        while it waits has them written all the same.
 
         Raises:
             StoreError: this turn could not be written; turns that could be are.

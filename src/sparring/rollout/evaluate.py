@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-import msgspec
-import xxhash
-
 from sparring.errors import InfraError, JudgeError, boundary, refusal
 from sparring.observe.evaluation import (
     Evaluation,
@@ -26,6 +23,7 @@ from sparring.observe.evaluation import (
 from sparring.observe.statistics import pass_at_k, pass_hat_k
 from sparring.protocols import Scorer
 from sparring.rollout.attempts import failure_of
+from sparring.rollout.digest import digest
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.scheduler import unscored
 from sparring.rollout.seeds import rollout_seed
@@ -227,12 +225,6 @@ def summarize(plan: EvalPlan, found: Mapping[int, Finding], ks: Sequence[int] = 
         versions=(min(low for low, _ in sampled), max(high for _, high in sampled)) if sampled else None,
         tasks=tasks,
     )
-
-
-def digest(task: Task) -> str:
-    """Of what is asked and with what it is scored: the same for equal tasks in every process."""
-    asked = (task.id, task.seed, [(m.role, m.content) for m in task.messages], task.data)
-    return xxhash.xxh3_64_hexdigest(msgspec.json.encode(asked, order="sorted", enc_hook=repr))
 
 
 async def _one(runner: RolloutRunner | ScoredRunner, plan: EvalPlan, number: int) -> Group:

@@ -157,9 +157,14 @@ class RolloutRunner:
         last, broken = attempts.given_up()
         return Finished(rollout=last, score=None, broken=broken)
 
+    @property
+    def rebuilds(self) -> bool:
+        """Whether unfinished rollouts of an earlier process go on."""
+        return self._log is not None
+
     def metrics(self) -> dict[str, float]:
         """Return the attempts since the last call that were rebuilt, and those that started over."""
-        return self._metrics.take()
+        return {"rollout/rebuilt": 0.0, "rollout/started_over": 0.0, **self._metrics.take()}
 
     async def attempt(
         self,

@@ -53,9 +53,15 @@ class Window:
         self._next += 1
         return self._next - 1
 
+    async def reached(self, step: int) -> None:
+        """Wait until `step` is released."""
+        while self._released < step:
+            self._opened.clear()
+            await self._opened.wait()
+
     def release(self, step: int) -> None:
-        """The engine serves the weights that `step` (counted from 1) made. Again for the same step (a second model) is
-        fine.
+        """Let in what may start on the weights that `step` (counted from 1) made, which the engine serves now. Again
+        for the same step (a second model) is fine.
 
         Raises:
             ValueError: a step was left out, or came out of order.
