@@ -9,15 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from sparring.errors import EngineError, InfraError, JudgeError, LimitReached, PolicyFailure, SandboxError
+from sparring.envs.executor import Executor, InlineExecutor
+from sparring.errors import EngineError, EnvError, InfraError, JudgeError, LimitReached, PolicyFailure, boundary
 from sparring.protocols import Boxes, EnvFactory, Harness
 from sparring.record.transcript import Transcript
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode, SessionRecorder, outcome_at
 from sparring.rollout.metrics import sampled_tokens
+from sparring.rollout.phases import Phases, Recorded, Waits, unrecorded
 from sparring.types import Failure, Outcome, Purpose, Rollout, Score, Task, Timing
 
-TIMEOUT = Outcome(kind="truncated", reason="timeout")
 MALFORMED = Outcome(kind="policy_failed", reason="malformed")
 CANCELLED = Outcome(kind="cancelled", reason="cancelled")
 
@@ -38,37 +39,59 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """One try: what it left, in tokens and in messages, and the infrastructure's error if that ended it."""
+    """One try at a task: its record in tokens and in messages, and the infrastructure's error if that ended it.
+
+    Attributes:
+        unjudged: the conversation is whole and only its judge failed, so it is not sampled again.
+    """
 
     rollout: Rollout
     score: Score | None
     error: InfraError | None
     transcripts: Mapping[str, Transcript]
+    unjudged: bool = False
 
 
 class RolloutRunner:
-    """Makes box, world and sessions, lets the harness run under the limits, and scores while the world is open.
+    """Runner of single rollouts: makes box, environment and sessions, lets the harness run under the limits, and scores
+    while the environment is open.
 
     Args:
-        factory: makes the world.
+        factory: makes the environment.
         boxes: the pool; only tasks with a `box` take one.
         recorder: opens the sessions.
         harness: holds the conversation.
         config: limits, retries.
+        executors: makes the executor of an environment; one that blocks stops `InlineExecutor` and its event loop.
+        recorded: takes note of the limits that strike and of the environments that are abandoned.
 
     Attributes:
-        close_failures: the latest worlds and boxes that did not close; they change no outcome.
+        close_failures: the latest environments and boxes that did not close; they change no outcome.
+        waits: the phases that are under way.
+        abandoned: environments whose code went on although it was cancelled.
     """
 
     def __init__(
-        self, factory: EnvFactory, boxes: Boxes, recorder: SessionRecorder, harness: Harness, config: RolloutConfig
+        self,
+        factory: EnvFactory,
+        boxes: Boxes,
+        recorder: SessionRecorder,
+        harness: Harness,
+        config: RolloutConfig,
+        *,
+        executors: Callable[[], Executor] = InlineExecutor,
+        recorded: Recorded = unrecorded,
     ) -> None:
         self._factory = factory
         self._boxes = boxes
         self._recorder = recorder
         self._harness = harness
         self.config = config
+        self.executors = executors
+        self._recorded = recorded
         self.close_failures: deque[InfraError] = deque(maxlen=100)
+        self.waits = Waits()
+        self.abandoned = 0
 
     async def run(
         self, task: Task, *, rollout_id: str, index: int, seed: int, purpose: Purpose = "train", priority: int = 0
@@ -109,6 +132,8 @@ class RolloutRunner:
                 )
                 score = Score(reward=self.config.policy_failure_reward, success=False)
                 return Finished(rollout=failed, score=score, broken=tuple(broken), transcripts=done.transcripts)
+            if done.unjudged:
+                return Finished(rollout=done.rollout, score=None, broken=tuple(broken), transcripts=done.transcripts)
             broken.append(done.rollout)
         return Finished(rollout=broken.pop(), score=None, broken=tuple(broken))
 
@@ -131,40 +156,43 @@ class RolloutRunner:
         """
         limits = self.config.limits(task.limits)
         task = task if limits == task.limits else replace(task, limits=limits)
-        env = GuardedEnv(self._factory.make)
+        phases = Phases(self.config, rollout_id=rollout_id, waits=self.waits, recorded=self._recorded)
+        env = GuardedEnv(self._factory.make, self.executors(), phases, timeout_s=limits.timeout_s)
         episode = RunningEpisode(task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority)
         made = partial(Rollout, id=rollout_id, task=task, index=index, attempt=number, purpose=purpose)
-        rollout, score, error = await self._played(made, episode)
-        return Attempt(rollout=rollout, score=score, error=error, transcripts=episode.transcripts())
+        return await self._played(made, episode)
 
-    async def _played(
-        self, made: Callable[..., Rollout], episode: RunningEpisode
-    ) -> tuple[Rollout, Score | None, InfraError | None]:
+    async def _played(self, made: Callable[..., Rollout], episode: RunningEpisode) -> Attempt:
         """Play, score and close an episode. `made` takes the trajectories."""
         clock = asyncio.get_running_loop().time
         started, began = time.time(), clock()
+        scoring = False
 
-        def recorded(outcome: Outcome) -> Rollout:
+        def left(outcome: Outcome) -> Rollout:
             timing = Timing(started=started, wall_s=clock() - began, world_s=episode.env.world_s)
             return made(trajectories=episode.trajectories(outcome, timing))
 
+        def ended(rollout: Rollout, score: Score | None, error: InfraError | None = None) -> Attempt:
+            unjudged = scoring and isinstance(error, JudgeError)
+            return Attempt(
+                rollout=rollout, score=score, error=error, transcripts=episode.transcripts(), unjudged=unjudged
+            )
+
         try:
             await self._take_box(episode)
+            await episode.env.make()
             outcome = await self._play(episode)
-            rollout = recorded(outcome)
-            score = await self._scored(episode, rollout) if outcome.trainable else None
-            return rollout, score, None
+            rollout = left(outcome)
+            scoring = True
+            return ended(rollout, await self._scored(episode, rollout) if outcome.trainable else None)
         except PolicyFailure:  # the scorer's verdict: what was left behind cannot be scored
-            score = Score(reward=self.config.policy_failure_reward, success=False)
-            return recorded(MALFORMED), score, None
-        except JudgeError as error:
-            outcome = Outcome(kind="judge_failed", reason="failure", failure=failure_of(error))
-            return recorded(outcome), None, error
+            return ended(left(MALFORMED), Score(reward=self.config.policy_failure_reward, success=False))
         except InfraError as error:
-            outcome = Outcome(kind="infra_failed", reason="failure", failure=failure_of(error))
-            return recorded(outcome), None, error
+            kind = "judge_failed" if isinstance(error, JudgeError) else "infra_failed"
+            return ended(left(Outcome(kind=kind, reason="failure", failure=failure_of(error))), None, error)
         finally:
             self.close_failures.extend(await episode.close())
+            self.abandoned += episode.env.abandoned
 
     async def _take_box(self, episode: RunningEpisode) -> None:
         """Give the episode its box. Waiting for one is not on the policy's clock.
@@ -174,25 +202,30 @@ class RolloutRunner:
         """
         if episode.task.box is None:
             return
-        limit = asyncio.timeout(self.config.box_timeout_s)
-        try:
-            async with limit:
-                episode.box = await self._boxes.take(episode.task.box)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise SandboxError(f"boxes.take: no box after {self.config.box_timeout_s} s") from None
+        async with episode.env.phases.within("box"):
+            episode.box = await self._boxes.take(episode.task.box)
 
     async def _play(self, episode: RunningEpisode) -> Outcome:
-        """Let the harness run; how it ended when nothing broke."""
-        limits = asyncio.timeout(episode.task.limits.timeout_s)
+        """Let the harness run; return how it ended when nothing broke.
+
+        Raises:
+            InfraError: something broke. Of a limit that struck it is the error, whatever the harness made of it.
+        """
+        phases = episode.env.phases
         try:
-            async with limits:
-                await self._harness.run(episode)
-        except TimeoutError:
-            if not limits.expired():
-                raise
-            return TIMEOUT
+            outcome = await self._held(episode)
+        except InfraError as error:
+            raise phases.struck or error from None
+        if phases.struck is not None:
+            raise phases.struck
+        return outcome
+
+    async def _held(self, episode: RunningEpisode) -> Outcome:
+        """Let the harness run."""
+        try:
+            async with episode.env.phases.between():
+                with boundary(EnvError, "harness"):
+                    await InlineExecutor().run(self._harness.run, episode)
         except LimitReached as limit:
             return outcome_at(limit)
         except PolicyFailure:
@@ -205,22 +238,23 @@ class RolloutRunner:
         return ANSWERED
 
     async def _scored(self, episode: RunningEpisode, rollout: Rollout) -> Score:
-        """The world's score.
+        """Return the environment's score. A judge that fails is asked again about the same conversation.
 
-        Its reward is None where the world left scoring to a second pass.
+        Its reward is None where the environment left scoring to a second pass.
 
         Raises:
-            JudgeError: there is none in time.
+            JudgeError: there is none after all retries.
         """
-        limit = asyncio.timeout(self.config.score_timeout_s)
-        try:
-            async with limit:
+        for retry in range(self.config.retries + 1):
+            if retry:
+                await asyncio.sleep(self.config.retry_delay_s * 2 ** (retry - 1))
+            try:
                 score = await episode.env.score(rollout.trajectories)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise JudgeError(f"env.score: no answer after {self.config.score_timeout_s} s") from None
-        return episode.env.with_turns(score or Score(reward=None), rollout.trajectories)
+                return episode.env.with_turns(score or Score(reward=None), rollout.trajectories)
+            except JudgeError:
+                if retry == self.config.retries or episode.env.abandoned:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
 
 def failure_of(error: InfraError) -> Failure:
@@ -238,6 +272,7 @@ def _is_the_policys(error: InfraError, before: Rollout, now: Rollout) -> bool:
     """Whether the same failure of the world followed the policy's acts twice."""
     return (
         not isinstance(error, (EngineError, JudgeError))
+        and error.limit_s is None
         and before.outcome.failure == failure_of(error)
         and all(sampled_tokens(rollout) > 0 for rollout in (before, now))
     )

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from sparring.errors import InfraError, JudgeError, SparringError, boundary
+from sparring.errors import InfraError, SparringError
 from sparring.observe.metrics import Metrics
 from sparring.protocols import Scorer, TaskSource
+from sparring.rollout.group_scoring import GroupScoring
 from sparring.rollout.metrics import length_bias, measure
 from sparring.rollout.runner import Finished, RolloutRunner, failure_of
 from sparring.rollout.seeds import rollout_seed
@@ -60,7 +61,7 @@ class Scheduler:
         self._run_seed = run_seed
         self._engine_version = engine_version
         self._stage = stage
-        self._scorers = scorers
+        self._scoring = GroupScoring(scorers, runner.config, runner.executors)
         self._baseline = baseline
         self._slots = asyncio.Semaphore(runner.config.max_concurrent_rollouts)
         self._pending: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue()
@@ -229,9 +230,7 @@ class Scheduler:
         failed = [r for f in finished for r in (*f.broken, *([f.rollout] if f.score is None else []))]
         if kept:
             try:
-                with boundary(JudgeError, "scorer"):
-                    for scorer in self._scorers:
-                        scores = await scorer.score(task, [rollout for rollout, _ in kept], scores)
+                scores = await self._scoring.scores(task, [rollout for rollout, _ in kept], scores)
             except InfraError as error:
                 outcome = Outcome(kind="judge_failed", reason="failure", failure=failure_of(error))
                 failed += [unscored(rollout, outcome) for rollout, _ in kept]
