@@ -219,3 +219,11 @@ class Delta:
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendered:
+    """Tokens with, for each, whether the model would have sampled it (assistant body and its end token)."""
+
+    tokens: tuple[int, ...]
+    sampled: tuple[bool, ...]

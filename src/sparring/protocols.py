@@ -5,11 +5,12 @@ Whoever implements a protocol passes its contract suite in `tests/contract`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from sparring.generation import Completion, Constraint, Delta, GenerateRequest, ScoreRequest, Scores
+from sparring.generation import Completion, Constraint, Delta, GenerateRequest, Rendered, ScoreRequest, Scores
+from sparring.log import LogEntry, LogKind
 from sparring.types import (
     Batch,
     BoxSpec,
@@ -172,14 +173,6 @@ class EnvFactory(Protocol):
     async def prove(self, boxes: Boxes) -> tuple[int, int]:
         """Score the right answers that rows of a file bring along; return how many have one, of how many. Raises
         `BadInput` for one that is not right."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rendered:
-    """Tokens with, for each, whether the model would have sampled it (assistant body and its end token)."""
-
-    tokens: tuple[int, ...]
-    sampled: tuple[bool, ...]
 
 
 class Renderer(Protocol):
@@ -414,8 +407,20 @@ class Engine(Protocol):
 class Store(Protocol):
     """Durable record of a run. Every method is atomic: after a crash it happened or it did not."""
 
-    def append_turns(self, turns: Sequence[tuple[str, Sequence[Segment]]]) -> None:
-        """Record turns, each with the id of its trajectory, while their rollouts go on."""
+    def append_turns(self, turns: Sequence[tuple[str, Sequence[Segment]]], entries: Sequence[LogEntry] = ()) -> None:
+        """Record turns, each with the id of its trajectory, while their rollouts go on, and entries of the log."""
+
+    def turns(self, rollout: str) -> list[Segment]:
+        """Return the recorded segments of a trajectory whose group has not been appended."""
+
+    def record(self, *entries: LogEntry) -> None:
+        """Record entries of the log, in this order."""
+
+    def entries(
+        self, stage: str, *, after: int = 0, kinds: Collection[LogKind] | None = None, name: str | None = None
+    ) -> Iterator[tuple[int, LogEntry]]:
+        """Yield the entries of a stage, in the order they were recorded, each with its row: those behind row `after`,
+        of these kinds and about this id."""
 
     def append(self, *groups: Group, stage: str) -> None:
         """Record scored groups."""

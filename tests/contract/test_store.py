@@ -8,6 +8,7 @@ import pytest
 
 from sparring.errors import BadInput, StoreError
 from sparring.generation import Runs
+from sparring.log import LogEntry
 from sparring.protocols import Store
 from sparring.store.sqlite import SqliteStore
 from sparring.types import CheckpointRef, Failure, Group, Message, Outcome, Rollout, Score, Segment, Task, Trajectory
@@ -111,6 +112,43 @@ def test_groups_are_appended_all_or_none(open_store: Opener, tmp_path: Path) -> 
     with pytest.raises(StoreError):
         store.append(make_group(2), make_group(1), stage="rl")
     assert list(store.groups()) == [make_group(0), make_group(1)]
+    store.close()
+
+
+@every_store
+def test_the_log_keeps_its_order(open_store: Opener, tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    entries = [
+        LogEntry(stage="rl", kind="admitted", name=f"rl/{n}", data={"version": n, "big": 2**70, "p": 0.1 + 0.2})
+        for n in range(600)
+    ]
+    entries[300] = LogEntry(stage="rl", kind="limit", name="rl/7/0", data={"seconds": 2.5})
+    other = LogEntry(stage="distill", kind="admitted", name="distill/0")
+    store.record(*entries[:2])
+    store.record(other, *entries[2:599])
+    store.append_turns([], entries[599:])
+    store.close()
+    store = open_store(tmp_path)
+    rows = dict(store.entries("rl"))
+    assert list(rows.values()) == entries and list(rows) == sorted(rows)
+    assert [entry for _, entry in store.entries("distill")] == [other]
+    assert [entry for _, entry in store.entries("rl", kinds=["limit", "trained"])] == [entries[300]]
+    assert [entry for _, entry in store.entries("rl", name="rl/9")] == [entries[9]]
+    last = list(rows)[-3]
+    assert [entry for _, entry in store.entries("rl", after=last)] == entries[-2:]
+    assert list(store.entries("rl", kinds=[])) == []
+    store.close()
+
+
+@every_store
+def test_entries_are_recorded_all_or_none(open_store: Opener, tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    whole = LogEntry(stage="rl", kind="outcome", name="rl/0/0")
+    with pytest.raises(TypeError):
+        store.record(whole, LogEntry(stage="rl", kind="outcome", name="rl/0/1", data={"x": object()}))
+    assert list(store.entries("rl")) == []
+    with pytest.raises(ValueError, match="expected a kind of sparring/log.py, got 'hope'"):
+        LogEntry(stage="rl", kind="hope", name="rl/0")  # type: ignore[arg-type]
     store.close()
 
 

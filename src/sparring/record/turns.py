@@ -1,4 +1,4 @@
-"""Turns on their way into the store: all that end in one tick of the event loop share one commit."""
+"""Turns and log entries on their way into the store: all that end in one tick of the event loop share one commit."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import asyncio
 from collections.abc import Sequence
 
 from sparring.errors import SparringError, StoreError, boundary
+from sparring.log import LogEntry
 from sparring.protocols import Store
 from sparring.types import Segment
 
 Turn = tuple[str, Sequence[Segment]]
+Record = tuple[Sequence[Turn], Sequence[LogEntry]]
 
 
 class TurnQueue:
-    """The turns of all sessions, in the order they end. A commit costs much the same for one turn as for a hundred, and
-    an engine's step ends many at once.
+    """The turns and log entries of all sessions, in the order they end. A commit costs much the same for one turn as
+    for a hundred, and an engine's step ends many at once.
 
     Args:
         store: where they go. A turn counts when its commit is done; a crash before that loses a turn nobody was told
@@ -23,7 +25,7 @@ class TurnQueue:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._waiting: list[tuple[Turn, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[Record, asyncio.Future[None]]] = []
 
     async def put(self, trajectory: str, segments: Sequence[Segment]) -> None:
         """Return when the turn is durable. A caller that is cancelled while it waits has its turn written all the same.
@@ -31,19 +33,31 @@ class TurnQueue:
         Raises:
             StoreError: this turn could not be written; turns that could be are.
         """
+        await self._put(([(trajectory, segments)], ()))
+
+    async def record(self, *entries: LogEntry) -> None:
+        """Return when these entries of the log are durable, all or none. A caller that is cancelled while it waits has
+        them written all the same.
+
+        Raises:
+            StoreError: they could not be written; what else could be is.
+        """
+        await self._put(((), entries))
+
+    async def _put(self, record: Record) -> None:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         if not self._waiting:
             loop.call_soon(self._commit)  # after everything that is ready to run now: it may end turns as well
-        self._waiting.append(((trajectory, segments), done))
+        self._waiting.append((record, done))
         await done
 
     def _commit(self) -> None:
         waiting, self._waiting = self._waiting, []
-        if self._written([turn for turn, _ in waiting]) is None:
+        if self._written([record for record, _ in waiting]) is None:
             answers: list[SparringError | None] = [None] * len(waiting)
-        else:  # nothing was written: each turn answers for itself
-            answers = [self._written([turn]) for turn, _ in waiting]
+        else:  # nothing was written: each record answers for itself
+            answers = [self._written([record]) for record, _ in waiting]
         for (_, done), error in zip(waiting, answers, strict=True):
             if done.done():
                 continue
@@ -52,11 +66,17 @@ class TurnQueue:
             else:
                 done.set_exception(error)
 
-    def _written(self, turns: Sequence[Turn]) -> SparringError | None:
-        """Write all or none; why not, where it was none."""
+    def _written(self, records: Sequence[Record]) -> SparringError | None:
+        """Write all or none.
+
+        Returns:
+            The error where none was written.
+        """
+        turns = [turn for record in records for turn in record[0]]
+        entries = [entry for record in records for entry in record[1]]
         try:
             with boundary(StoreError, "store: a turn that cannot be written"):
-                self._store.append_turns(turns)
+                self._store.append_turns(turns, entries)
         except SparringError as error:
             return error
         return None

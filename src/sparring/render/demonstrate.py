@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from sparring.errors import refusal
-from sparring.protocols import Rendered, Renderer
+from sparring.generation import Rendered
+from sparring.protocols import Renderer
 from sparring.types import Message, ToolSpec
 
 _QUESTION = Message(role="user", content="?")

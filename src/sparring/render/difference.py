@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.errors import BadInput, refusal
-from sparring.generation import GenerateRequest
-from sparring.protocols import Rendered
+from sparring.generation import GenerateRequest, Rendered
 from sparring.render.chat_template import ChatTemplate
 from sparring.render.escaping import TextEscaper
 from sparring.render.hermes import THINK, THINK_END, parse_reply

@@ -9,8 +9,7 @@ import msgspec
 from renderers import ToolCallParseStatus
 
 from sparring.errors import BadInput, PolicyFailure, boundary
-from sparring.generation import GenerateRequest
-from sparring.protocols import Rendered
+from sparring.generation import GenerateRequest, Rendered
 from sparring.render.control import MARK
 from sparring.render.dialect import tool_call, tool_dicts
 from sparring.render.escaping import TextEscaper

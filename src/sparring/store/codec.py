@@ -14,8 +14,8 @@ import msgspec
 
 from sparring.types import Group, Purpose, Rollout, Score, Task, Trajectory
 
-SCHEMA_VERSION = 4
-"""Raised with every change to what is written here or to the tables of `sqlite.py`."""
+SCHEMA_VERSION = 5
+"""Raised with every change to what is written here or to the tables of `schema.py`."""
 
 BIG_INT = 1
 """MessagePack extension code of an integer beyond 64 bits, written in decimal."""

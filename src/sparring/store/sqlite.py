@@ -13,7 +13,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,28 +22,11 @@ from typing import Any
 import msgspec
 
 from sparring.errors import StoreError, refusal
+from sparring.log import LogEntry, LogKind
 from sparring.store.codec import SCHEMA_VERSION, StoredGroup, StoredRollout, decode, encode
 from sparring.store.lock import RunLock
+from sparring.store.schema import OLDEST, migrate
 from sparring.types import CheckpointRef, Group, Rollout, Score, Segment
-
-TABLES = """
-CREATE TABLE turns (row INTEGER PRIMARY KEY AUTOINCREMENT, rollout TEXT NOT NULL, data BLOB NOT NULL);
-CREATE INDEX turns_by_rollout ON turns (rollout);
-CREATE TABLE groups (row INTEGER PRIMARY KEY, stage TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL,
-    superseded INTEGER NOT NULL DEFAULT 0);
-CREATE UNIQUE INDEX groups_once ON groups (stage, number) WHERE superseded = 0;
-CREATE TABLE rollouts (row INTEGER PRIMARY KEY, id TEXT NOT NULL, in_group INTEGER NOT NULL, failed INTEGER NOT NULL,
-    outcome TEXT NOT NULL, reason TEXT NOT NULL, error TEXT, reward REAL, data BLOB NOT NULL);
-CREATE INDEX rollouts_by_id ON rollouts (id);
-CREATE INDEX rollouts_by_group ON rollouts (in_group);
-CREATE TABLE metrics (row INTEGER PRIMARY KEY, stage TEXT NOT NULL, step INTEGER NOT NULL, data BLOB NOT NULL,
-    superseded INTEGER NOT NULL DEFAULT 0);
-CREATE INDEX metrics_by_stage ON metrics (stage, step);
-CREATE TABLE events (row INTEGER PRIMARY KEY, time REAL NOT NULL, stage TEXT NOT NULL, text TEXT NOT NULL);
-CREATE TABLE pairs (key TEXT PRIMARY KEY, data BLOB NOT NULL);
-CREATE TABLE checkpoints (row INTEGER PRIMARY KEY, stage TEXT NOT NULL, step INTEGER NOT NULL, ref BLOB NOT NULL,
-    state BLOB NOT NULL, superseded INTEGER NOT NULL DEFAULT 0);
-"""
 
 AGAIN = "then run the same command again: nothing recorded before is lost"
 WAY_OUT = {
@@ -59,8 +42,11 @@ WAY_OUT = {
 }
 """What to do, by what SQLite's error codes begin with (`sqlite.org/rescode.html`)."""
 
+READ_AT_ONCE = 256
+"""Entries of the log that are read with one query."""
+
 LOG_BYTES = 8 << 20
-"""After this much was written, the log is copied into the database."""
+"""After this much was written, the write-ahead log is copied into the database."""
 
 
 class SqliteStore:
@@ -71,7 +57,7 @@ class SqliteStore:
         read_only: take no lock and write nothing. A live run may be read.
 
     Raises:
-        BadInput: another run holds the folder, or the file is another version's or no store at all.
+        BadInput: another run holds the folder, or the file is a newer version's or no store at all.
         StoreError: the file cannot be opened.
     """
 
@@ -110,34 +96,38 @@ class SqliteStore:
                 raise refusal(str(self._path), "a SQLite database", "another kind of file", "move it away") from error
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.execute("PRAGMA wal_autocheckpoint = 0")
-        if version == 0 and not read_only:
-            with self._transaction():
-                for statement in TABLES.split(";"):
-                    self._database.execute(statement)
-                self._database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        elif version != SCHEMA_VERSION:
+        if not OLDEST <= version <= SCHEMA_VERSION and (version or read_only):
             raise refusal(
                 str(self._path),
-                f"a store of version {SCHEMA_VERSION}",
+                f"a store of version {OLDEST} to {SCHEMA_VERSION}",
                 f"version {version}",
                 "read it with the Sparring that wrote it, or start a new run folder",
             )
+        if version < SCHEMA_VERSION and not read_only:
+            with self._transaction():
+                migrate(self._database, version)
+        self._has_log = not read_only or version >= 5  # of a file that is only read, the tables stay as they are
         # turns up to here are of rollouts that an earlier process did not finish
         self._cut_off = self._rows("SELECT coalesce(max(row), 0) FROM turns")[0][0]
 
     # --- turns, groups, rollouts ---
 
-    def append_turns(self, turns: Sequence[tuple[str, Sequence[Segment]]]) -> None:
-        """Record new segments of trajectories in flight (a rollout's policy trajectory bears the rollout's id), all or
-        none. They are dropped when their group, which holds them all, is appended.
+    def append_turns(self, turns: Sequence[tuple[str, Sequence[Segment]]], entries: Sequence[LogEntry] = ()) -> None:
+        """Record new segments of trajectories in flight (a rollout's policy trajectory bears the rollout's id) and
+        entries of the log, all or none. Turns are dropped when their group, which holds them all, is appended.
 
         Raises:
             StoreError: the disk is full or broken; nothing was written and nothing written before is lost.
-            TypeError: a tool call's arguments are no plain data.
+            TypeError: a tool call's arguments, or an entry's data, are no plain data.
         """
         rows = [(rollout, encode(tuple(segments))) for rollout, segments in turns]
-        with self._transaction(sum(len(data) for _, data in rows)):
-            self._database.executemany("INSERT INTO turns (rollout, data) VALUES (?, ?)", rows)
+        logged = [(entry.stage, entry.kind, entry.name, encode(dict(entry.data))) for entry in entries]
+        with self._transaction(sum(len(row[-1]) for row in (*rows, *logged))):
+            if rows:
+                self._database.executemany("INSERT INTO turns (rollout, data) VALUES (?, ?)", rows)
+            if logged:
+                insert = "INSERT INTO log (stage, kind, name, data) VALUES (?, ?, ?, ?)"
+                self._database.executemany(insert, logged)
 
     def turns(self, rollout: str) -> list[Segment]:
         """The recorded segments of a rollout whose group has not been appended: in flight, or cut off by a crash."""
@@ -210,6 +200,40 @@ class SqliteStore:
             )
             raise refusal(str(self._path), "the id of a recorded rollout", got, "take one from the report")
         return self._decoded(rows[0][0], StoredRollout).rollout(self._decoded(rows[0][1], StoredGroup).task)
+
+    # --- the log ---
+
+    def record(self, *entries: LogEntry) -> None:
+        """Record entries of the log, all or none, in this order. Raises StoreError and TypeError as `append_turns`."""
+        self.append_turns((), entries)
+
+    def entries(
+        self, stage: str, *, after: int = 0, kinds: Collection[LogKind] | None = None, name: str | None = None
+    ) -> Iterator[tuple[int, LogEntry]]:
+        """Yield the entries of a stage that count, in the order they were recorded, each with its row. They are read a
+        few hundred at a time, so a long log fits into memory.
+
+        Args:
+            stage: of the run.
+            after: rows up to this are left out.
+            kinds: yield only these.
+            name: yield only those about this id; found by an index, whatever the length of the log.
+
+        Raises:
+            StoreError: the file cannot be read or is damaged.
+        """
+        wanted = sorted(kinds) if kinds is not None else []
+        query = (
+            "SELECT row, kind, name, data FROM log WHERE row > ? AND superseded = 0 AND stage = ?"
+            + (" AND name = ?" if name is not None else "")
+            + (f" AND kind IN ({', '.join('?' * len(wanted))})" if kinds is not None else "")
+            + f" ORDER BY row LIMIT {READ_AT_ONCE}"
+        )
+        rows = [(after,)] if self._has_log else []
+        while rows:
+            rows = self._rows(query, rows[-1][0], stage, *([] if name is None else [name]), *wanted)
+            for row, kind, about, data in rows:
+                yield row, LogEntry(stage=stage, kind=kind, name=about, data=self._decoded(data, dict[str, Any]))
 
     # --- metrics, events, pairs ---
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sparring.generation import GenerateRequest
-from sparring.protocols import Rendered
+from sparring.generation import GenerateRequest, Rendered
 from sparring.types import Message, ToolSpec
 
 _END = 0

@@ -28,7 +28,7 @@ class TurnList:
         self.turns: list[tuple[str, tuple[Segment, ...]]] = []
         self.full_after = full_after
 
-    def append_turns(self, turns: Sequence[tuple[str, Sequence[Segment]]]) -> None:
+    def append_turns(self, turns: Sequence[tuple[str, Sequence[Segment]]], entries: object = ()) -> None:
         """Keep the turns, until the disk is full."""
         if len(self.turns) + len(turns) > self.full_after:
             raise StoreError("disk full")

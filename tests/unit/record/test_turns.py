@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sparring.errors import StoreError
+from sparring.log import LogEntry
 from sparring.record.turns import TurnQueue
 from sparring.store.sqlite import SqliteStore
 from sparring.types import Message, Segment, ToolCall
@@ -45,10 +46,10 @@ class CountedStore(SqliteStore):
 
     commits = 0
 
-    def append_turns(self, turns: object) -> None:
+    def append_turns(self, turns: object, entries: object = ()) -> None:
         """As the store."""
         self.commits += 1
-        super().append_turns(turns)
+        super().append_turns(turns, entries)
 
 
 def test_turns_of_one_tick_are_one_commit_and_all_there(tmp_path: Path) -> None:
@@ -64,6 +65,25 @@ def test_turns_of_one_tick_are_one_commit_and_all_there(tmp_path: Path) -> None:
     asyncio.run(talk())
     assert all(store.turns(f"rl/0/{n}")[0].tokens == (n,) for n in range(64))
     assert [segment.tokens for segment in store.turns("rl/0/7")] == [(7,), (100,)]
+    store.close()
+
+
+def test_entries_of_the_log_share_the_commit_of_the_turns(tmp_path: Path) -> None:
+    store = CountedStore(tmp_path / "store.sqlite")
+    queue = TurnQueue(store)
+    entries = [LogEntry(stage="rl", kind="observation", name="rl/0/1", data={"digest": n}) for n in range(3)]
+    odd = LogEntry(stage="rl", kind="limit", name="rl/0/2", data={"seconds": object()})
+
+    async def talk() -> list[object]:
+        one, *two = entries
+        written = [queue.put("rl/0/1", [SEGMENT]), queue.record(one), queue.record(*two)]
+        await asyncio.gather(*written)
+        assert store.commits == 1
+        return await asyncio.gather(queue.record(odd), queue.put("rl/0/3", [SEGMENT]), return_exceptions=True)
+
+    error, written = asyncio.run(talk())
+    assert isinstance(error, StoreError) and written is None
+    assert [entry for _, entry in store.entries("rl")] == entries and store.turns("rl/0/3") == [SEGMENT]
     store.close()
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from sparring.errors import BadInput, StoreError
 from sparring.generation import Runs
+from sparring.log import LogEntry
 from sparring.store.sqlite import SqliteStore
 from sparring.types import CheckpointRef, Group, Message, Outcome, Rollout, Score, Segment, Task, Trajectory
 
@@ -264,8 +265,77 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(BadInput, match="expected a store of version 4, got version 99"):
+    with pytest.raises(BadInput, match="expected a store of version 4 to 5, got version 99"):
         SqliteStore(path)
+
+
+SCHEMA_4 = """
+CREATE TABLE turns (row INTEGER PRIMARY KEY AUTOINCREMENT, rollout TEXT NOT NULL, data BLOB NOT NULL);
+CREATE INDEX turns_by_rollout ON turns (rollout);
+CREATE TABLE groups (row INTEGER PRIMARY KEY, stage TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL,
+    superseded INTEGER NOT NULL DEFAULT 0);
+CREATE UNIQUE INDEX groups_once ON groups (stage, number) WHERE superseded = 0;
+CREATE TABLE rollouts (row INTEGER PRIMARY KEY, id TEXT NOT NULL, in_group INTEGER NOT NULL, failed INTEGER NOT NULL,
+    outcome TEXT NOT NULL, reason TEXT NOT NULL, error TEXT, reward REAL, data BLOB NOT NULL);
+CREATE INDEX rollouts_by_id ON rollouts (id);
+CREATE INDEX rollouts_by_group ON rollouts (in_group);
+CREATE TABLE metrics (row INTEGER PRIMARY KEY, stage TEXT NOT NULL, step INTEGER NOT NULL, data BLOB NOT NULL,
+    superseded INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX metrics_by_stage ON metrics (stage, step);
+CREATE TABLE events (row INTEGER PRIMARY KEY, time REAL NOT NULL, stage TEXT NOT NULL, text TEXT NOT NULL);
+CREATE TABLE pairs (key TEXT PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE checkpoints (row INTEGER PRIMARY KEY, stage TEXT NOT NULL, step INTEGER NOT NULL, ref BLOB NOT NULL,
+    state BLOB NOT NULL, superseded INTEGER NOT NULL DEFAULT 0);
+"""
+TABLES_OF_4 = ("turns", "groups", "rollouts", "metrics", "events", "pairs", "checkpoints")
+
+
+def of_schema_4(path: Path) -> None:
+    """Make a store as schema 4 wrote it: rows have not changed since, the log was not there."""
+    store = SqliteStore(path.with_name("new.sqlite"))
+    for number in range(4):
+        store.append(make_group(number), stage="rl")
+    store.append_turns([("rl/4/0", [make_segment(4)])])
+    store.metric("rl", 1, {"loss": 0.5})
+    (path.parent / "step").mkdir()
+    store.checkpoint(CheckpointRef(model="policy", stage="rl", step=1, path=str(path.parent / "step")), {"k": 1})
+    store.close()
+    old = sqlite3.connect(path)
+    old.execute("PRAGMA journal_mode = WAL")
+    old.executescript(SCHEMA_4)
+    old.execute("ATTACH ? AS new", (str(path.with_name("new.sqlite")),))
+    for table in TABLES_OF_4:
+        old.execute(f"INSERT INTO {table} SELECT * FROM new.{table}")
+    old.execute("PRAGMA user_version = 4")
+    old.commit()
+    old.close()
+
+
+def test_a_store_of_schema_4_opens_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    of_schema_4(path)
+    reader = SqliteStore(path, read_only=True)
+    assert list(reader.entries("rl")) == [] and len(list(reader.groups(stage="rl"))) == 4
+    reader.close()
+    for life in range(2):  # migrated once, and then as any other
+        store = SqliteStore(path)
+        assert list(store.groups(stage="rl")) == [make_group(number) for number in range(4)]
+        assert store.turns("rl/4/0") == [make_segment(4)] and store.metrics("rl") == [(1, {"loss": 0.5})]
+        checkpoint = store.last_checkpoint("rl")
+        assert checkpoint is not None and checkpoint[0].step == 1 and checkpoint[1] == {"k": 1}
+        assert len(list(store.entries("rl"))) == life
+        store.record(LogEntry(stage="rl", kind="admitted", name=f"rl/{life}"))
+        store.close()
+    assert integrity(path) == "ok"
+
+
+def test_entries_about_one_id_are_found_by_an_index(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.sqlite")
+    plan = store._rows(
+        "EXPLAIN QUERY PLAN SELECT row FROM log WHERE row > 7 AND superseded = 0 AND stage = 'rl' AND name = 'rl/1'"
+    )
+    store.close()
+    assert [line[-1] for line in plan] == ["SEARCH log USING INDEX log_by_name (name=? AND rowid>?)"]
 
 
 def test_damaged_rows_are_reported(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from sparring.stages.context import POLICY, Context
 from sparring.stages.export import write_model
 from sparring.stages.models.adapters import trained_folder
 from sparring.stages.models.reward_scorers import scorers
+from sparring.stages.models.role_models import open_role_engines
 from sparring.stages.runtime.checkpoints import Checkpoints
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
@@ -95,6 +96,7 @@ class OnlineTraining:
         self.source = trained_folder(context, context.input(stage))
         self._served = context.cluster.engine(POLICY, path=str(self.source))
         self.engine = timed(self._served, self._spans, ENGINE_SPANS)
+        self._others = open_role_engines(context)
         self.trainers: dict[str, Trainer] = {}
         self.add(POLICY, context.cluster.trainer(POLICY, path=str(self.source), plan=plan))
         self.watch = SampleProvenance()
@@ -137,7 +139,7 @@ class OnlineTraining:
             evaluator.after(step.version)
 
         beside = periodic_evaluator(
-            rollout_runner(context, self._served, self.source), context, judges, stage=stage, done=done
+            rollout_runner(context, self._served, self.source, self._others), context, judges, stage=stage, done=done
         )
         batches_of = self._batches(objective, range(done + 1, self._section.steps + 1))
         async with beside as evaluator:
@@ -148,16 +150,16 @@ class OnlineTraining:
 
     def _scheduler(self, objective: OnlineObjective, window: Window, judges: Sequence[Scorer]) -> Scheduler:
         """Return the scheduler that rolls tasks out and scores them."""
-        context, engine = self._context, self.engine
+        context, engine, others = self._context, self.engine, self._others
         return Scheduler(
-            rollout_runner(context, engine, self.source),
+            rollout_runner(context, engine, self.source, others),
             objective.tasks,
             window,
             run_seed=context.config.run.seed,
             engine_version=lambda: engine.version,
             stage=self._stage,
             scorers=judges,
-            baseline=rollout_runner(context, engine, self.source, greedy=True) if objective.baseline else None,
+            baseline=rollout_runner(context, engine, self.source, others, greedy=True) if objective.baseline else None,
         )
 
     def _batches(
