@@ -35,7 +35,13 @@ class SpoiltFile(PolicyFailure, OSError):
 
 
 class InfraError(SparringError):
-    """The machinery failed, not the policy. Retried within a budget; never becomes a reward."""
+    """The machinery failed, not the policy. Retried within a budget; never becomes a reward.
+
+    Attributes:
+        limit_s: the limit of a phase that struck, in seconds; None where the failure has another cause.
+    """
+
+    limit_s: float | None = None
 
 
 class SandboxError(InfraError):

@@ -155,7 +155,7 @@ class Life:
         recorder = Recorder(self.engine, toy_renderer(), self.store, sampling=settings.sampling())
         boxes = BubblewrapBoxes(SandboxConfig(enabled=False))
         attempts = AttemptLog(self.store)
-        runner = RolloutRunner(SlowWorld(number), boxes, recorder, ChatHarness(), settings, attempts)
+        runner = RolloutRunner(SlowWorld(number), boxes, recorder, ChatHarness(), settings, log=attempts)
         self.window = Window(GROUPS, MAX_LAG, STEPS)
         self.source: TaskSource = DifficultyPools(keep_easy=0.3, keep_hard=0.5).open(FewTasks(changed), seed=3)
         self.log = GroupLog(self.store)

@@ -14,7 +14,7 @@ from sparring.rollout.blame import Place, WorldCalls
 from sparring.rollout.metrics import sampled_tokens
 from sparring.rollout.rebuild import AttemptRecord
 from sparring.rollout.suspension import Suspension
-from sparring.types import Failure, Outcome, Rollout, Score, Segment, Trajectory, Usage
+from sparring.types import Failure, Outcome, OutcomeKind, Rollout, Score, Segment, Trajectory, Usage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +29,7 @@ class Attempt:
         record: from which it can be rebuilt; None where it cannot.
         rebuilt: whether everything that was recorded before it came again.
         broken: the call of the world that broke.
+        unjudged: the conversation is whole and only its judge failed, so that nothing is run again.
     """
 
     rollout: Rollout
@@ -38,6 +39,7 @@ class Attempt:
     record: AttemptRecord | None = None
     rebuilt: bool = True
     broken: Place | None = None
+    unjudged: bool = False
 
 
 class Attempts:
@@ -133,7 +135,8 @@ class Attempts:
             or isinstance(attempt.error, (EngineError, JudgeError, NotRebuildable))
         ):
             return False
-        assert attempt.error is not None
+        if attempt.error is None or attempt.error.limit_s is not None:  # a limit of time says nothing of the call
+            return False
         return bool(sampled_tokens(attempt.rollout)) and self.calls.broke(attempt.broken, failure_of(attempt.error))
 
     def finished(self, attempt: Attempt) -> tuple[Rollout, ...]:
@@ -228,7 +231,8 @@ def _usage(segments: Sequence[Segment]) -> Usage:
 
 def broken_by(error: InfraError) -> Outcome:
     """Return the outcome of an attempt that the infrastructure broke."""
-    return Outcome(kind="infra_failed", reason="failure", failure=failure_of(error))
+    kind: OutcomeKind = "judge_failed" if isinstance(error, JudgeError) else "infra_failed"
+    return Outcome(kind=kind, reason="failure", failure=failure_of(error))
 
 
 def failure_of(error: InfraError) -> Failure:

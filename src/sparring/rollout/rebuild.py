@@ -23,17 +23,28 @@ _encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """Answer of a world, as it is recorded: the digest of what it said, and the seconds of the policy's own time that
+    it took."""
+
+    digest: int
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRecord:
     """Record of an attempt: what the models said in it, and what the world answered.
 
     Attributes:
         segments: the recorded segments of each role that spoke.
-        observations: digests of the world's answers to each role, in order; of its opening under "". None stands for
-            an answer that is not recorded.
+        observations: the world's answers to each role, in order; its opening under "". None stands for an answer that
+            is not recorded.
+        timed_out_at: number of answers after which the policy's own time was over; None where it was not.
     """
 
     segments: Mapping[str, Sequence[Segment]] = field(default_factory=dict)
-    observations: Mapping[str, Sequence[int | None]] = field(default_factory=dict)
+    observations: Mapping[str, Sequence[Answer | None]] = field(default_factory=dict)
+    timed_out_at: int | None = None
 
     @property
     def size(self) -> int:
@@ -49,11 +60,11 @@ class Watch:
     Args:
         record: of the attempt that is rebuilt; None for one that begins from nothing.
         calls: of this rollout's attempts.
-        entry: makes the entry of the log about an answer of the world, of role, number and digest; None: no log.
+        entry: makes the entry of the log about an answer of the world, of role and number; None: no log.
 
     Attributes:
         replies: the recorded replies that are given again.
-        observations: digests of this attempt's answers of the world, as in `AttemptRecord`.
+        observations: this attempt's answers of the world, as in `AttemptRecord`.
         broken: the call of the world that raised last, where the record has no answer to it; None where none did.
     """
 
@@ -61,14 +72,15 @@ class Watch:
         self,
         record: AttemptRecord | None = None,
         calls: WorldCalls | None = None,
-        entry: Callable[[str, int, int], LogEntry] | None = None,
+        entry: Callable[[str, int, Answer], LogEntry] | None = None,
     ) -> None:
         self._record = record or AttemptRecord()
         self._rebuilds = record is not None
         self._calls = calls
         self._entry = entry
         self.replies = RecordedReplies(self._record.segments)
-        self.observations: dict[str, list[int]] = {}
+        self.observations: dict[str, list[Answer]] = {}
+        self._timed_out_at: int | None = None
         self.broken: Place | None = None
 
     @property
@@ -105,28 +117,49 @@ class Watch:
             answered = phase != "score" and place.number < len(self._record.observations.get(role, ()))
             self.broken = None if answered else place
 
-    def observe(self, role: str, observation: Observation) -> None:
+    def observe(self, role: str, observation: Observation, took_s: float = 0.0) -> float:
         """Compare an answer of the world with the recorded one.
 
         Args:
             role: whose reply was answered; "" for the opening.
             observation: the world's answer.
+            took_s: seconds of the policy's own time that it took.
+
+        Returns:
+            The seconds that it took when it was recorded; `took_s` where it was not.
 
         Raises:
             NotRebuildable: it is another one.
         """
-        digest = observation_digest(observation)
+        answer = Answer(digest=observation_digest(observation), took_s=took_s)
         observations = self.observations.setdefault(role, [])
         recorded, number = self._record.observations.get(role, ()), len(observations)
-        observations.append(digest)
         if number >= len(recorded):
+            observations.append(answer)
             if self._entry is not None:
-                self.replies.entries.append(self._entry(role, number, digest))
-            return
+                self.replies.entries.append(self._entry(role, number, answer))
+            return took_s
+        before = recorded[number] or answer
+        observations.append(before)
         self.replies.progress()
-        if recorded[number] not in (digest, None):
-            answer = f"answer {number + 1} to {role}" if role else "opening"
-            self.replies.differ(f"the world's {answer} is not the recorded one")
+        if before.digest != answer.digest:
+            place = f"answer {number + 1} to {role}" if role else "opening"
+            self.replies.differ(f"the world's {place} is not the recorded one")
+        return before.took_s
+
+    @property
+    def num_answers(self) -> int:
+        """Answers of the world so far, its opening included."""
+        return sum(map(len, self.observations.values()))
+
+    def timed_out(self, exceeded: bool) -> bool:
+        """Return whether the policy's own time is over: where it was when this was recorded, else where `exceeded`
+        says so."""
+        recorded = self._record.timed_out_at
+        over = exceeded if recorded is None else self.num_answers >= recorded
+        if over and self._timed_out_at is None:
+            self._timed_out_at = self.num_answers
+        return over
 
     def refuse(self, reason: str) -> None:
         """Raise NotRebuildable if the attempt is rebuilt."""
@@ -147,11 +180,12 @@ class Watch:
         segments = {trajectory.role: trajectory.segments for trajectory in trajectories if trajectory.segments}
         if not all(any(segment.model is not None for segment in told) for told in segments.values()):
             return None
-        observations: dict[str, Sequence[int | None]] = {**self._record.observations}
+        observations: dict[str, Sequence[Answer | None]] = {**self._record.observations}
         for role, observed in self.observations.items():
             if len(observed) >= len(observations.get(role, ())):
                 observations[role] = tuple(observed)
-        return AttemptRecord(segments=segments, observations=observations)
+        timed_out_at = self._record.timed_out_at if self._timed_out_at is None else self._timed_out_at
+        return AttemptRecord(segments=segments, observations=observations, timed_out_at=timed_out_at)
 
 
 class WatchedCall:

@@ -9,21 +9,30 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from sparring.errors import InfraError, JudgeError, LimitReached, NotRebuildable, PolicyFailure, SandboxError, Suspended
-from sparring.log import LogEntry
+from sparring.envs.executor import Executor, InlineExecutor
+from sparring.errors import (
+    EnvError,
+    InfraError,
+    JudgeError,
+    LimitReached,
+    NotRebuildable,
+    PolicyFailure,
+    Suspended,
+    boundary,
+)
 from sparring.observe.metrics import Metrics
 from sparring.protocols import Boxes, EnvFactory, Harness
 from sparring.record.transcript import Transcript
 from sparring.rollout.attempt_log import AttemptLog
-from sparring.rollout.attempts import Attempt, Attempts, broken_by, failure_of
+from sparring.rollout.attempts import Attempt, Attempts, broken_by
 from sparring.rollout.blame import Successes, WorldCalls
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode, SessionRecorder, outcome_at
+from sparring.rollout.phases import Phases, Waits
 from sparring.rollout.rebuild import Watch
 from sparring.rollout.suspension import Suspension
 from sparring.types import Outcome, Purpose, Rollout, Score, Task, Timing
 
-TIMEOUT = Outcome(kind="truncated", reason="timeout")
 MALFORMED = Outcome(kind="policy_failed", reason="malformed")
 CANCELLED = Outcome(kind="cancelled", reason="cancelled")
 
@@ -43,18 +52,23 @@ class Finished:
 
 
 class RolloutRunner:
-    """Makes box, world and sessions, lets the harness run under the limits, and scores while the world is open.
+    """Runner of single rollouts: makes box, environment and sessions, lets the harness run under the limits, and scores
+    while the environment is open.
 
     Args:
-        factory: makes the world.
+        factory: makes the environment.
         boxes: the pool; only tasks with a `box` take one.
         recorder: opens the sessions.
         harness: holds the conversation.
         config: limits, retries.
-        log: of attempts; unfinished rollouts of an earlier process go on from it. None: rollouts begin from nothing.
+        executors: makes the executor of an environment; one that blocks stops `InlineExecutor` and its event loop.
+        log: of attempts; unfinished rollouts of an earlier process go on from one with a store.
 
     Attributes:
-        close_failures: the latest worlds and boxes that did not close; they change no outcome.
+        close_failures: the latest environments and boxes that did not close; they change no outcome.
+        waits: the phases that are under way.
+        abandoned: environments whose code went on although it was cancelled.
+        log: of attempts.
     """
 
     def __init__(
@@ -64,18 +78,23 @@ class RolloutRunner:
         recorder: SessionRecorder,
         harness: Harness,
         config: RolloutConfig,
-        log: AttemptLog | None = None,
+        *,
+        executors: Callable[[], Executor] = InlineExecutor,
+        log: AttemptLog = AttemptLog(),
     ) -> None:
         self._factory = factory
         self._boxes = boxes
         self._recorder = recorder
         self._harness = harness
-        self._log = log
+        self.config = config
+        self.executors = executors
+        self.log = log
         self._successes = Successes()
         self._under_way: dict[str, Suspension] = {}
         self._metrics = Metrics()
-        self.config = config
         self.close_failures: deque[InfraError] = deque(maxlen=100)
+        self.waits = Waits()
+        self.abandoned = 0
 
     async def run(
         self, task: Task, *, rollout_id: str, index: int, seed: int, purpose: Purpose = "train", priority: int = 0
@@ -127,7 +146,7 @@ class RolloutRunner:
     def _begun(self, rollout_id: str, made: Callable[..., Rollout]) -> Attempts:
         """Return the account of a rollout's attempts, with what an earlier process recorded of them."""
         attempts = Attempts(rollout_id, self.config.retries, WorldCalls(self._successes))
-        unfinished = None if self._log is None else self._log.unfinished(rollout_id)
+        unfinished = self.log.unfinished(rollout_id)
         if unfinished is not None:
             attempts.resume(unfinished, made)
         return attempts
@@ -146,21 +165,18 @@ class RolloutRunner:
                 attempts.suspended(done)
                 await attempts.suspension.stop()
                 continue
+            if done.unjudged:
+                return Finished(rollout=done.rollout, score=None, broken=attempts.finished(done))
             if attempts.is_the_policys(done):
                 failed = _ended(done.rollout, replace(broken_by(done.error), kind="policy_failed"))
                 score = Score(reward=self.config.policy_failure_reward, success=False)
                 broken = attempts.finished(done)
                 return Finished(rollout=failed, score=score, broken=broken, transcripts=done.transcripts)
             again = attempts.failed(done)
-            if self._log is not None and attempts.id != done.rollout.id:
-                self._log.start_over(rollout_id, attempts.id, attempts.number, attempts.started_over[-1])
+            if attempts.id != done.rollout.id:
+                self.log.start_over(rollout_id, attempts.id, attempts.number, attempts.started_over[-1])
         last, broken = attempts.given_up()
         return Finished(rollout=last, score=None, broken=broken)
-
-    @property
-    def rebuilds(self) -> bool:
-        """Whether unfinished rollouts of an earlier process go on."""
-        return self._log is not None
 
     def metrics(self) -> dict[str, float]:
         """Return the attempts since the last call that were rebuilt, and those that started over."""
@@ -185,62 +201,57 @@ class RolloutRunner:
         """
         task = self._limited(task)
         before = attempts or Attempts(rollout_id, 0, WorldCalls(self._successes))
-        watch = Watch(before.record, before.calls, self._entry(rollout_id))
+        watch = Watch(before.record, before.calls, self.log.entries_of(rollout_id))
         before.suspension.begin(watch)
-        env = GuardedEnv(self._factory.make, watch)
+        phases = Phases(self.config, rollout_id=rollout_id, waits=self.waits, recorded=self.log.note)
+        env = GuardedEnv(self._factory.make, self.executors(), phases, timeout_s=task.limits.timeout_s, watch=watch)
         episode = RunningEpisode(task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority)
         made = partial(Rollout, id=rollout_id, task=task, index=index, attempt=before.number, purpose=purpose)
-        rollout, score, error = await self._played(made, episode)
-        if watch.replies.difference is not None and not isinstance(error, NotRebuildable):
+        done = await self._played(made, episode)
+        if watch.replies.difference is not None and not isinstance(done.error, NotRebuildable):
             error = NotRebuildable(watch.replies.difference)  # the harness went on all the same
-            rollout, score = _ended(rollout, broken_by(error)), None
-        return Attempt(
-            rollout=rollout,
-            score=score,
-            error=error,
-            transcripts=episode.transcripts(),
-            record=watch.record(rollout.trajectories) if error is not None and env.rebuildable else None,
-            rebuilt=watch.rebuilt,
-            broken=watch.broken,
-        )
+            done = replace(done, rollout=_ended(done.rollout, broken_by(error)), score=None, error=error)
+        if done.error is None:
+            return done
+        record = watch.record(done.rollout.trajectories) if env.rebuildable else None
+        return replace(done, record=record, rebuilt=watch.rebuilt, broken=watch.broken)
 
     def _limited(self, task: Task) -> Task:
         """Return the task with the limits of the run."""
         limits = self.config.limits(task.limits)
         return task if limits == task.limits else replace(task, limits=limits)
 
-    def _entry(self, attempt: str) -> Callable[[str, int, int], LogEntry] | None:
-        """Return what makes the log's entries about a world's answers in an attempt."""
-        return None if self._log is None else partial(self._log.observation, attempt)
-
-    async def _played(
-        self, made: Callable[..., Rollout], episode: RunningEpisode
-    ) -> tuple[Rollout, Score | None, InfraError | None]:
+    async def _played(self, made: Callable[..., Rollout], episode: RunningEpisode) -> Attempt:
         """Play, score and close an episode. `made` takes the trajectories."""
         clock = asyncio.get_running_loop().time
         started, began = time.time(), clock()
+        scoring = False
 
-        def recorded(outcome: Outcome) -> Rollout:
+        def left(outcome: Outcome) -> Rollout:
             timing = Timing(started=started, wall_s=clock() - began, world_s=episode.env.world_s)
             return made(trajectories=episode.trajectories(outcome, timing))
 
+        def ended(rollout: Rollout, score: Score | None, error: InfraError | None = None) -> Attempt:
+            unjudged = scoring and isinstance(error, JudgeError)
+            return Attempt(
+                rollout=rollout, score=score, error=error, transcripts=episode.transcripts(), unjudged=unjudged
+            )
+
         try:
             await self._take_box(episode)
+            await episode.env.make()
             outcome = await self._play(episode)
             episode.env.watch.check()
-            rollout = recorded(outcome)
-            score = await self._scored(episode, rollout) if outcome.trainable else None
-            return rollout, score, None
+            rollout = left(outcome)
+            scoring = True
+            return ended(rollout, await self._scored(episode, rollout) if outcome.trainable else None)
         except PolicyFailure:  # the scorer's verdict: what was left behind cannot be scored
-            score = Score(reward=self.config.policy_failure_reward, success=False)
-            return recorded(MALFORMED), score, None
-        except JudgeError as error:
-            outcome = Outcome(kind="judge_failed", reason="failure", failure=failure_of(error))
-            return recorded(outcome), None, error
+            return ended(left(MALFORMED), Score(reward=self.config.policy_failure_reward, success=False))
         except InfraError as error:
-            return recorded(broken_by(error)), None, error
+            return ended(left(broken_by(error)), None, error)
         finally:
             self.close_failures.extend(await episode.close())
+            self.abandoned += episode.env.abandoned
 
     async def _take_box(self, episode: RunningEpisode) -> None:
         """Give the episode its box. Waiting for one is not on the policy's clock.
@@ -250,25 +261,30 @@ class RolloutRunner:
         """
         if episode.task.box is None:
             return
-        limit = asyncio.timeout(self.config.box_timeout_s)
-        try:
-            async with limit:
-                episode.box = await self._boxes.take(episode.task.box)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise SandboxError(f"boxes.take: no box after {self.config.box_timeout_s} s") from None
+        async with episode.env.phases.within("box"):
+            episode.box = await self._boxes.take(episode.task.box)
 
     async def _play(self, episode: RunningEpisode) -> Outcome:
-        """Let the harness run; how it ended when nothing broke."""
-        limits = asyncio.timeout(episode.task.limits.timeout_s)
+        """Let the harness run; return how it ended when nothing broke.
+
+        Raises:
+            InfraError: something broke. Of a limit that struck it is the error, whatever the harness made of it.
+        """
+        phases = episode.env.phases
         try:
-            async with limits:
-                await self._harness.run(episode)
-        except TimeoutError:
-            if not limits.expired():
-                raise
-            return TIMEOUT
+            outcome = await self._held(episode)
+        except InfraError as error:
+            raise phases.struck or error from None
+        if phases.struck is not None:
+            raise phases.struck
+        return outcome
+
+    async def _held(self, episode: RunningEpisode) -> Outcome:
+        """Let the harness run."""
+        try:
+            async with episode.env.phases.between():
+                with boundary(EnvError, "harness"):
+                    await InlineExecutor().run(self._harness.run, episode)
         except LimitReached as limit:
             return outcome_at(limit)
         except PolicyFailure:
@@ -281,22 +297,23 @@ class RolloutRunner:
         return ANSWERED
 
     async def _scored(self, episode: RunningEpisode, rollout: Rollout) -> Score:
-        """The world's score.
+        """Return the environment's score. A judge that fails is asked again about the same conversation.
 
-        Its reward is None where the world left scoring to a second pass.
+        Its reward is None where the environment left scoring to a second pass.
 
         Raises:
-            JudgeError: there is none in time.
+            JudgeError: there is none after all retries.
         """
-        limit = asyncio.timeout(self.config.score_timeout_s)
-        try:
-            async with limit:
+        for retry in range(self.config.retries + 1):
+            if retry:
+                await asyncio.sleep(self.config.retry_delay_s * 2 ** (retry - 1))
+            try:
                 score = await episode.env.score(rollout.trajectories)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise JudgeError(f"env.score: no answer after {self.config.score_timeout_s} s") from None
-        return episode.env.with_turns(score or Score(reward=None), rollout.trajectories)
+                return episode.env.with_turns(score or Score(reward=None), rollout.trajectories)
+            except JudgeError:
+                if retry == self.config.retries or episode.env.abandoned:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
 
 def _ended(rollout: Rollout, outcome: Outcome) -> Rollout:

@@ -23,7 +23,7 @@ from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ADD, ToyEnv, ToyWorld, toy_renderer, toy_task
-from sparring.types import Message, Observation, Rollout, Score, Task, ToolCall, Trajectory
+from sparring.types import Message, Observation, Outcome, Rollout, Score, Task, ToolCall, Trajectory
 
 RENDERER = toy_renderer()
 
@@ -41,6 +41,7 @@ class Weather:
     breaks: Callable[[int], Exception | None] = lambda number: None
     answer: Callable[[int], str] = lambda world: ""
     step_s: float = 0.0
+    score_s: float = 0.0
     rebuildable: bool = True
     calls: int = 0
     worlds: int = 0
@@ -85,6 +86,7 @@ class Duel(ToyEnv):
 
     async def score_all(self, trajectories: Mapping[str, Trajectory]) -> Score:
         """White wins."""
+        await asyncio.sleep(self.weather.score_s)
         self.weather.call()
         return Score(reward=1.0, per_role={"white": 1.0, "black": -1.0})
 
@@ -135,9 +137,8 @@ def made(
     settings = RolloutConfig(**{"max_turn_tokens": 200, **config})
     engine = ScriptedEngine(script, fail_on=fail_on, latency_s=1.0)
     recorder = Recorder(engine, RENDERER, store, sampling=settings.sampling())
-    log = None if store is None else AttemptLog(store)
-    runner = RolloutRunner(DuelWorld(weather), FatedBoxes(Fates()), recorder, CallableHarness(harness), settings, log)  # type: ignore[arg-type]
-    return runner, engine
+    parts = (DuelWorld(weather), FatedBoxes(Fates()), recorder, CallableHarness(harness), settings)
+    return RolloutRunner(*parts, log=AttemptLog(store)), engine
 
 
 def ran(weather: Weather, harness: object = play, fail_on: tuple[int, ...] = (), **config: object) -> Finished:
@@ -150,11 +151,11 @@ def ran(weather: Weather, harness: object = play, fail_on: tuple[int, ...] = (),
     return done
 
 
-def process(path: Path, weather: Weather, *, lives_s: float | None = None) -> Finished | None:
+def process(path: Path, weather: Weather, *, lives_s: float | None = None, **config) -> Finished | None:
     """A process that runs the rollout on the store of the ones before, until it is stopped; `weather.requests` are
     those of its engine."""
     store = SqliteStore(path / "store.sqlite")
-    runner, engine = made(weather, store=store)
+    runner, engine = made(weather, store=store, **config)
 
     async def run() -> Finished | None:
         try:
@@ -444,3 +445,29 @@ def test_it_is_suspended_twice_and_counted() -> None:
     assert everything(done) == everything(UNINTERRUPTED) and engine.requests == CLEAN.requests
     assert [r.outcome.kind for r in done.broken] == ["infra_failed"], "of the tool host alone"
     assert runner.metrics() == {"rollout/rebuilt": 3.0, "rollout/started_over": 0.0}
+
+
+@pytest.mark.parametrize("second_s", [0.1, 30.0])
+def test_the_policys_time_is_over_where_it_was(second_s: float, tmp_path: Path) -> None:
+    """Of a process that was stopped while it scored, whatever time the next one takes."""
+    weather = Weather(step_s=4.0, score_s=50.0)
+    assert process(tmp_path, weather, lives_s=40.0, timeout_s=10.0) is None
+    weather.step_s = second_s
+    done = process(tmp_path, weather, timeout_s=10.0)
+    assert done is not None and done.rollout.outcome == Outcome(kind="truncated", reason="timeout")
+    assert weather.requests == [] and sum(t.usage.turns for t in done.rollout.trajectories) == 3
+
+
+def test_the_policys_time_of_a_rollout_that_is_rebuilt_is_counted_once() -> None:
+    weather = Weather(step_s=4.0, breaks=once(5, ToolHostError("503")))
+    done = ran(weather, timeout_s=21.0)
+    assert done.rollout.outcome.kind == "completed" and done.rollout.attempt == 1
+    late = ran(Weather(step_s=4.0, breaks=once(5, ToolHostError("503"))), timeout_s=19.0)
+    assert late.rollout.outcome.reason == "timeout" and late.rollout.attempt == 1
+
+
+def test_a_rollout_whose_time_is_over_is_scored_again_as_it_is() -> None:
+    weather = Weather(step_s=4.0, breaks=once(5, ToolHostError("scoring: 503")))
+    done = ran(weather, timeout_s=10.0)
+    assert (done.rollout.outcome.reason, done.rollout.attempt, weather.worlds) == ("timeout", 1, 2)
+    assert done.score is not None and len(weather.requests) == 3

@@ -88,17 +88,33 @@ def test_a_different_second_failure_is_not_the_policys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fates", "kind"),
+    "fates",
     [
-        (Fates(take=always(SandboxError("no user namespaces"))), "infra_failed"),
-        (Fates(open=always(ValueError("bad data row"))), "infra_failed"),
-        (Fates(score=always(JudgeError("judge: 503"))), "judge_failed"),
+        Fates(take=always(SandboxError("no user namespaces"))),
+        Fates(open=always(ValueError("bad data row"))),
+        Fates(step=always(JudgeError("the tool's own judge: 503"))),
     ],
 )
-def test_failures_that_the_policy_cannot_have_caused_never_become_a_reward(fates: Fates, kind: str) -> None:
+def test_failures_that_the_policy_cannot_have_caused_never_become_a_reward(fates: Fates) -> None:
     done = make_stack(fates, retries=3).run(BOXED)
-    assert done.score is None and done.rollout.outcome.kind == kind
+    assert done.score is None and done.rollout.outcome.kind in ("infra_failed", "judge_failed")
     assert len(done.broken) == 3
+
+
+@pytest.mark.parametrize("fate", [JudgeError("judge: 503"), 1000.0])
+def test_a_judge_that_fails_scores_the_same_conversation_again(fate: BaseException | float) -> None:
+    stack = make_stack(Fates(score=lambda number: fate if number < 2 else None), retries=2)
+    done = stack.run(BOXED)
+    assert done.score is not None and done.score.reward == 1.0 and done.broken == ()
+    assert done.rollout.id == "rl/0/0" and len(stack.engine.requests) == 2
+    assert stack.fates.calls == {"take": 1, "open": 1, "step": 2, "score": 3, "close": 1}
+
+
+def test_a_judge_that_fails_for_good_takes_the_rollout_out_of_its_group_unsampled() -> None:
+    stack = make_stack(Fates(score=always(JudgeError("judge: 503"))), retries=3)
+    done = stack.run(BOXED)
+    assert done.score is None and done.rollout.outcome.kind == "judge_failed" and done.broken == ()
+    assert stack.fates.calls["score"] == 4 and len(stack.engine.requests) == 2
 
 
 def test_a_dead_engine_never_becomes_a_reward() -> None:
@@ -113,13 +129,13 @@ def test_no_retries_means_none() -> None:
     assert done.score is None and done.broken == () and done.rollout.outcome.kind == "infra_failed"
 
 
-def test_a_slow_world_is_truncated_and_still_scored() -> None:
-    stack = make_stack(Fates(step=lambda number: 1000.0), timeout_s=30.0)
+def test_slow_commands_are_truncated_and_still_scored() -> None:
+    stack = make_stack(Fates(step=lambda number: 40.0), timeout_s=30.0)
     done = stack.run(BOXED)
     assert done.rollout.outcome == Outcome(kind="truncated", reason="timeout")
     assert done.score is not None and done.score.reward == 0.0
     timing = done.rollout.trajectories[0].timing
-    assert (timing.wall_s, timing.generate_s, timing.world_s) == (30.0, 1.0, 29.0)
+    assert (timing.wall_s, timing.generate_s, timing.world_s) == (41.0, 1.0, 40.0)
     assert sampled(done.rollout) and stack.fates.open_worlds == stack.fates.open_boxes == 0
 
 

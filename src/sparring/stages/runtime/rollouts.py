@@ -44,5 +44,5 @@ def rollout_runner(
         max_context=max_context(outline_of(model), context.config.engine, context.config.models[POLICY].dtype),
     )
     speaking = with_roles(context, recorder, others, store)
-    log = AttemptLog(context.store) if rebuilds else None
-    return RolloutRunner(context.factory, context.boxes, speaking, context.harness, context.config.rollout, log)
+    log = AttemptLog(context.store if rebuilds else None)
+    return RolloutRunner(context.factory, context.boxes, speaking, context.harness, context.config.rollout, log=log)
