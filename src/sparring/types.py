@@ -33,6 +33,8 @@ StopReason = Literal[
     "stale",
 ]
 Purpose = Literal["train", "eval", "baseline"]
+POLICY = "policy"
+"""Name of the model that is trained, in `[models]` and on the segments that it samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,7 +213,7 @@ class Timing:
     world_s: float = 0.0
 
 
-DEFAULT_ROLES = ("policy",)
+DEFAULT_ROLES = (POLICY,)
 """The roles of a world that names none."""
 
 

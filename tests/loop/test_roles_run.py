@@ -165,6 +165,92 @@ def test_collection_keeps_the_conversation_of_each_role(given: Path) -> None:
             assert words in asked["content"] and reply["role"] == "assistant" and row["reward"] == 1.0
 
 
+def test_collection_leaves_out_the_roles_of_other_models(given: Path, checkpoint: Path) -> None:
+    server = ChatServer(lambda body: message(".") if body["max_tokens"] == 1 else plays(body))
+    try:
+        opponent(given, checkpoint, solver="opponent")
+        served = f'\n[models.teacher]\nserved = {{ kind = "chat", url = "{server.url}", served_model = "big" }}\n'
+        given.write_text(given.read_text() + served + "\n[collect]\ntasks = 4\n")
+        settings = (*GAME, "env.held_out=6", "env.limits.max_turns=1", "run.stages=['collect']")
+        assert sparring("run", given, settings=settings) == 0
+    finally:
+        server.stop()
+    rows = [json.loads(line) for line in (given.parent / "runs/tiny/collect/traces.jsonl").read_text().splitlines()]
+    assert [row["role"] for row in rows] == ["proposer"] * 4
+
+
+def opponent(given: Path, checkpoint: Path, **roles: str) -> None:
+    """Give the recipe other models, and roles that are theirs."""
+    table = "".join(f'"{role.replace("_", "/")}" = "{name}"\n' for role, name in roles.items())
+    given.write_text(
+        f'''{given.read_text()}
+[models.opponent]
+path = "{checkpoint}"
+
+[models.far]
+path = "{checkpoint}"
+served = {{ kind = "chat", url = "http://127.0.0.1:9", served_model = "big" }}
+
+[models.bare.init]
+hidden_size = 32
+
+[rollout.roles]
+{table}'''
+    )
+
+
+def test_another_model_speaks_for_a_role(given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opponent(given, checkpoint, solver_1="opponent")
+    settings = (*ASKED, "algo.preset=spiral", "run.stages=['rl', 'eval']", "eval.no_tool_tasks=0", "rl.steps=2")
+    assert sparring("run", given, settings=(*settings, "rl.train.save_every=1", "rl.train.keep_last=2")) == 0
+    assert "opponent speaks for the role solver/1" in capsys.readouterr().out
+    run = given.parent / "runs/tiny"
+    sampled = dict.fromkeys(("policy", "opponent"), 0)
+    for stage in ("rl", "eval/rl"):
+        for rollout in stored(run, stage):
+            models = {t.role: {s.model for s in t.segments} - {None} for t in rollout.trajectories}
+            assert models == {"proposer": {"policy"}, "solver/0": {"policy"}, "solver/1": {"opponent"}}
+            for segment in (s for t in rollout.trajectories for s in t.segments if s.model and stage == "rl"):
+                sampled[str(segment.model)] += len(segment.tokens)
+    with closing(SqliteStore(run / "store.sqlite", read_only=True)) as store:
+        trained = sum(metrics["tokens_trained"] for _, metrics in store.metrics("rl"))
+        versions = store.get("stage/eval")["rl"]["versions"]
+    assert trained == sampled["policy"] and sampled["opponent"] > 0
+    assert versions == [0, 0], "an evaluation tells the versions of the policy"
+    assert sparring("replay", run, "rl/2/1") == 0
+    out = capsys.readouterr().out
+    assert "rl/2/1: 2 turns" in out and "role solver/1: another model than the policy spoke" in out
+
+
+@pytest.mark.parametrize(
+    ("roles", "expected"),
+    [
+        (
+            {"judge": "opponent"},
+            "rollout.roles.judge: expected a role of the environment (proposer, solver/0, solver/1)",
+        ),
+        (
+            {"proposer": "nobody"},
+            "rollout.roles.proposer: expected a model of the recipe (bare, far, opponent, policy)",
+        ),
+        ({"proposer": "bare"}, "models.bare.path: expected the checkpoint that speaks for rollout.roles.proposer"),
+        ({"proposer": "far"}, 'models.far.served.kind: expected a server that samples token ids, got "chat"'),
+        (
+            dict.fromkeys(("proposer", "solver_0", "solver_1"), "opponent"),
+            "rollout.roles: expected a role that the policy speaks for, got none",
+        ),
+    ],
+)
+def test_a_role_that_no_model_serves_is_refused(
+    given: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], roles: dict[str, str], expected: str
+) -> None:
+    opponent(given, checkpoint, **roles)
+    for verb, words in (("check", ()), ("run", ()), ("eval", (checkpoint,))):
+        assert sparring(verb, given, *words, settings=(*ASKED, "run.stages=['rl']", "observe.progress=off")) == 2
+        out, error = capsys.readouterr()
+        assert out == "" and error.startswith(expected)
+
+
 @pytest.mark.slow
 def test_both_roles_learn_and_neither_does_with_rewards_swapped(tmp_path: Path) -> None:
     """One seed of the benchmark, a minute."""

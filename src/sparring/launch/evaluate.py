@@ -173,6 +173,7 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
     from sparring.rollout.evaluate import EvalPlan
     from sparring.sandbox.check import check_sandbox
     from sparring.stages.models.reward_scorers import check_reward_model
+    from sparring.stages.models.role_models import check_roles
     from sparring.stages.preflight.harness import play_silently
     from sparring.stages.preflight.judges import check_judges
     from sparring.stages.preflight.run import check_directory
@@ -189,6 +190,7 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
             check_sandbox(config.sandbox)
         await check_judges(context)
         check_reward_model(context, subject.folder)
+        check_roles(context)
         if config.rollout.harness not in BUILT_IN:
             await play_silently(context, tasks[0])
         plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples)
@@ -274,13 +276,14 @@ def _served(engine: EngineConfig, url: str) -> ServedConfig:
 
 
 def _deciding(config: RunConfig, subject: Subject) -> list[Path]:
-    """The files that decide what is sampled and scored: of the checkpoint and of the models that score, with what they
-    adapt, and of the environment."""
+    """Return the files that decide what is sampled and scored: of the checkpoint, of the models that speak for other
+    roles or score, with what they adapt, and of the environment."""
     from sparring.model.hub import base_folder, local_folder
 
     models, reward = {**config.models, **_reward_model(config)}, _rewards(config).reward_model
-    scoring = [models[name] for name in (reward, *sorted(judging(config.env.rubric))) if name in models]
-    named = [subject.folder, *(local_folder(spec.path) for spec in scoring if spec.path is not None)]
+    beside = sorted({*judging(config.env.rubric), *config.rollout.roles.values()} - {POLICY})
+    specs = [models[name] for name in (reward, *beside) if name in models]
+    named = [subject.folder, *(local_folder(spec.path) for spec in specs if spec.path is not None)]
     folders = dict.fromkeys(folder for each in named for folder in (each, base_folder(each)))
     files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in CONTENT]
     env = config.env

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparring.cluster.inline import InlineCluster
@@ -53,7 +53,7 @@ async def _replayed(folder: Path, rollout_id: str) -> Replayed:
         raise refusal(str(folder), "a run of an engine that can replay", got, "replay runs of engine.kind = native")
     store = SqliteStore(folder / "store.sqlite", read_only=True)
     try:
-        rollout = store.load(rollout_id)
+        rollout, others = _of_policy(store.load(rollout_id))
         with tempfile.TemporaryDirectory() as made:
             weights = _weights(config, folder, store, rollout, Path(made))
             cluster = InlineCluster(
@@ -76,12 +76,19 @@ async def _replayed(folder: Path, rollout_id: str) -> Replayed:
     lines = [
         f"{rollout_id}: {report.turns} turns, {report.tokens} tokens sampled again under version {version_of(rollout)}"
     ]
+    lines += [f"role {role}: another model than the policy spoke; it is not sampled again" for role in others]
     if report.difference is not None:
-        found = report.difference
-        lines.append(
-            f"segment {found.segment}, position {found.position}: {found.what} {found.expected} -> {found.got}"
-        )
+        left = report.difference
+        lines.append(f"segment {left.segment}, position {left.position}: {left.what} {left.expected} -> {left.got}")
     return Replayed(identical=report.identical, lines=lines)
+
+
+def _of_policy(rollout: Rollout) -> tuple[Rollout, list[str]]:
+    """Return the rollout with the trajectories of the policy alone, and the roles of the others."""
+    models = {t.role: {s.model for s in t.segments} - {None} for t in rollout.trajectories}
+    others = [role for role, names in models.items() if names and POLICY not in names]
+    of_policy = tuple(t for t in rollout.trajectories if t.role not in others)
+    return replace(rollout, trajectories=of_policy) if of_policy else rollout, others if of_policy else []
 
 
 def version_of(rollout: Rollout) -> int:
@@ -159,8 +166,6 @@ def _replayable(store: SqliteStore, stage: str, versions: set[int]) -> str:
 
 def _from_zero(rollout: Rollout) -> Rollout:
     """The rollout as if its weights were an engine's first: version 0, which is what a fresh engine serves."""
-    from dataclasses import replace
-
     from sparring.generation import Runs
 
     trajectories = tuple(

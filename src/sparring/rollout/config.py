@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from sparring.generation import TEMPERATURE, Constraint, Sampling, is_temperature
-from sparring.types import Limits
+from sparring.types import POLICY, Limits
 
 
 class ConstraintConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,6 +26,10 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     harness: str = "chat"
     """Who holds the conversation: `chat`, a world's question and its answers turn by turn; or `package.module:name` or
     `path/to/file.py:name`, a coroutine function `async def name(episode)` or a class with such a `run`."""
+
+    roles: dict[str, str] = {}
+    """Models of the recipe by the role of the environment that they speak for, such as `{ user = "simulator" }`. The
+    policy speaks for every other role, and it alone is trained."""
 
     group_size: int = 8
     """Rollouts of one task; their mean reward is the baseline."""
@@ -129,6 +133,10 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             stop_strings=self.stop_strings,
             constraint=None if wanted is None else Constraint(kind=wanted.kind, source=wanted.source),
         )
+
+    def speaks(self, role: str) -> bool:
+        """Return whether the policy speaks for a role."""
+        return self.roles.get(role, POLICY) == POLICY
 
     def limits(self, task: Limits) -> Limits:
         """The task's limits with the ones set here in their place."""

@@ -26,7 +26,7 @@ from sparring.rollout.digest import digest
 from sparring.rollout.runner import Finished, RolloutRunner, failure_of
 from sparring.rollout.scheduler import unscored
 from sparring.rollout.seeds import rollout_seed
-from sparring.types import Group, Outcome, Purpose, Score, Task
+from sparring.types import POLICY, Group, Outcome, Purpose, Score, Task
 
 PRIORITY = -1
 """Below training's 0: the engine serves evaluation with what training leaves."""
@@ -253,7 +253,11 @@ def _finding(group: Group) -> Finding:
     score = group.scores[0] if group.rollouts else Score(reward=None)
     outcome = rollout.outcome
     versions = [
-        v for t in rollout.trajectories for s in t.segments if s.versions is not None for v in s.versions.values
+        version
+        for trajectory in rollout.trajectories
+        for segment in trajectory.segments
+        if segment.versions is not None and segment.model == POLICY
+        for version in segment.versions.values
     ]
     broken = outcome.failure if not group.rollouts else None
     return Finding(

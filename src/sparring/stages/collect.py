@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,6 +14,7 @@ from sparring.algo.annotate.domain import teacher_of
 from sparring.envs.roles import roles_of
 from sparring.envs.splits import identity
 from sparring.errors import BadInput, RequestRefused, refusal
+from sparring.protocols import Engine
 from sparring.record.recorder import Recorder
 from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.render.dialect import message_dicts
@@ -23,6 +24,7 @@ from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import Conversation, rendered
+from sparring.stages.models.role_models import open_role_engines, with_roles
 from sparring.stages.models.teachers import room_of, teacher_folder
 from sparring.tasks.files import messages_of
 from sparring.types import Message, Task
@@ -55,7 +57,10 @@ async def run(context: Context) -> dict[str, Any]:
         context.store.put(FRESH, all(context.store.get(f"collect/{index}") is None for index in range(len(tasks))))
     async with AsyncExitStack() as stack:
         teachers = sorted(set(config.by_domain.values()))
-        asked = {name: await stack.enter_async_context(_teacher(context, name)) for name in teachers}
+        others = open_role_engines(context)
+        for engine in others.values():
+            stack.push_async_callback(engine.close)
+        asked = {name: await stack.enter_async_context(_teacher(context, name, others)) for name in teachers}
         gate = asyncio.Semaphore(config.max_concurrent_rollouts)
         each = (
             _task(context, asked[teacher_of(config.by_domain, task)], gate, index, task)
@@ -111,15 +116,16 @@ async def _rolled_out(
 
 
 def _kept(task: Task, finished: Sequence[Finished], context: Context) -> dict[str, Any]:
-    """Return what one task gives: of each role the first `keep` conversations that earned `min_reward`; those that were
-    cut short are none. A trace of a world of several roles says whose it is."""
+    """Return the traces of one task: of each role of the policy the first `keep` conversations that earned
+    `min_reward`; those that were cut short are none. A trace of a world of several roles says whose it is."""
     config, several = context.config.collect, len(roles_of(context.factory.make())) > 1
     by_role: dict[str, list[dict[str, Any]]] = {}
     for rollout in finished:
         completed = {t.role for t in rollout.rollout.trajectories if t.outcome.kind == "completed"}
         for role, spoken in rollout.transcripts.items():
             reward = None if rollout.score is None else rollout.score.of(role)
-            if reward is not None and reward >= config.min_reward and role in completed:
+            earns = reward is not None and reward >= config.min_reward
+            if earns and role in completed and context.config.rollout.speaks(role):
                 trace = {"messages": message_dicts(spoken.messages), "task": task.id, "reward": reward}
                 by_role.setdefault(role, []).append({**trace, "role": role} if several else trace)
     traces = [trace for of_role in by_role.values() for trace in of_role[: config.keep]]
@@ -159,8 +165,9 @@ def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, An
 
 
 @asynccontextmanager
-async def _teacher(context: Context, name: str) -> AsyncIterator[RolloutRunner]:
-    """What runs one rollout of the model `name` of the recipe, asked where it is."""
+async def _teacher(context: Context, name: str, others: Mapping[str, Engine]) -> AsyncIterator[RolloutRunner]:
+    """Open the runner of rollouts in which the model `name` of the recipe speaks for the policy, and `others` for the
+    roles that `[rollout] roles` gives them."""
     config = context.config
     spec, sampling = config.models[name], config.rollout.sampling()
     recorder: SessionRecorder
@@ -185,6 +192,7 @@ async def _teacher(context: Context, name: str) -> AsyncIterator[RolloutRunner]:
         recorder = Recorder(engine, renderer, sampling=sampling, model=name, max_context=room_of(context, name))
         close = engine.close
     try:
-        yield RolloutRunner(context.factory, context.boxes, recorder, context.harness, config.rollout)
+        speaking = with_roles(context, recorder, others)
+        yield RolloutRunner(context.factory, context.boxes, speaking, context.harness, config.rollout)
     finally:
         await close()

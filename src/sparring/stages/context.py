@@ -14,11 +14,11 @@ from sparring.model.hub import base_folder, local_folder
 from sparring.observe.sinks.sink import Sink
 from sparring.protocols import Boxes, Cluster, EnvFactory, Harness, Store
 from sparring.recipe.run_config import RunConfig
+from sparring.types import POLICY
 
 if TYPE_CHECKING:
     from sparring.protocols import Renderer
 
-POLICY = "policy"
 TOLD = "memory"
 """Under this key of the store, what was last said of the run's memory."""
 ORDER = ("init", "collect", "sft", "preference", "reward_model", "rl", "distill", "eval", "export")

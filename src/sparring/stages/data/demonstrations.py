@@ -13,13 +13,13 @@ from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import Context
 from sparring.tasks.files import read_conversations
-from sparring.types import Message, Score, Task, ToolSpec
+from sparring.types import POLICY, Message, Score, Task, ToolSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """One finished conversation of one role. `task` and `score`, what the world's own scorer says of it, are None for a
-    row of a file; `constraints` are what the world said that replies must be."""
+    """Finished conversation of one role. `task` and `score`, the one of the world's own scorer, are None for a row of a
+    file; `constraints` are those that the world set for replies."""
 
     name: str
     messages: tuple[Message, ...]
@@ -27,6 +27,7 @@ class Conversation:
     task: Task | None = None
     score: Score | None = None
     constraints: tuple[Constraint, ...] = ()
+    role: str = POLICY
 
 
 async def demonstrations(context: Context, renderer: Renderer) -> list[tuple[str, Rendered]]:
@@ -102,7 +103,8 @@ async def conversations(context: Context, count: int | None) -> list[Conversatio
         async with gate:
             return await demonstrate(context, task)
 
-    return [conversation for held in await asyncio.gather(*map(one, tasks)) for conversation in held]
+    played = await asyncio.gather(*map(one, tasks))
+    return [each for of_task in played for each in of_task if context.config.rollout.speaks(each.role)]
 
 
 async def demonstrate(context: Context, task: Task) -> list[Conversation]:
@@ -162,6 +164,7 @@ async def converse(context: Context, task: Task, replies: Expert | Mapping[str, 
             task=task,
             score=None if score is not None and (score.reward, score.success) == (None, None) else score,
             constraints=spoken.constraints,
+            role=role,
         )
         for role, spoken in played.transcripts.items()
     ]

@@ -236,6 +236,8 @@ def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
         frozen.extend(name for name in teachers if name == AVERAGE)
     if stage == "collect":
         engines.extend(sorted(set(config.collect.by_domain.values())))
+    if stage in SERVING:
+        engines.extend(sorted({*config.rollout.roles.values()} - {POLICY}))
     if stage in PLAYING:
         engines.extend(sorted(judging(config.env.rubric)))
     return frozen, [name for name in engines if name not in config.models or config.models[name].served is None]

@@ -20,6 +20,7 @@ from sparring.stages.models.implicit_reward import check_implicit
 from sparring.stages.models.objective import check_imitation, check_online
 from sparring.stages.models.reference import check_reference
 from sparring.stages.models.reward_scorers import check_reward_model
+from sparring.stages.models.role_models import check_roles
 from sparring.stages.models.teachers import check_collect, check_distill, check_teachers_answer
 from sparring.stages.preflight.engine import check_engine
 from sparring.stages.preflight.environment import check_environment, first_tasks
@@ -50,6 +51,7 @@ async def check(context: Context) -> list[str]:
     shape = shapes[POLICY]
     facts += check_lora(context) + check_critic(context) + check_implicit(context)
     facts += check_reward_model(context, context.given()) + check_collect(context) + check_distill(context)
+    facts += check_roles(context)
     facts += check_memory(context, shapes)
     _sampling(context)
     facts += check_engine(context, shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from sparring.errors import EvaluationFailed, refusal
@@ -10,6 +11,7 @@ from sparring.protocols import Engine
 from sparring.rollout.evaluate import EvalPlan, Finding, ScoredRunner, evaluate, recorded, summarize
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.reward_scorers import scorers
+from sparring.stages.models.role_models import open_role_engines
 from sparring.stages.runtime.rollouts import rollout_runner
 from sparring.types import Task
 
@@ -40,10 +42,12 @@ async def evaluate_folder(context: Context, folder: str, plan: EvalPlan, model: 
     found = recorded(plan, context.store)
     if len(found) < len(plan):
         engine = context.cluster.engine(model, path=folder)
+        others = open_role_engines(context)
         try:
-            found = await _sampled(context.played_by(model), engine, Path(folder), plan)
+            found = await _sampled(context.played_by(model), engine, Path(folder), plan, others)
         finally:
-            await engine.close()
+            for each in (engine, *others.values()):
+                await each.close()
     result = summarize(plan, found, context.config.eval.ks)
     check_lost(result, context.config.eval.max_lost, plan.stage)
     return result
@@ -65,7 +69,9 @@ def check_lost(result: Evaluation, most: float, name: str) -> None:
     )
 
 
-async def _sampled(context: Context, engine: Engine, folder: Path, plan: EvalPlan) -> dict[int, Finding]:
+async def _sampled(
+    context: Context, engine: Engine, folder: Path, plan: EvalPlan, others: Mapping[str, Engine]
+) -> dict[int, Finding]:
     """Run what is missing, told to the sink under the plan's stage."""
     name, successes = plan.stage.replace("/", " "), 0
 
@@ -77,7 +83,7 @@ async def _sampled(context: Context, engine: Engine, folder: Path, plan: EvalPla
     ours = 0
     context.sink.start(name, len(plan))
     return await evaluate(
-        ScoredRunner(rollout_runner(context, engine, folder), scorers(context)),
+        ScoredRunner(rollout_runner(context, engine, folder, others), scorers(context)),
         plan,
         store=context.store,
         max_concurrent_rollouts=context.config.eval.max_concurrent_rollouts,

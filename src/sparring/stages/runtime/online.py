@@ -31,6 +31,7 @@ from sparring.stages.context import POLICY, Context
 from sparring.stages.export import write_model
 from sparring.stages.models.adapters import trained_folder
 from sparring.stages.models.reward_scorers import scorers
+from sparring.stages.models.role_models import open_role_engines
 from sparring.stages.runtime.checkpoints import Checkpoints
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
@@ -97,6 +98,7 @@ class OnlineTraining:
         self.source = trained_folder(context, context.input(stage))
         self._served = context.cluster.engine(POLICY, path=str(self.source))
         self.engine = timed(self._served, self._spans, ENGINE_SPANS)
+        self._others = open_role_engines(context)
         self.trainers: dict[str, Trainer] = {}
         self.add(POLICY, context.cluster.trainer(POLICY, path=str(self.source), plan=plan))
         self.watch = SampleProvenance()
@@ -144,9 +146,8 @@ class OnlineTraining:
             await checkpoints.after(step, metrics, {**states, **{name: each.state() for name, each in kept.items()}})
             evaluator.after(step.version)
 
-        beside = periodic_evaluator(
-            rollout_runner(context, self._served, self.source), context, judges, stage=stage, done=done, trained=trained
-        )
+        runner = rollout_runner(context, self._served, self.source, self._others)
+        beside = periodic_evaluator(runner, context, judges, stage=stage, done=done, trained=trained)
         batches_of = self._batches(objective, range(done + 1, self._section.steps + 1), log)
         async with beside as evaluator:
             with fewer_collections():
@@ -166,15 +167,15 @@ class OnlineTraining:
         self, objective: OnlineObjective, window: Window, judges: Sequence[Scorer], log: GroupLog
     ) -> Scheduler:
         """Return the scheduler that rolls tasks out and scores them."""
-        context, engine = self._context, self.engine
+        context, engine, others = self._context, self.engine, self._others
         return Scheduler(
-            rollout_runner(context, engine, self.source),
+            rollout_runner(context, engine, self.source, others),
             objective.tasks,
             window,
             run_seed=context.config.run.seed,
             engine_version=lambda: engine.version,
             scorers=judges,
-            baseline=rollout_runner(context, engine, self.source, greedy=True) if objective.baseline else None,
+            baseline=rollout_runner(context, engine, self.source, others, greedy=True) if objective.baseline else None,
             log=log,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,18 +11,29 @@ from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.context_length import max_context, outline_of
+from sparring.stages.models.role_models import with_roles
 
 
-def rollout_runner(context: Context, engine: Engine, model: Path, *, greedy: bool = False) -> RolloutRunner:
-    """Return the runner of this run's rollouts on `engine`, which serves the checkpoint folder `model`. A greedy
-    one is not kept turn by turn: it is no part of what is trained."""
-    sampling = context.config.rollout.sampling()
+def rollout_runner(
+    context: Context, engine: Engine, model: Path, others: Mapping[str, Engine], *, greedy: bool = False
+) -> RolloutRunner:
+    """Return the runner of this run's rollouts.
+
+    Args:
+        context: of the run.
+        engine: serves the policy.
+        model: the checkpoint folder that `engine` serves.
+        others: engines of the models that speak for other roles, of `open_role_engines`.
+        greedy: the policy takes its likeliest token, and turns are not stored: they are no part of what is trained.
+    """
+    sampling, store = context.config.rollout.sampling(), None if greedy else context.store
     recorder = Recorder(
         engine,
         context.renderer(model),
-        None if greedy else context.store,
+        store,
         sampling=replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0) if greedy else sampling,
         model=POLICY,
         max_context=max_context(outline_of(model), context.config.engine, context.config.models[POLICY].dtype),
     )
-    return RolloutRunner(context.factory, context.boxes, recorder, context.harness, context.config.rollout)
+    speaking = with_roles(context, recorder, others, store)
+    return RolloutRunner(context.factory, context.boxes, speaking, context.harness, context.config.rollout)
