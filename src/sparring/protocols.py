@@ -405,6 +405,9 @@ class Store(Protocol):
     def turns(self, rollout: str) -> list[Segment]:
         """Return the recorded segments of a trajectory whose group has not been appended."""
 
+    def trajectories(self, rollout: str) -> list[str]:
+        """Return the ids of trajectories that have turns: a rollout's own, and those that begin with it and a slash."""
+
     def record(self, *entries: LogEntry) -> None:
         """Record entries of the log, in this order."""
 
@@ -421,8 +424,7 @@ class Store(Protocol):
         """Drop the turns and entries of an unfinished rollout, which starts over; return how many there were."""
 
     def groups(self, *, stage: str | None = None, first: int = 0, end: int | None = None) -> Iterable[Group]:
-        """Yield the recorded groups, of one stage or of all, in admission order; of a stage from `first` to before
-        `end`, without reading the others."""
+        """Yield the recorded groups in admission order: of all stages, or of one those from `first` to before `end`."""
 
     def load(self, rollout: str) -> Rollout:
         """Return a recorded rollout. Raises `BadInput` where there is none."""
@@ -432,6 +434,9 @@ class Store(Protocol):
 
     def metrics(self, stage: str, *, after: int = -1) -> list[tuple[int, dict[str, float]]]:
         """Return the recorded metrics of a stage, by step, those above `after`."""
+
+    def event(self, stage: str, text: str) -> None:
+        """Record something that happened, with the time."""
 
     def put(self, key: str, value: Any) -> None:
         """Record plain data under a key, in the place of what was there."""
@@ -485,8 +490,7 @@ class TrainPlan:
     this stage replaces, and the head it trains (as `model.load` has it). `teachers`, the checkpoint folders of models
     by name, are computed beside it, without gradients; None is where what is trained begins, and a name that is no
     model of the recipe has the settings of that one. `averages` says with which decay some of these follow what is
-    trained (see `train.average`). `role` is what its batches and checkpoints call it where that is not the model's
-    name, as of a critic that is made of the policy."""
+    trained (see `train.average`). `role` names its batches and checkpoints where the model's name does not."""
 
     losses: Sequence[Loss]
     total_steps: int

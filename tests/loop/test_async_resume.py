@@ -23,8 +23,10 @@ from sparring.harness.chat import ChatHarness
 from sparring.log import step_name
 from sparring.protocols import Store, TaskSource
 from sparring.record.recorder import Recorder
+from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.group_log import GroupLog
+from sparring.rollout.replay import prompt_of
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
@@ -36,7 +38,7 @@ from sparring.tasks.pools import DifficultyPools
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ToyEnv, ToyTasks, ToyWorld, toy_renderer, toy_script, toy_task
-from sparring.types import CheckpointRef, Group, Message, Observation, Task, WeightRef
+from sparring.types import CheckpointRef, Group, Message, Observation, Outcome, Task, Trajectory, WeightRef
 
 NOTHING = WeightRef(model="policy", version=0, checksum="", transport="", location=None)
 STEPS, GROUPS, SIZE, MAX_LAG, EVERY = 6, 2, 2, 2, 2
@@ -122,17 +124,23 @@ class Ledger:
     trained: dict[int, list[str]] = field(default_factory=dict)
     asked: Counter[str] = field(default_factory=Counter)
     finished: set[str] = field(default_factory=set)
+    durable: set[tuple[tuple[int, ...], int]] = field(default_factory=set)
+    again: list[str] = field(default_factory=list)
+    rebuilt: float = 0.0
     commits: int = 0
 
 
 class CountingEngine(ScriptedEngine):
-    """Counts requests of rollouts whose outcome is recorded: there must be none."""
+    """Counts requests of rollouts whose outcome is recorded: there must be none. No turn that is durable is asked for
+    again."""
 
     ledger: Ledger
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample."""
         self.ledger.asked[request.id.partition("#")[0].partition("/retry")[0]] += 1
+        if (request.tokens, request.sampling.seed) in self.ledger.durable:
+            self.ledger.again.append(request.id)
         return await super().generate(request)
 
 
@@ -156,7 +164,8 @@ class Life:
         self.engine.ledger = ledger
         recorder = Recorder(self.engine, toy_renderer(), self.store, sampling=settings.sampling())
         boxes = BubblewrapBoxes(SandboxConfig(enabled=False))
-        runner = RolloutRunner(SlowWorld(number), boxes, recorder, ChatHarness(), settings)
+        attempts = AttemptLog(self.store)
+        runner = RolloutRunner(SlowWorld(number), boxes, recorder, ChatHarness(), settings, log=attempts)
         self.window = Window(GROUPS, MAX_LAG, steps)
         self.source: TaskSource = DifficultyPools(keep_easy=0.3, keep_hard=0.5).open(FewTasks(changed), seed=3)
         self.log = GroupLog(self.store)
@@ -208,7 +217,10 @@ class Life:
         await asyncio.sleep(15)
         await self.publish(step)
         self.window.release(step)
-        lag = self.scheduler.metrics()["rollout/lag_max"]
+        metrics = self.scheduler.metrics()
+        lag = metrics["rollout/lag_max"]
+        self.ledger.rebuilt += metrics["rollout/rebuilt"]
+        assert metrics["rollout/started_over"] == 0
         if step not in self.measured:
             self.store.metric("rl", step, {"lag": lag})
         if step % EVERY == 0:
@@ -233,18 +245,31 @@ def lives(folder: Path, ledger: Ledger, deaths: list[int]) -> dict[str, Any]:
         try:
             ledger.finished = {entry.name for _, entry in store.entries("rl", kinds=["outcome"])}
             ledger.asked.clear()
+            ledger.durable = durable(store)
             mortal = MortalStore(store, commits)
             life = Life(mortal, folder, ledger, number)
             with suppress(Killed):
                 run_virtual(life.run())
             ledger.commits = mortal.commits
             assert not ledger.finished & set(ledger.asked), "a finished rollout is not sampled again"
+            assert not ledger.again, "nor is a finished turn"
             if not mortal.dead:
                 check(store, ledger)
                 return dict(life.source.state())
         finally:
             store.close()
     raise AssertionError("it never ended")
+
+
+def durable(store: SqliteStore) -> set[tuple[tuple[int, ...], int]]:
+    """Prompt and seed of every turn of a rollout that is not in a group."""
+    turns = set()
+    for name in store.trajectories("rl"):
+        segments = store.turns(name)
+        outcome = Outcome(kind="completed", reason="answered")
+        trajectory = Trajectory(id=name, task="", role="policy", segments=tuple(segments), outcome=outcome)
+        turns |= {(prompt_of(trajectory, s), s.sampling.seed) for s in segments if s.sampling is not None}
+    return turns
 
 
 def check(store: SqliteStore, ledger: Ledger) -> None:
@@ -264,7 +289,7 @@ def check(store: SqliteStore, ledger: Ledger) -> None:
             source.observe(seen)
         observed = entry.data["observed"]
         assert source.next() == group.task
-        sampled = [r.id.partition("/retry")[0] for r in (*group.rollouts, *group.failed)]
+        sampled = [r.id.partition("/retry")[0].partition("/broken")[0] for r in (*group.rollouts, *group.failed)]
         assert set(sampled) == {f"{group.id}/{place}" for place in range(SIZE)}
         assert len({r.id for r in (*group.rollouts, *group.failed)}) == len(sampled)
     assert [step for step, _ in store.metrics("rl")] == list(range(1, STEPS + 1))
@@ -364,7 +389,9 @@ def test_a_run_that_dies_at_random_commits_goes_on_to_the_same_weights(
 ) -> None:
     chance = random.Random(seed)
     deaths = [chance.randrange(num_commits * 2 // 3) for _ in range(5)]
-    lives(tmp_path, Ledger(), deaths)
+    ledger = Ledger()
+    lives(tmp_path, ledger, deaths)
+    assert ledger.rebuilt > 0
 
 
 @pytest.mark.slow

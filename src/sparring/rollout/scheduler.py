@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from sparring.errors import InfraError, JudgeError, SparringError, boundary
+from sparring.errors import InfraError, SparringError
 from sparring.observe.metrics import Metrics
 from sparring.protocols import Scorer, TaskSource
+from sparring.rollout.attempts import failure_of
 from sparring.rollout.group_log import Admission, GroupLog
+from sparring.rollout.group_scoring import GroupScoring
 from sparring.rollout.metrics import length_bias, measure
-from sparring.rollout.runner import Finished, RolloutRunner, failure_of
+from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.rollout.window import Window
 from sparring.types import Failure, Group, Outcome, Purpose, Rollout, Score, Task
@@ -64,7 +66,7 @@ class Scheduler:
         self._window = window
         self._run_seed = run_seed
         self._engine_version = engine_version
-        self._scorers = scorers
+        self._scoring = GroupScoring(scorers, runner.config, runner.executors)
         self._baseline = baseline
         self._log = log
         self._slots = asyncio.Semaphore(runner.config.max_concurrent_rollouts)
@@ -113,7 +115,7 @@ class Scheduler:
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the groups yielded since the last call."""
-        values = self._metrics.take()
+        values = {**self._metrics.take(), **self._runner.metrics()}
         return {**values, **length_bias(values)}
 
     def state(self, step: int) -> dict[str, Any]:
@@ -227,7 +229,8 @@ class Scheduler:
                 rollouts.append(_done(finished))
                 continue
             await self._slots.acquire()
-            self._log.restart(self._log.rollout_id(index, place), "the process that ran it was stopped")
+            if place is None or not self._runner.log.durable:
+                self._log.restart(self._log.rollout_id(index, place), "the process that ran it was stopped")
             rollouts.append(self._spawn(self._rollout(task, index, place)))
         self._pending.put_nowait(self._spawn(self._group(task, index, admission.version, rollouts)))
 
@@ -295,9 +298,7 @@ class Scheduler:
         failed = [r for f in finished for r in (*f.broken, *([f.rollout] if f.score is None else []))]
         if kept:
             try:
-                with boundary(JudgeError, "scorer"):
-                    for scorer in self._scorers:
-                        scores = await scorer.score(task, [rollout for rollout, _ in kept], scores)
+                scores = await self._scoring.scores(task, [rollout for rollout, _ in kept], scores)
             except InfraError as error:
                 outcome = Outcome(kind="judge_failed", reason="failure", failure=failure_of(error))
                 failed += [unscored(rollout, outcome) for rollout, _ in kept]

@@ -113,8 +113,8 @@ def check_window(
     """
     if groups_per_step < 1:
         raise refusal("rl.groups_per_step", "at least 1", str(groups_per_step), "raise it")
-    for name in ("timeout_s", "score_timeout_s", "box_timeout_s"):
-        if getattr(config, name) == math.inf:
+    for name, limit in config.time_limits():
+        if limit == math.inf:
             raise refusal(f"rollout.{name}", "a finite time", "inf", "set one: a wait without an end can stop the run")
     if engine_tokens is not None and rollout_tokens is not None and rollout_tokens > engine_tokens:
         raise refusal(

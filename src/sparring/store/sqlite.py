@@ -141,6 +141,12 @@ class SqliteStore:
         rows = self._rows("SELECT data FROM turns WHERE rollout = ? ORDER BY row", rollout)
         return [segment for (data,) in rows for segment in self._decoded(data, tuple[Segment, ...])]
 
+    def trajectories(self, rollout: str) -> list[str]:
+        """Return the ids of a rollout's trajectories that have turns: its own id, and those that begin with it and a
+        slash."""
+        query = "SELECT DISTINCT rollout FROM turns WHERE rollout = ? OR (rollout > ? AND rollout < ?) ORDER BY rollout"
+        return [name for (name,) in self._rows(query, rollout, f"{rollout}/", f"{rollout}0")]  # 0 follows the slash
+
     def append(self, *groups: Group, stage: str) -> None:
         """Record scored groups with their rollouts, all or none.
 

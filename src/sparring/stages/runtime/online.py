@@ -169,7 +169,7 @@ class OnlineTraining:
         """Return the scheduler that rolls tasks out and scores them."""
         context, engine, others = self._context, self.engine, self._others
         return Scheduler(
-            rollout_runner(context, engine, self.source, others),
+            rollout_runner(context, engine, self.source, others, rebuilds=True),
             objective.tasks,
             window,
             run_seed=context.config.run.seed,
