@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ToyEnv, ToyTasks, ToyWorld, toy_renderer, toy_script, toy_task
 from sparring.types import CheckpointRef, Group, Message, Observation, Outcome, Task, Trajectory, WeightRef
 
+NOTHING = WeightRef(model="policy", version=0, checksum="", transport="", location=None)
 STEPS, GROUPS, SIZE, MAX_LAG, EVERY = 6, 2, 2, 2, 2
 WRITES = ("append_turns", "record", "append", "metric", "checkpoint", "truncate", "forget", "put", "event", "supersede")
 
@@ -145,7 +147,15 @@ class CountingEngine(ScriptedEngine):
 class Life:
     """A process of the run: wired as `stages/runtime/online.py` does it, with a digest in the place of a trainer."""
 
-    def __init__(self, store: MortalStore, folder: Path, ledger: Ledger, number: int, changed: bool = False) -> None:
+    def __init__(
+        self,
+        store: MortalStore,
+        folder: Path,
+        ledger: Ledger,
+        number: int,
+        changed: bool = False,
+        steps: int = STEPS,
+    ) -> None:
         held: Any = store
         self.store: Store = held
         self.mortal, self.folder, self.ledger = store, folder, ledger
@@ -156,7 +166,7 @@ class Life:
         boxes = BubblewrapBoxes(SandboxConfig(enabled=False))
         attempts = AttemptLog(self.store)
         runner = RolloutRunner(SlowWorld(number), boxes, recorder, ChatHarness(), settings, log=attempts)
-        self.window = Window(GROUPS, MAX_LAG, STEPS)
+        self.window = Window(GROUPS, MAX_LAG, steps)
         self.source: TaskSource = DifficultyPools(keep_easy=0.3, keep_hard=0.5).open(FewTasks(changed), seed=3)
         self.log = GroupLog(self.store)
         self.versions = VersionLog(self.store, "rl")
@@ -284,6 +294,85 @@ def check(store: SqliteStore, ledger: Ledger) -> None:
         assert len({r.id for r in (*group.rollouts, *group.failed)}) == len(sampled)
     assert [step for step, _ in store.metrics("rl")] == list(range(1, STEPS + 1))
     assert not store._rows("SELECT rollout FROM turns WHERE rollout LIKE 'rl/%'"), "every turn is in a group"
+
+
+def long_run(folder: Path, steps: int) -> None:
+    """A run that was killed behind step `steps`, three steps after its last checkpoint: its steps are the last of a
+    real one, over and over."""
+    whole = folder / "whole"
+    whole.mkdir()
+    lives(whole, Ledger(), [])
+    with closing(SqliteStore(whole / "store.sqlite")) as store:
+        groups = list(store.groups(stage="rl"))
+    source = DifficultyPools(keep_easy=0.3, keep_hard=0.5).open(FewTasks(), seed=3)
+    with closing(SqliteStore(folder / "store.sqlite")) as store:
+        log, versions = GroupLog(store), VersionLog(store, "rl")
+        for step in range(1, steps + 1):
+            first = (step - 1) * GROUPS
+            if step == steps - 2:
+                snapshot = {"step": step - 1, "first_group": first, "observed": first, "fresh_seeds": True}
+                state = {"weights": "", "scheduler": {**snapshot, "source": source.state()}}
+                ref = CheckpointRef(model="policy", stage="rl", step=step - 1, path=str(folder))
+                store.checkpoint(ref, state)
+            taken = []
+            for index in range(first, first + GROUPS):
+                task = source.next()
+                assert task is not None
+                log.admit(index, task, version=step - 1, observed=index)
+                group = replace(groups[index % len(groups)], id=f"rl/{index}", index=index, task=task, version=step - 1)
+                source.observe(group)
+                taken.append(group)
+            store.append(*taken, stage="rl")
+            log.train(step, [group.id for group in taken])
+            versions.publish(WeightRef(model="policy", version=step, checksum="", transport="", location=None))
+            store.metric("rl", step, {f"metric/{number}": float(step) for number in range(40)})
+
+
+def bytes_read() -> int:
+    """What this process has read so far, also from the kernel's cache."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def resumed(folder: Path, steps: int) -> tuple[int, float]:
+    """Bytes that a resume of that run reads up to its first new group, and seconds."""
+    before, started = bytes_read(), time.perf_counter()
+    with closing(SqliteStore(folder / "store.sqlite")) as store:
+        life = Life(MortalStore(store, None), folder, Ledger(), 0, steps=steps + 2)
+        done = life.restore()
+
+        async def redo() -> None:
+            life.engine._version = done
+            taken = 0
+            async for group in life.scheduler.groups():
+                taken += 1
+                if group.index == steps * GROUPS:
+                    return
+                if taken % GROUPS == 0:
+                    life.log.train(step := done + taken // GROUPS, [f"rl/{group.index - 1}", group.id])
+                    await life.engine.pull(replace(NOTHING, version=step))
+                    life.window.release(step)
+
+        run_virtual(redo())
+        return bytes_read() - before, time.perf_counter() - started
+
+
+def test_a_resume_reads_no_more_of_a_longer_run(tmp_path: Path) -> None:
+    sizes = []
+    for steps in (60, 240):
+        folder = tmp_path / str(steps)
+        folder.mkdir()
+        long_run(folder, steps)
+        sizes.append(resumed(folder, steps)[0])
+    assert sizes[1] < 1.5 * sizes[0]
+
+
+@pytest.mark.slow
+def test_a_resume_at_step_10000_reads_less_than_a_hundredth(tmp_path: Path) -> None:
+    long_run(tmp_path, 10_000)
+    size = (tmp_path / "store.sqlite").stat().st_size
+    read, seconds = resumed(tmp_path, 10_000)
+    print(f"{read} of {size} bytes, {seconds:.2f} s")
+    assert read < size / 100
 
 
 @pytest.fixture(scope="module")

@@ -149,14 +149,8 @@ class OnlineTraining:
             await checkpoints.after(step, metrics, {**states, **{name: each.state() for name, each in kept.items()}})
             evaluator.after(step.version)
 
-        beside = periodic_evaluator(
-            rollout_runner(context, self._served, self.source, self._others),
-            context,
-            judges,
-            stage=stage,
-            done=done,
-            trained=trained,
-        )
+        runner = rollout_runner(context, self._served, self.source, self._others)
+        beside = periodic_evaluator(runner, context, judges, stage=stage, done=done, trained=trained)
         batches_of = self._batches(objective, range(done + 1, self._section.steps + 1), log)
         async with beside as evaluator:
             with fewer_collections():
