@@ -20,7 +20,7 @@ class RubricWorld(Env):
         self.scorer = self._relative = RelativeScorer.of(rubric)
 
     def check(self, task: Task) -> None:
-        """The rubric can score the row.
+        """Refuse a row that the rubric cannot score.
 
         Raises:
             BadInput: it cannot.
@@ -30,7 +30,7 @@ class RubricWorld(Env):
             self._relative.check(task)
 
     async def prove(self, task: Task, box: Sandbox) -> bool:
-        """The row's own right program passes its tests. False where it has none.
+        """Refuse a row whose own right program fails its tests. Return False if the row has none.
 
         Raises:
             BadInput: it fails one.
@@ -38,7 +38,7 @@ class RubricWorld(Env):
         return await self._rubric.prove(task, box)
 
     async def reward(self, completion: str, task: Task) -> Score:
-        """The rubric's score."""
+        """Return the rubric's score."""
         return await self._rubric.score(completion, task, self.box)
 
 

@@ -43,6 +43,12 @@ def rollout_runner(
         model=POLICY,
         max_context=max_context(outline_of(model), context.config.engine, context.config.models[POLICY].dtype),
     )
-    speaking = with_roles(context, recorder, others, store)
-    log = AttemptLog(context.store if rebuilds else None)
-    return RolloutRunner(context.factory, context.boxes, speaking, context.harness, context.config.rollout, log=log)
+    return RolloutRunner(
+        context.factory,
+        context.boxes,
+        with_roles(context, recorder, others, store),
+        context.harness,
+        context.config.rollout,
+        log=AttemptLog(context.store if rebuilds else None),
+        report=lambda sentence: context.sink.event("rollout", sentence),
+    )
