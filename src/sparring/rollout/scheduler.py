@@ -96,7 +96,7 @@ class Scheduler:
             while (pending := await self._next_pending()) is not None:
                 group = await self._unless_dead(pending)
                 self._yielded = group.index + 1
-                if not self._repeats:  # else a recorded admission says when the source was shown it
+                if not self._repeats and group.index >= self._observed:  # else a recorded admission has it shown
                     self._observe_to(group.index)
                     self._observe(group)
                 measure(self._metrics, group, lag=self._lag(group))
