@@ -305,6 +305,8 @@ def check(store: SqliteStore, ledger: Ledger) -> None:
     assert all(0 <= group.index // GROUPS - group.version <= MAX_LAG for group in groups)
     admissions = [entry for _, entry in store.entries("rl", kinds=["admitted"])]
     assert [entry.name for entry in admissions] == [group.id for group in groups]
+    outcomes = Counter(entry.name for _, entry in store.entries("rl", kinds=["outcome"]))
+    assert set(outcomes.values()) == {1} and len(outcomes) == STEPS * GROUPS * SIZE, "each rollout ends once"
     source = DifficultyPools(keep_easy=0.3, keep_hard=0.5).open(FewTasks(), seed=3)
     observed = 0
     for entry, group in zip(admissions, groups, strict=True):
