@@ -146,8 +146,8 @@ class naming_memory:
 
     __slots__ = ("_told",)
 
-    def __init__(self, told: str) -> None:
-        self._told = told
+    def __init__(self, problem: str) -> None:
+        self._told = problem
 
     def __enter__(self) -> None:
         pass

@@ -17,7 +17,7 @@ TEMPERATURE = f"a temperature of 0 or more, if not 0 from {COLDEST:g} to {HOTTES
 
 
 def is_temperature(value: float) -> bool:
-    """Whether logits can be divided by it in float32; 0 is greedy."""
+    """Return True if logits can be divided by `value` in float32. 0 is greedy."""
     return value == 0 or COLDEST <= value <= HOTTEST
 
 
@@ -131,7 +131,10 @@ class GenerateRequest:
     """One turn to sample: token ids in, token ids out.
 
     `conversation` names the rollout branch whose KV may be kept between turns (None: keep nothing). A higher
-    `priority` is served first; evaluation runs at a lower one than training.
+    `priority` is served first; evaluation runs at a lower one than training. Among equal priorities the lowest
+    `admission` is served first and gives way last, whenever its request comes: it counts the rollouts as they were
+    admitted, so that the oldest one's late turn does not wait behind the first turns of younger ones. Equal admissions
+    are served as they arrive.
 
     `ends(tokens, new)` is told the tokens sampled so far, `new` of which it was not told before, and says how many of
     them belong to the turn if it ends among the new ones: whoever has the tokenizer watches for strings there. Asked
@@ -150,6 +153,7 @@ class GenerateRequest:
     sampling: Sampling
     conversation: str | None = None
     priority: int = 0
+    admission: int = 0
     ends: Callable[[Sequence[int], int], int | None] | None = None
     allowed: Callable[[Sequence[int]], bytes] | None = None
     prompt_logprobs: bool = False

@@ -167,6 +167,14 @@ def test_groups_finish_out_of_order_and_leave_in_order() -> None:
     assert [g.index for g in taken] == list(range(6))
 
 
+def test_every_request_says_when_its_rollout_was_admitted() -> None:
+    run = make_run(UnevenWorld(3), groups_per_step=6, max_concurrent_rollouts=100)
+    run_virtual(run.steps(1, 1))
+    requests = run.engine.requests
+    assert {request.admission for request in requests} == set(range(6))
+    assert all(request.id.startswith(f"rl/{request.admission}/") for request in requests)
+
+
 def test_a_wider_window_overlaps_rollouts_with_training() -> None:
     _, synchronous = run_virtual(make_run(UnevenWorld(1), total_steps=6).steps(1, 6, train_s=60))
     _, ahead = run_virtual(make_run(UnevenWorld(1), total_steps=6, max_lag=2).steps(1, 6, train_s=60))

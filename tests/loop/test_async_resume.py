@@ -241,8 +241,8 @@ class Life:
         self.window.release(step)
         metrics = self.scheduler.metrics()
         lag = metrics["rollout/lag_max"]
-        self.ledger.rebuilt += metrics["rollout/rebuilt"]
-        assert metrics["rollout/started_over"] == 0
+        self.ledger.rebuilt += metrics.get("rollout/rebuilt", 0.0)
+        assert metrics.get("rollout/started_over", 0.0) == 0
         if step not in self.measured:
             self.store.metric("rl", step, {"lag": lag})
         if step % EVERY == 0:

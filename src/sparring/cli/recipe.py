@@ -1,4 +1,4 @@
-"""What the verbs that take a recipe have in common: the arguments and how they become a config."""
+"""Arguments of the verbs that take a recipe, and the config made from them."""
 
 from __future__ import annotations
 

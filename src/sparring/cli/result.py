@@ -57,9 +57,9 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
         "tokens sampled / trained": _pair(summary.get("tokens_sampled"), summary.get("tokens_trained")),
         "wall clock": _wall(summary.get("wall_s", {})),
     }
-    known = {name: value for name, value in facts.items() if value}
-    width = max(map(len, known), default=0)
-    return lines + [""] * bool(lines) + [f"{name:<{width}}  {value}" for name, value in known.items()]
+    present = {name: value for name, value in facts.items() if value}
+    width = max(map(len, present), default=0)
+    return lines + [""] * bool(lines) + [f"{name:<{width}}  {value}" for name, value in present.items()]
 
 
 def table(rows: list[tuple[str, ...]]) -> list[str]:

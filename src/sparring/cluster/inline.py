@@ -62,7 +62,7 @@ class InlineCluster:
             head=plan.head,
         )
         config = msgspec.structs.replace(self._train, **plan.overrides)
-        theirs = {
+        moving = {
             teacher: self._model(teacher if teacher in self._models else name, folder or path)
             for teacher, folder in plan.teachers.items()
         }
@@ -74,8 +74,8 @@ class InlineCluster:
             total_steps=plan.total_steps,
             threads=self._threads,
             teachers={
-                **theirs,
-                **{average: Average(theirs[average], decay) for average, decay in plan.averages.items()},
+                **moving,
+                **{average: Average(moving[average], decay) for average, decay in plan.averages.items()},
             },
         )
         self._trainers.append(trainer)

@@ -16,7 +16,7 @@ from sparring.observe.statistics import Estimate
 from sparring.protocols import Store
 
 OF_A_RUN = ("init", "sft", "preference", "rl", "distill", "no_tool")
-"""What a run's own eval stage may have evaluated."""
+"""Names of the evaluations that a run's own eval stage may have recorded."""
 
 FOLDERS = "evaluations"
 """Of a run: where `sparring eval` leaves one folder for each."""
@@ -31,8 +31,8 @@ def evaluations(run_dir: Path, store: Store, config: Mapping[str, Any]) -> list[
         store: of the folder.
         config: of the run, as plain data.
     """
-    found = list(_found(run_dir, store, config))
-    return [_row(name, evaluation, found[:place]) for place, (name, evaluation) in enumerate(found)]
+    recorded = list(_found(run_dir, store, config))
+    return [_row(name, evaluation, recorded[:place]) for place, (name, evaluation) in enumerate(recorded)]
 
 
 def _found(run_dir: Path, store: Store, config: Mapping[str, Any]) -> Iterator[tuple[str, Evaluation]]:
@@ -55,28 +55,28 @@ def _found(run_dir: Path, store: Store, config: Mapping[str, Any]) -> Iterator[t
             yield f"{evaluated.name} on {evaluated.environment}", evaluated.evaluation
 
 
-def _row(name: str, found: Evaluation, before: Sequence[tuple[str, Evaluation]]) -> dict[str, Any]:
-    passes = [(f"pass@{k}", e) for k, e in found.pass_at.items()] + [
-        (f"pass^{k}", e) for k, e in found.pass_hat.items()
+def _row(name: str, evaluation: Evaluation, before: Sequence[tuple[str, Evaluation]]) -> dict[str, Any]:
+    passes = [(f"pass@{k}", e) for k, e in evaluation.pass_at.items()] + [
+        (f"pass^{k}", e) for k, e in evaluation.pass_hat.items()
     ]
     return {
         "name": name,
-        "success": _figure(found.success),
-        "reward": _figure(found.reward),
+        "success": _figure(evaluation.success),
+        "reward": _figure(evaluation.reward),
         "passes": [{"name": label, "figure": _figure(estimate)} for label, estimate in passes if label[5:] != "1"],
-        "tasks": len(found.tasks),
-        "samples": found.samples,
-        "lost": len(found.lost),
-        "rollouts": found.rollouts,
-        "change": _change(found, before),
+        "tasks": len(evaluation.tasks),
+        "samples": evaluation.samples,
+        "lost": len(evaluation.lost),
+        "rollouts": evaluation.rollouts,
+        "change": _change(evaluation, before),
     }
 
 
-def _change(found: Evaluation, before: Sequence[tuple[str, Evaluation]]) -> dict[str, Any] | None:
+def _change(evaluation: Evaluation, before: Sequence[tuple[str, Evaluation]]) -> dict[str, Any] | None:
     """Against the first that asked the same."""
     for name, first in before:
         try:
-            compared = compare(first, found)
+            compared = compare(first, evaluation)
         except BadInput:
             continue
         return {"against": name, "of": compared.figure, "figure": _figure(compared.changes[compared.figure])}

@@ -92,7 +92,7 @@ class _Groups:
 
     def read(self, store: Store, stage: str) -> None:
         """Stream the groups of one stage past the picker and keep the chosen ones."""
-        picker = Picker(each=self._picks_each if stage == "rl" else 1)
+        picker = Picker(per_kind=self._picks_each if stage == "rl" else 1)
         for group in store.groups(stage=stage):
             picker.take(group)
             self.seen += len(group.rollouts) + len(group.failed)
@@ -201,9 +201,9 @@ def _account(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
         "zero_advantage": "zero advantage",
         "failed": "failed",
     }
-    found = [{"name": names[key], "tokens": account[key]} for key in names if account.get(key)]
-    missing = account.get("sampled", 0) - sum(entry["tokens"] for entry in found)
-    return found + ([{"name": "UNACCOUNTED", "tokens": missing}] if missing > 0 else [])
+    entries = [{"name": names[key], "tokens": account[key]} for key in names if account.get(key)]
+    missing = account.get("sampled", 0) - sum(entry["tokens"] for entry in entries)
+    return entries + ([{"name": "UNACCOUNTED", "tokens": missing}] if missing > 0 else [])
 
 
 def _used_pieces(

@@ -21,7 +21,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     "2"]`."""
 
     start_timeout_s: float = 600.0
-    """How long it may take to load and compile."""
+    """Seconds that loading and compiling may take."""
 
     def __post_init__(self) -> None:
         if not self.start_timeout_s > 0:
@@ -44,7 +44,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Environment variable with the key that the server at `url` wants; empty: none."""
 
     served_model: str = ""
-    """What an openai server calls the model; empty: the only one that it has."""
+    """Name of the model on an openai server; empty: the server's only model."""
 
     max_running: int = 128
     """Requests that are computed together; more wait."""
@@ -65,19 +65,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     is then copied to host memory and back; drop: every turn starts over."""
 
     idle_kv_bytes: int = 0
-    """How much of the cache conversations may hold between their turns; beyond it those go that waited longest. 0: all
-    that nobody else needs."""
+    """Cache that conversations may occupy between their turns, in bytes; beyond it the longest idle are evicted. 0: all
+    that no running request needs."""
 
     offload_bytes: int = 2 << 30
     """Host memory for "offload"; when it is full, the conversations go that have lain there longest."""
 
     share_prefixes: bool = True
-    """Whether requests that begin with the same tokens compute full pages of them once."""
+    """Compute full pages of a common prefix once for all requests that begin with it."""
 
     live_kv: Literal["keep", "recompute", "drain"] = "keep"
-    """What an update of the weights does with requests under way. keep: they go on with the keys and values they have,
-    and it is recorded per token; recompute: they compute them again under the new weights; drain: the update waits
-    until they are done."""
+    """Treatment of running requests in an update of the weights. keep: they continue with their cached keys and values,
+    recorded per token; recompute: keys and values are computed again under the new weights; drain: the update waits
+    until the requests are done."""
 
     speculation: Literal["off", "ngram"] = "off"
     """ngram: while at most 8 requests generate, tokens that followed the last ones earlier in the same request are
@@ -88,15 +88,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Tokens that are guessed at once, fewer where several requests generate."""
 
     update_timeout_s: float = 300.0
-    """How long an update may take to arrive and to wait for its turn; a late one is refused and the old weights serve
-    on."""
+    """Seconds that an update may take to arrive and be applied; a late one is refused and the old weights serve on."""
+
+    update_retries: int = 3
+    """How often a late or refused update is tried again, while the old weights serve on and no newer rollouts begin;
+    then the run ends and can be gone on with."""
+
+    update_retry_delay_s: float = 5.0
+    """Longest pause before the first of these; doubles with each."""
 
     vllm: VllmConfig = VllmConfig()
     """The server that `kind = "vllm"` starts."""
 
     @property
     def exact(self) -> bool:
-        """Whether the engine is the trainer's own module, which in exact numerics gives the trainer's bits."""
+        """True if the engine is the trainer's own module; with exact numerics it then gives the trainer's bits."""
         return self.kind in ("native", "remote")
 
     def cache_tokens(self, token_bytes: int) -> int:
@@ -133,7 +139,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.update_timeout_s > 0:
             raise ValueError(f"update_timeout_s must be above 0, got {self.update_timeout_s}")
-        for name in ("kv_tokens", "idle_kv_bytes", "offload_bytes"):
+        for name in ("kv_tokens", "idle_kv_bytes", "offload_bytes", "update_retries", "update_retry_delay_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if self.max_batch_tokens < self.max_running:

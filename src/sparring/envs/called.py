@@ -40,5 +40,5 @@ class ByName:
     def arguments(self, completion: str, task: Task) -> dict[str, Any]:
         """Return the arguments of its call. A column that it hints as `str` arrives as text even where the file has a
         number."""
-        given = {**task.data, "completion": completion, "task": task}
-        return {name: str(given[name]) if name in self._texts else given[name] for name in self._wants}
+        available = {**task.data, "completion": completion, "task": task}
+        return {name: str(available[name]) if name in self._texts else available[name] for name in self._wants}

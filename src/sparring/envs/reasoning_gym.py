@@ -59,13 +59,13 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """`[[env.args.datasets]]`: one dataset of the mix."""
 
     name: str
-    """As reasoning-gym calls it."""
+    """Name of the dataset in reasoning-gym."""
 
     weight: float = 1.0
-    """Its share of training tasks, relative to the others'."""
+    """Weight of the dataset among the training tasks, relative to the others'."""
 
     coverage: Literal["well", "thin"] = "well"
-    """How well its demonstrations cover it; reports are split by this."""
+    """Coverage of the dataset by demonstrations; reports are split by it."""
 
     demonstrations: int = 0
     """Distinct tasks that the expert demonstrates for supervised fine-tuning."""
@@ -95,7 +95,7 @@ class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Reward 1 for a full score and 0 for anything less; false keeps the library's partial scores."""
 
     tool: bool = True
-    """Whether the agent has the python tool."""
+    """Give the agent the python tool."""
 
     def __post_init__(self) -> None:
         names = [dataset.name for dataset in self.datasets]
@@ -322,7 +322,7 @@ def _check(dataset: Dataset, where: str) -> None:
     fields = DATASETS[dataset.name][1].__dataclass_fields__
     for key in dataset.params:
         if key not in fields:
-            known = ", ".join(f for f in fields if f not in ("seed", "size")) or "none"
-            raise refusal(f"{where}.params", f"parameters of {dataset.name} ({known})", repr(key), "correct it")
+            parameters = ", ".join(f for f in fields if f not in ("seed", "size")) or "none"
+            raise refusal(f"{where}.params", f"parameters of {dataset.name} ({parameters})", repr(key), "correct it")
     with boundary(BadInput, f"{where}.params", f"parameters that {dataset.name} takes", "correct them"):
         item(dataset.name, dataset.params, 0)

@@ -61,8 +61,10 @@ def parameters(function: Callable[..., Any], where: str) -> dict[str, tuple[Any,
     try:
         hints = typing.get_type_hints(function)
     except NameError as error:
-        raise refusal(where, "type hints that exist", str(error), "import the type at the top of its module") from error
-    found: dict[str, tuple[Any, Any]] = {}
+        raise refusal(
+            where, "type hints that can be resolved", str(error), "import the type at the top of its module"
+        ) from error
+    types: dict[str, tuple[Any, Any]] = {}
     for position, (key, parameter) in enumerate(inspect.signature(function).parameters.items()):
         if position == 0 and key == "self":
             continue
@@ -70,8 +72,8 @@ def parameters(function: Callable[..., Any], where: str) -> dict[str, tuple[Any,
             raise refusal(where, "parameters that can be given by name", str(parameter), "write each one out")
         if key not in hints:
             raise refusal(where, f"a type hint on {key!r}", "none", f"write {key}: str, or what it is")
-        found[key] = (hints[key], parameter.default)
-    return found
+        types[key] = (hints[key], parameter.default)
+    return types
 
 
 def schema_of(annotation: Any, where: str) -> dict[str, Any]:
@@ -140,9 +142,9 @@ def env_args(args: dict[str, Any], kind: type[msgspec.Struct]) -> Any:
     try:
         return msgspec.convert(args, kind, strict=True)
     except msgspec.ValidationError as error:
-        known = ", ".join(kind.__struct_fields__) or "no settings"
+        names = ", ".join(kind.__struct_fields__) or "no settings"
         got = _complaint(args, kind, error)
-        raise refusal("env.args", f"settings of this world ({known})", got, "correct them") from error
+        raise refusal("env.args", f"settings of this world ({names})", got, "correct them") from error
 
 
 def _complaint(arguments: Mapping[str, Any], kind: type[msgspec.Struct], error: msgspec.ValidationError) -> str:

@@ -43,7 +43,7 @@ def normalised(text: str) -> str:
 
 
 def can_be_held_out(task: Task, share: float) -> bool:
-    """Whether it belongs to the `share` of all tasks that is never trained on; this depends on its identity alone."""
+    """Return True if a task belongs to the `share` that is never trained on. This depends on its identity alone."""
     return xxhash.xxh3_64_intdigest(identity(task).encode()) < share * 2**64
 
 

@@ -121,9 +121,9 @@ class Chat:
                 raise
             full = "the model's context is full, /new begins again"
             self.cut_short = "max-tokens is used up" if limit.reason == "max_tokens" else full
-            said = self._session.segments[-1].message
-            assert said is not None, "a session ends its record with what was sampled"
-            return replace(said, tool_calls=())
+            message = self._session.segments[-1].message
+            assert message is not None, "a session ends its record with what was sampled"
+            return replace(message, tool_calls=())
 
     async def close(self) -> None:
         """Stop the engine and the box."""

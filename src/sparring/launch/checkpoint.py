@@ -1,4 +1,4 @@
-"""Where a checkpoint's folder is, for verbs that take one: the folder itself, or the newest weights of a run."""
+"""The folder of a checkpoint, for verbs that take one: the folder itself, or the newest weights of a run."""
 
 from __future__ import annotations
 

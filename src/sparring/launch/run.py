@@ -66,15 +66,18 @@ def run_with_earlier(config: RunConfig) -> Path:
 
 def _earlier(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
     """The recipes that `config` waits for, and theirs before them: all are read before any is run."""
-    found = []
+    recipes = []
     for recipe in config.run.after:
         if recipe in begun:
             raise refusal(
-                "run.after", "recipes that do not wait for each other", " -> ".join((*begun, recipe)), "leave one out"
+                "run.after",
+                "recipes that do not follow each other in a circle",
+                " -> ".join((*begun, recipe)),
+                "leave one out",
             )
         after = load(recipe)
-        found += [*_earlier(after, (*begun, recipe)), after]
-    return found
+        recipes += [*_earlier(after, (*begun, recipe)), after]
+    return recipes
 
 
 async def _run(config: RunConfig) -> Path:
@@ -104,12 +107,12 @@ def _telling_memory(context: Context) -> Iterator[None]:
     Raises:
         InfraError: memory ran out.
     """
-    told = context.store.get(TOLD)
+    warning = context.store.get(TOLD)
     if (before := context.store.get(UNDER_WAY)) is not None:
         context.sink.event("run", f"the process before this one was killed; before it began, it was told: {before}")
-    context.store.put(UNDER_WAY, told)
+    context.store.put(UNDER_WAY, warning)
     try:
-        with naming_memory(str(told)):
+        with naming_memory(str(warning)):
             yield
     finally:
         context.store.put(UNDER_WAY, None)
@@ -163,7 +166,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise refusal("run.directory", "a folder to write to", str(error), "choose another") from error
+        raise refusal("run.directory", "a writable folder", str(error), "choose another") from error
     store = SqliteStore(folder / STORE)
     judges.remember(store, partial(_who, config))
     try:
@@ -194,7 +197,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
 
 
 async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies:
-    """Who answers for a model of `[models]`, as it is."""
+    """Open a model of `[models]` for replies, without training it."""
     from sparring.engine.adapters.chat_endpoint import ChatEndpoint
     from sparring.engine.adapters.client import read_api_key
     from sparring.envs.rubrics.judges import EngineReplies
@@ -211,14 +214,14 @@ async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies
 
 
 def _who(config: RunConfig, name: str) -> str:
-    """What a model of `[models]` is: its settings and, where they lie here, its files. What a server has changed nobody
-    tells."""
+    """Describe a model of `[models]` by its settings and, if they are on this machine, its files. Changes on a server
+    stay unseen."""
     from sparring.model.hub import local_folder
 
     spec = config.models[name]
     files = [] if spec.path is None else sorted(file for file in local_folder(spec.path).iterdir() if file.is_file())
-    found = [(file.name, (status := file.stat()).st_size, status.st_mtime_ns) for file in files]
-    return repr((msgspec.to_builtins(spec), config.engine.kind, config.run.device, found))
+    stats = [(file.name, (status := file.stat()).st_size, status.st_mtime_ns) for file in files]
+    return repr((msgspec.to_builtins(spec), config.engine.kind, config.run.device, stats))
 
 
 def _claim(folder: Path, config: RunConfig) -> None:
@@ -247,21 +250,21 @@ def _compare(folder: Path, config: RunConfig) -> None:
         raise refusal(
             str(folder),
             "the config that this run was started with",
-            f"another: {', '.join(differing[:4])}",
+            f"a different one: {', '.join(differing[:4])}",
             "choose another [run] name (--name), or remove the folder",
         )
 
 
 def _filtered_by_default(file: Path) -> bool:
-    """Whether a run filters groups of equal rewards though its config does not say so: one that began when these
-    credits did so by default has no such key, every other has it."""
+    """Return True if a run filters groups of equal rewards though its config does not say so. Early runs did so by
+    default with these credits; their configs have no such key, all later ones do."""
     algo = tomllib.loads(file.read_text(encoding="utf-8")).get("algo", {})
-    said = "zero_variance_filter" in algo or "kl_reward" in algo
-    return not said and algo.get("credit", {}).get("name") in ("grpo", "maxrl", "opo", "pass_at_k", "rloo")
+    explicit = "zero_variance_filter" in algo or "kl_reward" in algo
+    return not explicit and algo.get("credit", {}).get("name") in ("grpo", "maxrl", "opo", "pass_at_k", "rloo")
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Which keys differ, as `path (old -> new)`. How progress is shown and whether memory is refused do not count."""
+    """Return the keys that differ, as `path (old -> new)`. Progress display and the memory check do not count."""
     if path in ("observe", "run.memory"):
         return []
     if isinstance(old, Mapping) and isinstance(new, Mapping):

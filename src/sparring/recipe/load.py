@@ -64,19 +64,19 @@ def _complaint(data: dict[str, Any]) -> InvalidValue | None:
     return None
 
 
-def _is_same(one: InvalidValue | None, other: InvalidValue) -> bool:
-    return one is not None and (one.keys, one.text) == (other.keys, other.text)
+def _is_same(error: InvalidValue | None, other: InvalidValue) -> bool:
+    return error is not None and (error.keys, error.text) == (other.keys, other.text)
 
 
 def _converted(data: dict[str, Any]) -> RunConfig:
     """Build the config; a name alone in the place of a table that bears it is that table in its defaults."""
-    whole = {**data, "algo": named(data["algo"])} if "algo" in data else dict(data)
+    complete = {**data, "algo": named(data["algo"])} if "algo" in data else dict(data)
     for (section, key), name in NAMED.items():
-        value = whole[section].get(key) if isinstance(whole.get(section), dict) else None
+        value = complete[section].get(key) if isinstance(complete.get(section), dict) else None
         if isinstance(value, (str, dict)):
             table = {"name": value} if isinstance(value, str) else {"name": name, **value}
-            whole[section] = {**whole[section], key: table}
-    return convert(whole, RunConfig)
+            complete[section] = {**complete[section], key: table}
+    return convert(complete, RunConfig)
 
 
 def _refused(wrong: InvalidValue, source: str) -> BadInput:
@@ -90,7 +90,7 @@ def _refused(wrong: InvalidValue, source: str) -> BadInput:
 def _advice(wrong: InvalidValue) -> str:
     """Name the key that was probably meant: a close name in the same table, or the same name in another section."""
     elsewhere = [section for section, names in _section_keys().items() if wrong.unknown in names]
-    close = difflib.get_close_matches(wrong.unknown, wrong.known, n=1, cutoff=0.85 if elsewhere else 0.6)
+    close = difflib.get_close_matches(wrong.unknown, wrong.allowed, n=1, cutoff=0.85 if elsewhere else 0.6)
     if close:
         return f"do you mean {dotted((*wrong.keys[:-1], close[0]))}?"
     return f"do you mean {elsewhere[0]}.{wrong.unknown}?" if elsewhere else wrong.do

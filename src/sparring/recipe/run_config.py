@@ -37,7 +37,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A whole run. Every section is the config of the part that bears its name."""
 
     run: RunSection
-    """What the run is called, where it lives and which stages it consists of."""
+    """Name, directory and stages of the run."""
 
     models: dict[str, ModelConfig]
     """Models stand once, by name; every part names one. `policy` is the one that is trained."""
@@ -46,22 +46,22 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The world."""
 
     sandbox: SandboxConfig = SandboxConfig()
-    """Where the policy's code runs."""
+    """Sandbox of the policy's code."""
 
     engine: EngineConfig = EngineConfig()
-    """How tokens are sampled."""
+    """Engine, which samples tokens."""
 
     render: RenderConfig = RenderConfig()
-    """How messages become tokens."""
+    """Rendering of messages to tokens."""
 
     rollout: RolloutConfig = RolloutConfig()
-    """How tasks become scored groups."""
+    """Rollouts, which make scored groups of tasks."""
 
     train: TrainConfig = TrainConfig()
-    """How weights are updated."""
+    """Trainer, which updates the weights."""
 
     algo: AlgoConfig = AlgoConfig()
-    """How scores become advantages and losses."""
+    """Algorithm, which makes advantages and losses of scores."""
 
     collect: CollectConfig = CollectConfig()
     """The stage that gathers a teacher's traces."""
@@ -88,7 +88,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The export stage."""
 
     observe: ObserveConfig = ObserveConfig()
-    """Where metrics go."""
+    """Metrics and the places that they are sent to."""
 
     def __post_init__(self) -> None:
         if "policy" not in self.models:
@@ -146,7 +146,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _cuda_usable() -> bool:
-    """Whether the driver shows a device and the installed torch was built for it, asked without importing torch."""
+    """Return True if the driver shows a device and the installed torch was built for it, without importing torch."""
     torch = importlib.util.find_spec("torch")
     if torch is None or not torch.origin or not (Path(torch.origin).parent / "lib" / "libtorch_cuda.so").exists():
         return False

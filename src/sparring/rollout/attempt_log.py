@@ -12,7 +12,7 @@ from sparring.log import LogEntry
 from sparring.protocols import Store
 from sparring.record.recorder import trajectory_id
 from sparring.rollout.phases import Recorded, unrecorded
-from sparring.rollout.rebuild import Answer, AttemptRecord
+from sparring.rollout.rebuild import AttemptRecord, RecordedAnswer
 from sparring.types import POLICY, Segment
 
 
@@ -65,11 +65,11 @@ class AttemptLog:
         """True where unfinished rollouts can go on in another process."""
         return self._store is not None
 
-    def entries_of(self, attempt: str) -> Callable[[str, int, Answer], LogEntry] | None:
+    def entries_of(self, attempt: str) -> Callable[[str, int, RecordedAnswer], LogEntry] | None:
         """Return the maker of entries about the answers of the world in an attempt; None where none are recorded."""
         return None if self._store is None else partial(self.observation, attempt)
 
-    def observation(self, attempt: str, role: str, number: int, answer: Answer) -> LogEntry:
+    def observation(self, attempt: str, role: str, number: int, answer: RecordedAnswer) -> LogEntry:
         """Return the entry about an answer of the world. It is written with the next turn."""
         data = {"role": role, "number": number, "digest": answer.digest, "took_s": answer.took_s}
         return LogEntry(stage=_stage(attempt), kind="observation", name=attempt, data=data)
@@ -140,11 +140,11 @@ def _segments(store: Store, attempt: str) -> dict[str, tuple[Segment, ...]]:
     return {role: tuple(store.turns(trajectory_id(attempt, role))) for role in own}
 
 
-def _observations(store: Store, attempt: str) -> dict[str, tuple[Answer | None, ...]]:
+def _observations(store: Store, attempt: str) -> dict[str, tuple[RecordedAnswer | None, ...]]:
     """Return the world's recorded answers by role; None for one that is not recorded."""
-    answers: dict[str, dict[int, Answer]] = {}
+    answers: dict[str, dict[int, RecordedAnswer]] = {}
     for _, entry in store.entries(_stage(attempt), name=attempt, kinds=("observation",)):
-        answer = Answer(digest=entry.data["digest"], took_s=entry.data["took_s"])
+        answer = RecordedAnswer(digest=entry.data["digest"], took_s=entry.data["took_s"])
         answers.setdefault(entry.data["role"], {})[entry.data["number"]] = answer
     return {role: tuple(by_number.get(n) for n in range(max(by_number) + 1)) for role, by_number in answers.items()}
 

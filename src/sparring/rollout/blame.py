@@ -52,8 +52,8 @@ class WorldCalls:
     def broke(self, place: Place, failure: Failure) -> bool:
         """Count a call that broke, in a world in which everything before it was the same.
 
-        A world counts if the failure is the same as in the world before, and since then another rollout's call of this
-        kind was answered: where none was, it is the environment that is broken.
+        A world counts if the failure is the same as in the world before, and another rollout's call of this kind was
+        answered since the last world that counts: where none was, it is the environment that is broken.
 
         Returns:
             Whether the failure is the policy's: the call broke in a first world and again in `WORLDS` that count.
@@ -64,6 +64,8 @@ class WorldCalls:
             worlds = 0
         elif others > others_before:
             worlds += 1
+        else:
+            others = others_before
         self._broken[place] = (failure, worlds, others)
         return worlds >= WORLDS
 

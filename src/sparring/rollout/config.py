@@ -110,7 +110,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     before. With fewer than 3, no failure of an environment is ever called the policy's."""
 
     retry_delay_s: float = 0.5
-    """Pause before the first retry; doubles with each."""
+    """Longest pause before the first retry; doubles with each. The pause itself is drawn evenly below it by the seed of
+    the rollout, so that many do not knock at the same instant."""
 
     policy_failure_reward: float = 0.0
     """Reward of a rollout whose world the policy broke, so that nothing is left to score."""

@@ -20,12 +20,11 @@ from sparring.errors import (
     boundary,
     refusal,
 )
-from sparring.generation import Constraint
 from sparring.protocols import AnyEnv, RolesEnv, Sandbox, Session, SingleEnv
 from sparring.record.replies import RecordedReplies
 from sparring.record.transcript import Transcript
 from sparring.rollout.config import RolloutConfig
-from sparring.rollout.phases import Phases
+from sparring.rollout.phases import LimitedSession, Phases
 from sparring.rollout.rebuild import Watch
 from sparring.types import (
     DEFAULT_ROLES,
@@ -70,6 +69,7 @@ class SessionRecorder(Protocol):
         seed: int,
         role: str,
         priority: int,
+        admission: int,
         replies: RecordedReplies | None = None,
     ) -> OpenSession:
         """Open the session of one role of one rollout. `replies` are those of its record, where it is rebuilt."""
@@ -373,26 +373,20 @@ class _Measured(boundary):
         super().__exit__(kind, cause, trace)
 
 
-class LimitedSession:
-    """A session whose every turn has a limit of time. Implements `protocols.Session`."""
-
-    def __init__(self, session: Session, phases: Phases, role: str) -> None:
-        self._session, self._phases, self._role = session, phases, role
-
-    async def complete(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
-    ) -> Message:
-        """Ask for the next reply. Raises EngineError where there is none in time, and what the session raises."""
-        async with self._phases.within("turn", "" if self._role == DEFAULT_ROLES[0] else self._role):
-            return await self._session.complete(messages, tools, constraint=constraint)
-
-
 class RunningEpisode:
     """One attempt at one task: its world, its box and its sessions. Implements `protocols.Episode`. A session is
     opened when its role is first asked for."""
 
     def __init__(
-        self, task: Task, env: GuardedEnv, recorder: SessionRecorder, *, rollout_id: str, seed: int, priority: int
+        self,
+        task: Task,
+        env: GuardedEnv,
+        recorder: SessionRecorder,
+        *,
+        rollout_id: str,
+        seed: int,
+        priority: int,
+        admission: int = 0,
     ) -> None:
         self.task = task
         self.env = env
@@ -401,6 +395,7 @@ class RunningEpisode:
         self._rollout_id = rollout_id
         self._seed = seed
         self._priority = priority
+        self._admission = admission
         self._sessions: dict[str, OpenSession] = {}
         self._limited: dict[str, LimitedSession] = {}
 
@@ -480,6 +475,7 @@ class RunningEpisode:
                 seed=self._seed,
                 role=role,
                 priority=self._priority,
+                admission=self._admission,
                 replies=self.env.watch.replies,
             )
         return self._sessions[role]

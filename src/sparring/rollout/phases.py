@@ -14,13 +14,16 @@ strikes is the infrastructure's failure, whatever the policy did. The policy's o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
 from sparring.errors import EngineError, EnvError, InfraError, JudgeError, SandboxError, ToolHostError
+from sparring.generation import Constraint
+from sparring.protocols import Session
 from sparring.rollout.config import RolloutConfig
+from sparring.types import POLICY, Message, ToolSpec
 
 Phase = Literal["box", "open", "turn", "tool", "score", "close", "harness"]
 
@@ -224,6 +227,20 @@ class Between:
             pass
         if self._timeout.expired() and kind is not None:
             raise self._phases.strike(Wait("", "harness", "", 0.0), EnvError) from None
+
+
+class LimitedSession:
+    """A session whose every turn has a limit of time. Implements `protocols.Session`."""
+
+    def __init__(self, session: Session, phases: Phases, role: str) -> None:
+        self._session, self._phases, self._role = session, phases, role
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
+    ) -> Message:
+        """Ask for the next reply. Raises EngineError where there is none in time, and what the session raises."""
+        async with self._phases.within("turn", "" if self._role == POLICY else self._role):
+            return await self._session.complete(messages, tools, constraint=constraint)
 
 
 def _key(phase: Phase) -> str:

@@ -7,6 +7,7 @@ one differs, or a request of the harness does, the rollout starts over.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,8 +24,8 @@ _encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """Answer of a world, as it is recorded: the digest of what it said, and the seconds of the policy's own time that
+class RecordedAnswer:
+    """Recorded answer of a world: the digest of what it said, and the seconds of the policy's own time that
     it took."""
 
     digest: int
@@ -43,7 +44,7 @@ class AttemptRecord:
     """
 
     segments: Mapping[str, Sequence[Segment]] = field(default_factory=dict)
-    observations: Mapping[str, Sequence[Answer | None]] = field(default_factory=dict)
+    observations: Mapping[str, Sequence[RecordedAnswer | None]] = field(default_factory=dict)
     timed_out_at: int | None = None
 
     @property
@@ -54,7 +55,7 @@ class AttemptRecord:
 
 
 class Watch:
-    """The watch over the world of one attempt: what it answers, whether that is what the record says, and which of its
+    """Watch over the world of one attempt: what it answers, whether that is what the record says, and which of its
     calls breaks.
 
     Args:
@@ -72,14 +73,14 @@ class Watch:
         self,
         record: AttemptRecord | None = None,
         calls: WorldCalls | None = None,
-        entry: Callable[[str, int, Answer], LogEntry] | None = None,
+        entry: Callable[[str, int, RecordedAnswer], LogEntry] | None = None,
     ) -> None:
         self._record = record or AttemptRecord()
         self._rebuilds = record is not None
         self._calls = calls
         self._entry = entry
         self.replies = RecordedReplies(self._record.segments)
-        self.observations: dict[str, list[Answer]] = {}
+        self.observations: dict[str, list[RecordedAnswer]] = {}
         self._timed_out_at: int | None = None
         self.broken: Place | None = None
 
@@ -131,7 +132,7 @@ class Watch:
         Raises:
             NotRebuildable: it is another one.
         """
-        answer = Answer(digest=observation_digest(observation), took_s=took_s)
+        answer = RecordedAnswer(digest=observation_digest(observation), took_s=took_s)
         observations = self.observations.setdefault(role, [])
         recorded, number = self._record.observations.get(role, ()), len(observations)
         if number >= len(recorded):
@@ -180,7 +181,7 @@ class Watch:
         segments = {trajectory.role: trajectory.segments for trajectory in trajectories if trajectory.segments}
         if not all(any(segment.model is not None for segment in told) for told in segments.values()):
             return None
-        observations: dict[str, Sequence[Answer | None]] = {**self._record.observations}
+        observations: dict[str, Sequence[RecordedAnswer | None]] = {**self._record.observations}
         for role, observed in self.observations.items():
             if len(observed) >= len(observations.get(role, ())):
                 observations[role] = tuple(observed)
@@ -188,8 +189,59 @@ class Watch:
         return AttemptRecord(segments=segments, observations=observations, timed_out_at=timed_out_at)
 
 
+class Suspension:
+    """Suspension of one rollout: it gives its box and its cache back before a turn, and goes on later.
+
+    Attributes:
+        watch: over the attempt that is under way; None between attempts.
+        requested: whether the rollout is to stop before its next turn.
+    """
+
+    def __init__(self) -> None:
+        self.watch: Watch | None = None
+        self.requested = False
+        self._stopped: asyncio.Event = asyncio.Event()
+        self._resumed: asyncio.Event = asyncio.Event()
+        self._ended = False
+
+    def begin(self, watch: Watch) -> None:
+        """Take note of the attempt that begins."""
+        self.watch = watch
+        watch.replies.suspends = self.requested
+
+    async def request(self) -> bool:
+        """Return when the rollout has stopped, or ended without a further turn.
+
+        Returns:
+            Whether it has stopped.
+        """
+        self.requested = True
+        if self.watch is not None:
+            self.watch.replies.suspends = True
+        await self._stopped.wait()
+        return not self._ended
+
+    async def stop(self) -> None:
+        """Wait until the rollout is to go on."""
+        self.watch = None
+        self._stopped.set()
+        await self._resumed.wait()
+        self._resumed.clear()
+
+    def resume(self) -> None:
+        """Let the rollout go on."""
+        self.requested = False
+        self._stopped.clear()
+        self._resumed.set()
+
+    def end(self) -> None:
+        """Take note that the rollout has ended."""
+        self._ended = True
+        self._stopped.set()
+
+
 class WatchedCall:
-    """A call of the world, whose end is noted."""
+    """Call of the world, whose end is noted."""
 
     __slots__ = ("_place", "_watch")
 

@@ -30,8 +30,17 @@ class RoleRecorder:
         seed: int,
         role: str,
         priority: int,
+        admission: int,
         replies: RecordedReplies | None = None,
     ) -> OpenSession:
         """Open the session of one role of one rollout."""
         recorder = self._by_role.get(role, self._policy)
-        return recorder.open(task, rollout_id=rollout_id, seed=seed, role=role, priority=priority, replies=replies)
+        return recorder.open(
+            task,
+            rollout_id=rollout_id,
+            seed=seed,
+            role=role,
+            priority=priority,
+            admission=admission,
+            replies=replies,
+        )

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from sparring.backoff import retry_pause_s
 from sparring.envs.executor import Executor, InlineExecutor
 from sparring.errors import (
     EnvError,
@@ -29,8 +30,7 @@ from sparring.rollout.blame import Successes, WorldCalls
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode, SessionRecorder, outcome_at
 from sparring.rollout.phases import Phases, Waits
-from sparring.rollout.rebuild import Watch
-from sparring.rollout.suspension import Suspension
+from sparring.rollout.rebuild import Suspension, Watch
 from sparring.types import Outcome, Purpose, Rollout, Score, Task, Timing
 
 MALFORMED = Outcome(kind="policy_failed", reason="malformed")
@@ -97,7 +97,15 @@ class RolloutRunner:
         self.abandoned = 0
 
     async def run(
-        self, task: Task, *, rollout_id: str, index: int, seed: int, purpose: Purpose = "train", priority: int = 0
+        self,
+        task: Task,
+        *,
+        rollout_id: str,
+        index: int,
+        seed: int,
+        purpose: Purpose = "train",
+        priority: int = 0,
+        admission: int = 0,
     ) -> Finished:
         """Run a task to an outcome.
 
@@ -114,16 +122,19 @@ class RolloutRunner:
             seed: of the sampling.
             purpose: what the rollout is for.
             priority: the engine's.
+            admission: number of its group; the engine serves the lowest of one priority first.
 
         Raises:
             CancelledError: the awaiting task was cancelled; world, box and sessions are closed.
         """
         made = partial(Rollout, task=self._limited(task), index=index, purpose=purpose)
         attempts = self._begun(rollout_id, made)
-        play = partial(self.attempt, task, index=index, seed=seed, purpose=purpose, priority=priority)
+        play = partial(
+            self.attempt, task, index=index, seed=seed, purpose=purpose, priority=priority, admission=admission
+        )
         self._under_way[rollout_id] = attempts.suspension
         try:
-            return await self._finished(rollout_id, attempts, play)
+            return await self._finished(rollout_id, attempts, play, seed)
         finally:
             attempts.suspension.end()
             del self._under_way[rollout_id]
@@ -151,12 +162,14 @@ class RolloutRunner:
             attempts.resume(unfinished, made)
         return attempts
 
-    async def _finished(self, rollout_id: str, attempts: Attempts, play: Callable[..., Awaitable[Attempt]]) -> Finished:
+    async def _finished(
+        self, rollout_id: str, attempts: Attempts, play: Callable[..., Awaitable[Attempt]], seed: int
+    ) -> Finished:
         """Play attempts until one comes to an outcome, or no other one may be made."""
         again = True
         while again:
             if attempts.failures:
-                await asyncio.sleep(self.config.retry_delay_s * 2**attempts.idle)
+                await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, attempts.idle + 1, seed))
             done = await play(rollout_id=attempts.id, attempts=attempts)
             if done.error is None:
                 broken = attempts.finished(done)
@@ -180,7 +193,7 @@ class RolloutRunner:
 
     def metrics(self) -> dict[str, float]:
         """Return the attempts since the last call that were rebuilt, and those that started over."""
-        return {"rollout/rebuilt": 0.0, "rollout/started_over": 0.0, **self._metrics.take()}
+        return self._metrics.take()
 
     async def attempt(
         self,
@@ -191,6 +204,7 @@ class RolloutRunner:
         seed: int,
         purpose: Purpose = "train",
         priority: int = 0,
+        admission: int = 0,
         attempts: Attempts | None = None,
     ) -> Attempt:
         """Run a task once, its world closed whatever happens. `attempts` are those before it, from which it goes on;
@@ -205,7 +219,9 @@ class RolloutRunner:
         before.suspension.begin(watch)
         phases = Phases(self.config, rollout_id=rollout_id, waits=self.waits, recorded=self.log.note)
         env = GuardedEnv(self._factory.make, self.executors(), phases, timeout_s=task.limits.timeout_s, watch=watch)
-        episode = RunningEpisode(task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority)
+        episode = RunningEpisode(
+            task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority, admission=admission
+        )
         made = partial(Rollout, id=rollout_id, task=task, index=index, attempt=before.number, purpose=purpose)
         done = await self._played(made, episode)
         if watch.replies.difference is not None and not isinstance(done.error, NotRebuildable):
@@ -306,7 +322,7 @@ class RolloutRunner:
         """
         for retry in range(self.config.retries + 1):
             if retry:
-                await asyncio.sleep(self.config.retry_delay_s * 2 ** (retry - 1))
+                await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, retry, rollout.id))
             try:
                 score = await episode.env.score(rollout.trajectories)
                 return episode.env.with_turns(score or Score(reward=None), rollout.trajectories)

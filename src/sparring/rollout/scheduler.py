@@ -15,7 +15,8 @@ from sparring.protocols import Scorer, TaskSource
 from sparring.rollout.attempts import failure_of
 from sparring.rollout.group_log import Admission, GroupLog
 from sparring.rollout.group_scoring import GroupScoring
-from sparring.rollout.metrics import length_bias, measure
+from sparring.rollout.lengths import AdmittedLengths
+from sparring.rollout.metrics import length_metrics, measure
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.rollout.window import Window
@@ -80,6 +81,7 @@ class Scheduler:
         self._fresh = True
         self._dead: asyncio.Future[None] | None = None
         self._metrics = Metrics()
+        self._lengths = AdmittedLengths()
 
     async def groups(self) -> AsyncIterator[Group]:
         """Every group, in admission order, until the source or the window ends.
@@ -100,6 +102,7 @@ class Scheduler:
                     self._observe_to(group.index)
                     self._observe(group)
                 measure(self._metrics, group, lag=self._lag(group))
+                self._lengths.add(group)
                 yield group
         finally:
             await self.close()
@@ -114,9 +117,9 @@ class Scheduler:
             self._dead.exception()  # it has been raised, or nobody listens any more
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the groups yielded since the last call."""
-        values = {**self._metrics.take(), **self._runner.metrics()}
-        return {**values, **length_bias(values)}
+        """Return the metrics of the groups yielded since the last call."""
+        lengths, self._lengths = self._lengths, AdmittedLengths()
+        return {**self._metrics.take(), **self._runner.metrics(), **length_metrics(lengths)}
 
     def state(self, step: int) -> dict[str, Any]:
         """What a resume after `step` steps needs: the source as it was before the first group of the next step was
@@ -274,6 +277,7 @@ class Scheduler:
                 index=self._runner.config.group_size if place is None else place,
                 seed=self._seed(purpose, task, index, place or 0),
                 purpose=purpose,
+                admission=index,
             )
             await self._log.finish(rollout_id, task, finished, by_turns=purpose == TRAIN)
             return finished

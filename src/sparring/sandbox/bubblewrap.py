@@ -338,9 +338,8 @@ SPOILT: Mapping[int, type[SpoiltFile]] = {
     errno.EPERM: SpoiltByMode,
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.ENXIO, errno.ELOOP, errno.ENOSPC), SpoiltFile),
 }
-"""What a command that was there before can have brought about. ENXIO: a pipe, a socket or a device; EEXIST: something
-stands where a folder is to be made. A file that is not there, and a place that nobody can write to, say nothing about
-it."""
+"""Errors that an earlier command of the policy can have caused. ENXIO: a pipe, a socket or a device; EEXIST: a file
+stands at the path of a new folder. A missing file or a read-only path does not count."""
 
 
 def _raise_for(header: Mapping[str, Any], path: str, used: bool) -> None:

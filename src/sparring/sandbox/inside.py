@@ -280,9 +280,9 @@ class Run:
             piece = os.read(file, 1 << 16)
         except BlockingIOError:
             return None
-        kept = self.output[file]
-        room = self.output_bytes - len(kept)
-        kept += piece[:room]
+        output = self.output[file]
+        room = self.output_bytes - len(output)
+        output += piece[:room]
         self.truncated |= len(piece) > room
         return bool(piece)
 

@@ -88,8 +88,8 @@ def _identity() -> dict[str, Any]:
     """Return the user that bubblewrap starts as, for Popen: NOBODY where Sparring is root and that user exists here,
     else nothing."""
     rows = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    known = any(first <= NOBODY < first + count for first, _, count in rows)
-    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 and known else {}
+    is_mapped = any(first <= NOBODY < first + count for first, _, count in rows)
+    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 and is_mapped else {}
 
 
 class Server:
@@ -114,21 +114,21 @@ class Server:
         Raises:
             SandboxError: bubblewrap could not be started.
         """
-        ours, theirs = socket.socketpair()
+        local, remote = socket.socketpair()
         try:
             if self._process is None or self._process.poll() is not None:
                 self._start()
             try:
-                await self._hand_over([theirs.fileno(), *joined])
+                await self._hand_over([remote.fileno(), *joined])
             except OSError:  # it died just now
                 self._start()
-                await self._hand_over([theirs.fileno(), *joined])
+                await self._hand_over([remote.fileno(), *joined])
         except OSError as error:
-            ours.close()
+            local.close()
             raise SandboxError(f"sandbox: the fork server takes no boxes: {error}{self.last_words()}") from error
         finally:
-            theirs.close()
-        return ours
+            remote.close()
+        return local
 
     async def _hand_over(self, files: list[int]) -> None:
         assert self._control is not None
@@ -144,7 +144,7 @@ class Server:
         program = shutil.which(self._config.bwrap)
         if program is None:
             raise SandboxError(f"sandbox: no program {self._config.bwrap!r}")
-        self._control, theirs = socket.socketpair()
+        self._control, remote = socket.socketpair()
         self._control.setblocking(False)
         errors, theirs_errors = os.pipe()
         os.set_blocking(errors, False)
@@ -153,7 +153,7 @@ class Server:
             self._process = subprocess.Popen(
                 command_line(self._config),
                 executable=program,
-                stdin=theirs,
+                stdin=remote,
                 stdout=theirs_errors,
                 stderr=theirs_errors,
                 cwd="/",
@@ -163,7 +163,7 @@ class Server:
         except (OSError, subprocess.SubprocessError) as error:
             raise SandboxError(f"sandbox: {program} does not start: {error}") from error
         finally:
-            theirs.close()
+            remote.close()
             os.close(theirs_errors)
 
     def last_words(self) -> str:

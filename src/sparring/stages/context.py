@@ -44,8 +44,8 @@ class Context:
 
     def output(self, stage: str) -> Path:
         """The Hugging Face or adapter folder that `stage` writes (whether or not it exists yet)."""
-        given = self.given() if stage == "init" else None
-        return given or self.folder / stage / "model"
+        start = self.given() if stage == "init" else None
+        return start or self.folder / stage / "model"
 
     def given(self) -> Path | None:
         """The folder of the checkpoint that the recipe starts from; None where it makes a fresh model.
@@ -66,9 +66,9 @@ class Context:
         for before in reversed(ORDER[: ORDER.index(stage)]):
             if before not in APART and self.done(before) is not None:
                 return self.output(before)
-        given = self.given()
-        if given is not None:
-            return given
+        start = self.given()
+        if start is not None:
+            return start
         raise refusal(
             f"stage {stage}",
             "weights to start from",

@@ -40,7 +40,7 @@ class Mix:
         self._seed = seed
         self._draws = 0
         self._ended: set[int] = set()
-        self._origin: dict[str, int] = {}
+        self._origins: dict[str, list[int]] = {}
 
     def next(self) -> Task | None:
         """The next task, None when every source with a weight has ended."""
@@ -48,23 +48,27 @@ class Mix:
             task = self._sources[chosen].next()
             if task is not None:
                 self._draws += 1
-                self._origin[task.id] = chosen
+                self._origins.setdefault(task.id, []).append(chosen)
                 return task
             self._ended.add(chosen)
         return None
 
     def observe(self, group: Group) -> None:
-        """Hand a scored group to the source that its task came from."""
-        origin = self._origin.pop(group.task.id, None)
-        if origin is not None:
-            self._sources[origin].observe(group)
+        """Hand a scored group to the source that its task came from. Groups are shown in admission order, so of several
+        with one task id the first belongs to the draw that came first."""
+        origins = self._origins.get(group.task.id)
+        if not origins:
+            return
+        self._sources[origins.pop(0)].observe(group)
+        if not origins:
+            del self._origins[group.task.id]
 
     def state(self) -> Mapping[str, Any]:
         """Draws so far, the sources that ended, what is still to be observed, and each source's own state."""
         return {
             "draws": self._draws,
             "ended": sorted(self._ended),
-            "origin": dict(self._origin),
+            "origins": {task: list(origins) for task, origins in self._origins.items()},
             "sources": [dict(source.state()) for source in self._sources],
         }
 
@@ -83,7 +87,8 @@ class Mix:
             )
         self._draws = int(state["draws"])
         self._ended = set(state["ended"])
-        self._origin = dict(state["origin"])
+        before = {task: [origin] for task, origin in state.get("origin", {}).items()}  # as states were once written
+        self._origins = {task: list(origins) for task, origins in state.get("origins", before).items()}
         for source, inner in zip(self._sources, state["sources"], strict=True):
             source.restore(inner)
 

@@ -33,9 +33,9 @@ class AppendingRenderer:
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered:
         """The ids of all messages, each with its end."""
-        said = [(_ids(message), message.role == "assistant") for message in messages]
-        tokens = tuple(token for ids, _ in said for token in ids)
-        return Rendered(tokens=tokens, sampled=tuple(own for ids, own in said for _ in ids))
+        parts = [(_ids(message), message.role == "assistant") for message in messages]
+        tokens = tuple(token for ids, _ in parts for token in ids)
+        return Rendered(tokens=tokens, sampled=tuple(own for ids, own in parts for _ in ids))
 
     def bridge(
         self, prompt: Sequence[int], completion: Sequence[int], new: Sequence[Message], tools: Sequence[ToolSpec]

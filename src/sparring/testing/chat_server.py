@@ -58,5 +58,5 @@ class ChatServer:
 
 def message(content: str = "", *, finish_reason: str = "stop", **more: Any) -> tuple[int, dict[str, Any]]:
     """A successful answer with one message."""
-    said = {"role": "assistant", "content": content, **more}
-    return 200, {"choices": [{"index": 0, "finish_reason": finish_reason, "message": said}]}
+    reply = {"role": "assistant", "content": content, **more}
+    return 200, {"choices": [{"index": 0, "finish_reason": finish_reason, "message": reply}]}

@@ -94,8 +94,8 @@ class ToyEnv:
         """1 for the right sum, else 0."""
         if self._task is None:
             return None
-        said = re.findall(r"-?\d+", self._answer or "")
-        right = bool(said) and int(said[-1]) == self._task.data["a"] + self._task.data["b"]
+        numbers = re.findall(r"-?\d+", self._answer or "")
+        right = bool(numbers) and int(numbers[-1]) == self._task.data["a"] + self._task.data["b"]
         return Score(reward=float(right), success=right)
 
     async def close(self) -> None:

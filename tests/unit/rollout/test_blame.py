@@ -35,6 +35,18 @@ def test_a_call_that_breaks_in_four_worlds_while_others_succeed_is_the_policys()
     assert verdicts == [False, False, False, True]
 
 
+def test_worlds_that_break_before_others_succeeded_do_not_count() -> None:
+    successes = Successes()
+    calls, others = WorldCalls(successes), WorldCalls(successes)
+    place = Place(call=CALL, number=2)
+    verdicts = []
+    for world in range(8):
+        verdicts.append(calls.broke(place, FAILURE))
+        if world % 2:
+            others.succeeded(place)
+    assert verdicts == [False] * 6 + [True, True]
+
+
 @pytest.mark.parametrize("others_do", ["nothing", "another kind", "break", "succeed once"])
 def test_where_others_do_not_succeed_since_the_world_before_it_is_not(others_do: str) -> None:
     successes = Successes()
@@ -154,11 +166,11 @@ def side_by_side(world: ToyWorld, retries: int = 3) -> list[Finished]:
 
 @pytest.mark.parametrize("where", ["step", "score"])
 def test_a_world_that_dies_of_one_policys_call_alone_is_that_policys_failure(where: str) -> None:
-    deadly, *others = side_by_side(FragileWorld(where))
+    deadly, *others = side_by_side(FragileWorld(where), retries=8)
     failure = Failure(error="ToolHostError", where="tool host", message="503")
     assert deadly.rollout.outcome == Outcome(kind="policy_failed", reason="failure", failure=failure)
     assert deadly.score is not None and (deadly.score.reward, deadly.score.success) == (-0.5, False)
-    assert [r.attempt for r in deadly.broken] == [0, 1, 2] and deadly.rollout.attempt == 3
+    assert [r.attempt for r in deadly.broken] == list(range(deadly.rollout.attempt)) and len(deadly.broken) >= 3
     assert all(done.score is not None and done.score.reward == 1.0 for done in others)
     assert side_by_side(FragileWorld(where), retries=2)[0].score is None
 

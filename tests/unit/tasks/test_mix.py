@@ -60,7 +60,33 @@ def test_a_group_is_observed_by_its_own_source_also_after_a_resume() -> None:
     for task in tasks:
         resumed.observe(Group(id=task.id, index=0, task=task, rollouts=(), scores=()))
     assert [source.seen for source in sources] == [["a/0"], ["b/0"]]
-    assert resumed.state()["origin"] == {}
+    assert resumed.state()["origins"] == {}
+
+
+def test_each_group_of_a_task_that_is_in_flight_twice_is_observed() -> None:
+    """Two sources have a task of one name, and the mixture is stopped while both are in flight."""
+    sources = [Watched("a"), Watched("a")]
+    mix = Mix(sources, [1, 1], seed=0)
+    tasks = drain(mix)
+    assert [task.id for task in tasks] == ["a/0", "a/0"]
+    resumed = Mix(sources, [1, 1], seed=0)
+    resumed.restore(mix.state())
+    for index, task in enumerate(tasks):
+        resumed.observe(Group(id=f"rl/{index}", index=index, task=task, rollouts=(), scores=()))
+    assert [source.seen for source in sources] == [["a/0"], ["a/0"]]
+    assert resumed.state()["origins"] == {}
+
+
+def test_a_state_of_an_earlier_form_is_gone_on_from() -> None:
+    sources = [Watched("a"), Watched("b")]
+    mix = Mix(sources, [1, 1], seed=0)
+    tasks = drain(mix)
+    state = {**mix.state(), "origin": {"a/0": 0, "b/0": 1}}
+    del state["origins"]
+    mix.restore(state)
+    for task in tasks:
+        mix.observe(Group(id=task.id, index=0, task=task, rollouts=(), scores=()))
+    assert [source.seen for source in sources] == [["a/0"], ["b/0"]]
 
 
 @pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0]])

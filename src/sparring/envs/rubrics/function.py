@@ -48,8 +48,8 @@ class CalledFunction:
             async with limit:
                 if inspect.iscoroutinefunction(function):
                     return await function(**arguments)
-                said = await asyncio.to_thread(function, **arguments)
-                return await said if inspect.isawaitable(said) else said
+                result = await asyncio.to_thread(function, **arguments)
+                return await result if inspect.isawaitable(result) else result
         except TimeoutError:
             if not limit.expired():
                 raise

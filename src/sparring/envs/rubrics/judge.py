@@ -9,7 +9,7 @@ from typing import Any
 
 from sparring.envs.rubrics.config import AskedPart, Judge, Ranking, Verdict
 from sparring.envs.rubrics.judges import Judges, together
-from sparring.envs.rubrics.text import found
+from sparring.envs.rubrics.text import last_match
 from sparring.errors import refusal
 from sparring.generation import Constraint
 from sparring.protocols import Sandbox
@@ -63,7 +63,7 @@ def asked_of(part: AskedPart, judges: Judges | None, where: str) -> Judges:
         BadInput: there are none.
     """
     if judges is None:
-        raise refusal(where, "models to ask", "none", "run it by a recipe, or hand the rubric its Judges")
+        raise refusal(where, "models that judge", "none", "run it by a recipe, or construct the rubric with Judges")
     return judges
 
 
@@ -73,10 +73,10 @@ def check_prompt(prompt: str, task: Task, names: tuple[str, ...]) -> None:
     Raises:
         BadInput: one is not.
     """
-    known = {*names, *_values(task)}
-    unknown = [name for name in _NAME.findall(prompt) if name not in known]
+    available = {*names, *_values(task)}
+    unknown = [name for name in _NAME.findall(prompt) if name not in available]
     if unknown:
-        there = ", ".join(sorted(known))
+        there = ", ".join(sorted(available))
         raise refusal(
             "prompt", f"names among {there}", f"{{{unknown[0]}}}", "correct it, or map the column in env.columns"
         )
@@ -89,9 +89,9 @@ def filled(prompt: str, task: Task, names: Mapping[str, str]) -> str:
 
 
 def _values(task: Task) -> dict[str, str]:
-    said = "\n\n".join(message.content for message in task.messages if message.role != "system")
+    prompt = "\n\n".join(message.content for message in task.messages if message.role != "system")
     texts = {n: value if isinstance(value, str) else json.dumps(value, default=str) for n, value in task.data.items()}
-    return {"prompt": said, **texts}
+    return {"prompt": prompt, **texts}
 
 
 def reader(part: Verdict) -> Callable[[str], float | None]:
@@ -99,7 +99,7 @@ def reader(part: Verdict) -> Callable[[str], float | None]:
     a field."""
 
     def read(reply: str) -> float | None:
-        text: Any = found(part.find, reply)
+        text: Any = last_match(part.find, reply)
         if text is None:
             return None
         if part.field or part.range is not None:
@@ -137,7 +137,7 @@ def order_reader(part: Ranking, count: int) -> Callable[[str], tuple[int, ...] |
     """Return the reader of a ranking: a JSON list of the numbers 1 to `count`, each once; as places from 0."""
 
     def read(reply: str) -> tuple[int, ...] | None:
-        text = found(part.find, reply)
+        text = last_match(part.find, reply)
         order = None if text is None else _json(text)
         if not isinstance(order, list) or any(type(number) is not int for number in order):
             return None

@@ -129,13 +129,13 @@ class RelativeScorer:
             ranks = await self._judges.verdict(part, question, read, where, constraint=constraint, sample=sample)
             return [order[shown] for shown in ranks]
 
-        asked = []
+        rankings = []
         for sample in range(part.samples):
             order = list(range(count))
             random.Random(xxhash.xxh3_64_intdigest(f"{task.id}/{where}/{sample}".encode())).shuffle(order)
-            asked += [ranked(order, sample), ranked(order[::-1], sample)]
+            rankings += [ranked(order, sample), ranked(order[::-1], sample)]
         totals = [0.0] * count
-        for ranking in await together(asked):
+        for ranking in await together(rankings):
             for rank, place in enumerate(ranking):
                 totals[place] += 1 - rank / (count - 1)
-        return [total / len(asked) for total in totals]
+        return [total / len(rankings) for total in totals]

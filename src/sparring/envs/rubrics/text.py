@@ -26,16 +26,16 @@ LONGEST_EXPONENT = 400
 """A number beyond 10 to this power is none: as an exact fraction it would fill the memory."""
 
 
-def found(pattern: str, text: str) -> str | None:
-    """The last match of `pattern` (its first group, if it has one), stripped; the text itself without a pattern; None
-    without a match."""
+def last_match(pattern: str, text: str) -> str | None:
+    """Return the last match of `pattern` (its first group, if it has one), stripped; the text itself without a pattern;
+    None without a match."""
     if not pattern:
         return text.strip()
     last = None
     for last in re.finditer(pattern, text):
         pass
-    kept = None if last is None else last[1] if last.re.groups else last[0]
-    return None if kept is None else kept.strip()
+    matched = None if last is None else last[1] if last.re.groups else last[0]
+    return None if matched is None else matched.strip()
 
 
 def wanted(part: Text, row: Mapping[str, Any]) -> Any:
@@ -48,15 +48,18 @@ def wanted(part: Text, row: Mapping[str, Any]) -> Any:
     if not column:
         return None
     if column not in row:
-        raise refusal(f"column {column}", "one of this name", ", ".join(sorted(row)), "correct the part's column")
+        raise refusal(f"column {column}", "a column of this name", ", ".join(sorted(row)), "correct the part's column")
     value = row[column]
     if isinstance(part, Json):
         return _fields(part, value)
     options = [str(option) for option in value] if isinstance(value, (list, tuple)) else [str(value)]
-    texts = [found(part.column_find, option) for option in options]
+    texts = [last_match(part.column_find, option) for option in options]
     if not texts or not all(texts):
         raise refusal(
-            f"column {column}", "something to compare with", repr(value)[:80], "correct the row, or column_find"
+            f"column {column}",
+            "a text, number or list to compare with",
+            repr(value)[:80],
+            "correct the row, or column_find",
         )
     if isinstance(part, Number) and any(number(text or "") is None for text in texts):
         raise refusal(f"column {column}", "a number", repr(texts)[:80], "correct the row, or column_find")
@@ -71,7 +74,7 @@ def worth(part: Text, completion: str, target: Any) -> float:
         completion: the answer.
         target: of `wanted`.
     """
-    text = found(part.find, completion)
+    text = last_match(part.find, completion)
     if text is None:
         return 0.0
     if isinstance(part, Regex):
@@ -88,9 +91,11 @@ def _compared(part: Exact | Fuzzy | Number | Mathematics, text: str, target: str
         similar = similarity(normal(text, False, True), normal(target, False, True), part.unit)
         return similar if part.at_least is None else float(similar >= part.at_least)
     if isinstance(part, Number):
-        said, right = number(text), number(target)
+        answered, right = number(text), number(target)
         return float(
-            said is not None and right is not None and abs(said - right) <= abs(right) * Fraction(part.tolerance)
+            answered is not None
+            and right is not None
+            and abs(answered - right) <= abs(right) * Fraction(part.tolerance)
         )
     from sparring.envs.rubrics.mathematics import equal
 
@@ -162,12 +167,12 @@ def json_worth(part: Json, text: str, target: Any) -> float:
 
 def _fields(part: Json, value: Any) -> list[tuple[str, Any]]:
     """(path, value) of each field to compare."""
-    where, given = f"column {part.column}", value
+    where, column_value = f"column {part.column}", value
     if isinstance(value, str):
         with boundary(BadInput, where, "JSON", "correct the row"):
             value = json.loads(value)
     if not isinstance(value, dict) or not value:
-        raise refusal(where, "an object with fields", repr(given)[:80], "correct the row")
+        raise refusal(where, "an object with fields", repr(column_value)[:80], "correct the row")
     targets = [(path, _at(value, path)) for path in part.fields or tuple(value)]
     missing = [path for path, target in targets if target is _NOTHING]
     if missing:
@@ -201,9 +206,9 @@ def _same(a: Any, b: Any) -> bool:
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        raise ValueError("a name twice")
+        raise ValueError("a key occurs twice")
     return value
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

@@ -82,11 +82,11 @@ class _Process:
 
     @property
     def ended(self) -> bool:
-        """Whether it answers no more."""
+        """True if the worker answers no more."""
         return self._over
 
     def answer(self, line: bytes, wall_s: float) -> bytes | None:
-        """Its answer to a line; None where it ended or hangs."""
+        """Return the worker's answer to a line; None if it has ended or hangs."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         answer = b""

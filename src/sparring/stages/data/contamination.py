@@ -49,7 +49,7 @@ def note_shown(context: Context, held: Mapping[str, str]) -> None:
     Raises:
         BadInput: one of these was trained on here.
     """
-    shown = {_digest(text) for _, asked in _asked(context) for text in asked}
+    shown = {_digest(text) for _, prompts in _asked(context) for text in prompts}
     for text, what in _shown(context):
         if text in held:
             raise _trained_on(held[text], what)
@@ -60,9 +60,9 @@ def note_shown(context: Context, held: Mapping[str, str]) -> None:
 def _shown(context: Context) -> Iterator[tuple[str, str]]:
     """The identity of every task that this run was shown, and which it is."""
     for index in range((context.done("collect") or {}).get("tasks", 0)):
-        found = context.store.get(f"collect/{index}")
-        told = found.get("identity") or normalised(found["prompt"])
-        yield told, f"the task of a trace, {found['prompt'][:60]!r}"
+        collected = context.store.get(f"collect/{index}")
+        identifier = collected.get("identity") or normalised(collected["prompt"])
+        yield identifier, f"the task of a trace, {collected['prompt'][:60]!r}"
     for stage in ("rl", "distill"):
         yield from ((identity(group.task), group.task.id) for group in context.store.groups(stage=stage))
     if context.done("sft") is None or given_data(context) is not None:
@@ -98,12 +98,12 @@ def check_unseen_files(context: Context, tasks: Sequence[Task]) -> None:
     Raises:
         BadInput: a row does.
     """
-    told = [task for task in tasks if not task.key]
-    last = Counter(_last(task) for task in told)
-    texts = {text: task.id for task in told if last[text := _last(task)] == 1 and text}
-    texts |= {identity(task): task.id for task in told}
-    for where, asked in _asked(context):
-        for text in asked:
+    keyless = [task for task in tasks if not task.key]
+    last = Counter(_last(task) for task in keyless)
+    texts = {text: task.id for task in keyless if last[text := _last(task)] == 1 and text}
+    texts |= {identity(task): task.id for task in keyless}
+    for where, prompts in _asked(context):
+        for text in prompts:
             if text in texts:
                 raise _trained_on(texts[text], where, "take that row out of the file")
 
@@ -140,4 +140,4 @@ def _text(messages: Sequence[Message]) -> str:
 
 
 def _trained_on(task: str, got: str, do: str = "change the splits of the environment") -> BadInput:
-    return refusal(f"held-out task {task}", "a task that no training stream holds", got, do)
+    return refusal(f"held-out task {task}", "a task that is in no training data", got, do)

@@ -41,7 +41,7 @@ async def demonstrations(context: Context, renderer: Renderer) -> list[tuple[str
     solved = [c for c in shown if c.task is None or (c.score is not None and c.score.success is not False)]
     if len(solved) < 0.9 * len(shown):
         raise refusal(
-            "[env]", "an expert that solves its tasks", f"{len(solved)} of {len(shown)}", "correct the expert"
+            "[env]", "an expert that solves nine in ten tasks", f"{len(solved)} of {len(shown)}", "correct the expert"
         )
     return [(c.name, rendered(c, renderer)) for c in solved]
 
@@ -153,8 +153,8 @@ async def converse(context: Context, task: Task, replies: Expert | Mapping[str, 
             raise error
     if not played.transcripts:
         do = "let it call `await episode.session().complete(messages)` for every reply"
-        got = f"{context.config.rollout.harness!r}, which asked for no reply to task {task.id}"
-        raise refusal("rollout.harness", "a harness that asks its session", got, do)
+        got = f"{context.config.rollout.harness!r}, which requested no reply for task {task.id}"
+        raise refusal("rollout.harness", "a harness that requests its replies from the session", got, do)
     score, several = played.score, len(played.transcripts) > 1
     return [
         Conversation(

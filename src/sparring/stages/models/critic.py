@@ -78,7 +78,9 @@ def _check_model(context: Context, name: str) -> None:
     if name == POLICY:
         if models[POLICY].lora is not None:
             do = "name a model of [models] with the base's path"
-            raise refusal(where, "whole weights that get a scalar head", "the policy, which trains an adapter", do)
+            raise refusal(
+                where, "weights without an adapter, to add a scalar head to", "the policy, which trains an adapter", do
+            )
         return
     if name == OWN:
         if OWN not in context.config.run.stages and context.done(OWN) is None:
@@ -86,8 +88,8 @@ def _check_model(context: Context, name: str) -> None:
             raise refusal(where, f"a stage {OWN} before rl", stages, "add it, or name another model")
         return
     if name not in models or models[name].path is None:
-        known = ", ".join([POLICY, OWN, *(n for n, spec in models.items() if n != POLICY and spec.path)])
-        raise refusal(where, f"one of {known}", repr(name), f"add [models.{name}] path")
+        names = ", ".join([POLICY, OWN, *(n for n, spec in models.items() if n != POLICY and spec.path)])
+        raise refusal(where, f"one of {names}", repr(name), f"add [models.{name}] path")
     check_reads_policy(name, local_folder(str(models[name].path)), context.given())
 
 

@@ -69,8 +69,8 @@ def _check_model(context: Context, name: str) -> None:
     if name == POLICY:
         return
     if name not in models or models[name].path is None:
-        known = ", ".join([POLICY, *(n for n, spec in models.items() if n != POLICY and spec.path)])
-        raise refusal("rl.implicit.model", f"one of {known}", repr(name), f"add [models.{name}] path")
+        names = ", ".join([POLICY, *(n for n, spec in models.items() if n != POLICY and spec.path)])
+        raise refusal("rl.implicit.model", f"one of {names}", repr(name), f"add [models.{name}] path")
     folder = local_folder(str(models[name].path))
     check_reads_policy(name, folder, context.given())
     kinds = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or []

@@ -27,8 +27,8 @@ def preference_loss(config: RunConfig) -> Loss | None:
 
 
 def needs_reference(config: RunConfig) -> bool:
-    """Whether something compares the policy with what the stage begins with: that loss or, where there is none,
-    `[algo]`."""
+    """Return True if the loss compares the policy with the weights that the stage begins with. Without `[rl]
+    preference`, `[algo]` decides."""
     if config.rl.preference is None:
         return config.algo.needs_reference
     return not isinstance(config.rl.preference, WITHOUT_REFERENCE)
@@ -50,7 +50,7 @@ def check_online(config: RunConfig) -> list[str]:
             "[algo]", "neither kl nor entropy_bonus with rl.preference, which replaces it", "one", "leave it out"
         )
     if config.rollout.group_size < 2:
-        got, do = str(config.rollout.group_size), "raise it: a rollout is preferred to another of its group"
+        got, do = str(config.rollout.group_size), "raise it: rl.preference compares rollouts of one group"
         raise refusal("rollout.group_size", "at least 2 rollouts to compare", got, do)
     return ["rl: the best rollout of each group against its worst"]
 
@@ -77,5 +77,5 @@ def check_imitation(config: RunConfig) -> list[str]:
         raise refusal(where, "none with rl.preference, which replaces [algo]", "a table", do)
     if config.rl.observations:
         got = f"a table and {config.rl.observations:g}"
-        raise refusal(where, "none with rl.observations, for one scale is all that the imitate term has", got, do)
+        raise refusal(where, "none with rl.observations, because both set the scale of the imitate term", got, do)
     return [f"rl: right answers are imitated, times {config.algo.right_answers.coefficient:g}"]

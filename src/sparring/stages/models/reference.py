@@ -50,14 +50,14 @@ def reference_beside(config: RunConfig) -> Beside:
 
 
 def is_held(config: RunConfig) -> bool:
-    """Whether a model stands beside the policy. Of its own weights before an update the policy's trainer tells
-    log-probabilities itself, as long as it has them."""
+    """Return True if a reference model is kept beside the policy. For weights of an earlier update, the policy's
+    trainer computes log-probabilities itself while it has them."""
     return needs_reference(config) and (config.algo.kl.reference != LAST or _is_whole(config))
 
 
 def is_averaging(config: RunConfig, stage: str) -> bool:
-    """Whether a model beside the policy follows it in this stage, "rl" or "distill", and so is saved with its
-    checkpoints."""
+    """Return True if a model beside the policy follows it in this stage, "rl" or "distill". Its weights are then saved
+    with the policy's checkpoints."""
     if stage == "distill":
         return AVERAGE in config.distill.teachers.values()
     return is_held(config) and config.algo.kl.reference in (AVERAGE, LAST)
@@ -75,10 +75,10 @@ def referring(config: RunConfig, trainer: Trainer) -> list[Annotator]:
         return []
     if not is_held(config):
         return [TrainerQuantity(trainer.forward, Annotation.REFERENCE)]
-    asked = config.rl.preference is not None or config.algo.reads_reference
+    is_read = config.rl.preference is not None or config.algo.reads_reference
     return [
         TeacherTag(reference_model(config)),
-        *([TrainerQuantity(trainer.forward, Annotation.REFERENCE, "teacher")] if asked else []),
+        *([TrainerQuantity(trainer.forward, Annotation.REFERENCE, "teacher")] if is_read else []),
     ]
 
 
@@ -103,7 +103,7 @@ def check_name(config: RunConfig, name: str, where: str) -> None:
         BadInput: one is.
     """
     if name in (START, LAST, AVERAGE) and name in config.models:
-        expected = f'another name beside {where} = "{name}", which is the policy of another time'
+        expected = f'another name, because {where} = "{name}" means earlier weights of the policy'
         raise refusal(f"models.{name}", expected, "this one", "rename the model")
 
 
@@ -121,14 +121,21 @@ def check_reference(context: Context) -> None:
         if kl.coefficient and config.rl.passes * config.rl.minibatches == 1:
             do = "set rl.minibatches or rl.passes, or choose another reference"
             raise refusal(
-                "algo.kl.reference", 'several optimiser steps an update beside "last"', "one, whose KL is 0", do
+                "algo.kl.reference", 'several optimiser steps per update with "last"', "one, at which the KL is 0", do
             )
     elif kl.reference not in (START, AVERAGE):
-        theirs = reference_folder(config) / "tokenizer.json"
-        ours = context.given()
-        if ours is not None and theirs.exists() and theirs.read_bytes() != (ours / "tokenizer.json").read_bytes():
+        reference_tokenizer = reference_folder(config) / "tokenizer.json"
+        start = context.given()
+        if (
+            start is not None
+            and reference_tokenizer.exists()
+            and reference_tokenizer.read_bytes() != (start / "tokenizer.json").read_bytes()
+        ):
             raise refusal(
-                "algo.kl.reference", "a model with the policy's tokenizer", f"{theirs}, another", "choose such a model"
+                "algo.kl.reference",
+                "a model with the policy's tokenizer",
+                f"{reference_tokenizer}, which has a different one",
+                "choose such a model",
             )
 
 

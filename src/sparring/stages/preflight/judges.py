@@ -21,8 +21,8 @@ async def check_judges(context: Context) -> list[str]:
         BadInput: a judge is not there, cannot do what is asked of it, or does not answer; or nothing can be evaluated.
     """
     config = context.config
-    asked = {name: part for name, part in config.env.rubric.items() if isinstance(part, AskedPart)}
-    for name, part in asked.items():
+    judged = {name: part for name, part in config.env.rubric.items() if isinstance(part, AskedPart)}
+    for name, part in judged.items():
         _check_model(context, f"env.rubric.{name}", part)
     if ("eval" in config.run.stages or config.eval.every) and config.rl.reward_model is None:
         _check_by_itself(config.env.rubric)
@@ -52,8 +52,8 @@ def _check_by_itself(rubric: Mapping[str, Any]) -> None:
     for domain in sorted({name for part in rubric.values() for name in part.domains}) or [""]:
         parts = of_domain(dict(rubric), domain).values()
         if parts and not any(part.weight and not isinstance(part, RELATIVE) for part in parts):
-            got = f"parts that compare a group's{f' in domain {domain!r}' if domain else ''}"
-            expected, do = "a part that says what one answer is worth, for evaluations", "add one, or evaluate nothing"
+            got = f"only parts that compare the answers of a group{f' in domain {domain!r}' if domain else ''}"
+            expected, do = "a part that scores one answer by itself, for evaluations", "add one, or evaluate nothing"
             raise refusal("env.rubric", expected, got, do)
 
 
@@ -70,4 +70,4 @@ def _check_model(context: Context, where: str, part: AskedPart) -> None:
         local_folder(spec.path)
     if part.constrain and spec.served is not None and spec.served.kind != "remote":
         got = f'true with a server of kind "{spec.served.kind}", which takes no token masks from its client'
-        raise refusal(f"{where}.constrain", "false", got, "leave it out, and let find pick the verdict")
+        raise refusal(f"{where}.constrain", "false", got, "leave it out, and set find to the pattern of the verdict")

@@ -29,8 +29,8 @@ LANES, SMALLEST_LANE = 2, 256
 """Into so many a trainer on a CPU cuts a micro-batch that has so many tokens for each; see `train.trainer`,
 `batch.packing`."""
 SCATTERED = 1.2
-"""What a trainer's threads keep of freed memory, in pieces too small for the next tensor, over what they use at the
-most: measured by `benchmarks/memory.py`."""
+"""Memory of a trainer's threads as a multiple of its peak use: freed pieces too small for the next tensor stay with
+them. Measured by `benchmarks/memory.py`."""
 UNCOUNTED = 0.08
 """Share of all that is counted, for what is not: pieces that the C library keeps, and copies on the way; measured
 likewise."""
@@ -94,7 +94,7 @@ def resident() -> int:
         return 0
 
 
-def shapes_of(config: RunConfig, given: Path | None) -> dict[str, Outline]:
+def shapes_of(config: RunConfig, start: Path | None) -> dict[str, Outline]:
     """Every model that is computed in this process, by its name in `[models]`: the policy, which begins as the folder
     `given` or afresh, and those with a checkpoint of their own. What has none is as large as the policy. One with a
     scalar head is under its name and `SCALAR`.
@@ -112,14 +112,14 @@ def shapes_of(config: RunConfig, given: Path | None) -> dict[str, Outline]:
     if isinstance(learner, CriticConfig):
         scalar.add(learner.model)
     names = {POLICY, *frozen, *engines, *([learner.model] if learner else [])}
-    found = {}
+    shapes = {}
     for name in sorted(names | scalar):
         for is_scalar in {name in scalar, False} if name == POLICY else {name in scalar}:
-            found[name + SCALAR * is_scalar] = _outline(config, name, given, scalar=is_scalar)
-    return found
+            shapes[name + SCALAR * is_scalar] = _outline(config, name, start, scalar=is_scalar)
+    return shapes
 
 
-def _outline(config: RunConfig, name: str, given: Path | None, *, scalar: bool) -> Outline:
+def _outline(config: RunConfig, name: str, start: Path | None, *, scalar: bool) -> Outline:
     own = name in config.models and name != POLICY and config.models[name].path is not None
     spec = config.models[name] if own else config.models[POLICY]
     settings = {
@@ -129,7 +129,7 @@ def _outline(config: RunConfig, name: str, given: Path | None, *, scalar: bool) 
         "lora": None if own or scalar else spec.lora,
         "gradient_checkpointing": spec.gradient_checkpointing,
     }
-    folder = local_folder(str(spec.path)) if own else given
+    folder = local_folder(str(spec.path)) if own else start
     if folder is None:
         assert spec.init is not None, "a model has a path or an init"
         return fresh_outline(spec.init, **settings)
@@ -142,8 +142,8 @@ def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process:
 
     policy, section = shapes[POLICY], _learner(config)
     heads = (SCALAR, "") if isinstance(section, CriticConfig) else ("",)
-    known = [shapes[section.model + head] for head in heads if section.model + head in shapes] if section else []
-    learner = next(iter(known), policy) if section else None
+    learners = [shapes[section.model + head] for head in heads if section.model + head in shapes] if section else []
+    learner = next(iter(learners), policy) if section else None
     trained = shapes.get(POLICY + SCALAR, policy) if stage == "reward_model" else policy
     averaging = [name for name in config.run.stages if name in LIVE and is_averaging(config, name)]
     averaged = _numbers(policy) if averaging else 0
@@ -160,11 +160,11 @@ def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process:
     staged, packed = (part if stage in LIVE and serving else Size() for part in policy.staged())
     published = Size.of(one.nbytes for one in trained.trained) if trainers else Size()
     # what a thread has freed it keeps for itself, but not what is so large that the system gets it back
-    kept = sum(step.kept for step in steps) if steps and steps[0].kept > published.kept else published.kept
-    step, update = kept + max((step.returned for step in steps), default=0), staged.kept + packed.kept
-    in_update = kept + published.returned
+    retained = sum(step.kept for step in steps) if steps and steps[0].kept > published.kept else published.kept
+    step, update = retained + max((step.returned for step in steps), default=0), staged.kept + packed.kept
+    in_update = retained + published.returned
     larger = in_update + staged.total + packed.total > step + update
-    found = Held(
+    held = Held(
         stage=stage,
         parameters=policy.parameters,
         trained=_numbers(policy),
@@ -180,7 +180,7 @@ def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process:
         sampling=sum(_sampling(config, model(name), name) for name in engines),
         uncounted=0,
     )
-    return found._replace(uncounted=int(UNCOUNTED * found.total) if process else 0)
+    return held._replace(uncounted=int(UNCOUNTED * held.total) if process else 0)
 
 
 def _numbers(model: Outline) -> int:
@@ -197,16 +197,16 @@ def _step(config: RunConfig, model: Outline, train: TrainConfig) -> Size:
     already. Lanes are computed side by side, or, by one thread, one after the other; what the first gave stays."""
     tokens = min(train.token_budget, MOST_TOKENS)
     lanes = LANES if tokens >= LANES * SMALLEST_LANE else 1
-    one = model.micro_batch(-(-tokens // lanes))
+    pass_size = model.micro_batch(-(-tokens // lanes))
     if tokens < train.token_budget:  # what it needs beyond its gradients grows with the tokens
-        one = one.times(-(-train.token_budget // tokens))
-    added = Size.of(one.numel() * FLOAT for one in model.trained)
+        pass_size = pass_size.times(-(-train.token_budget // tokens))
+    added = Size.of(parameter.numel() * FLOAT for parameter in model.trained)
     if config.run.threads == 1 and lanes > 1:
-        first = Size.of(one.nbytes for one in model.trained).times(lanes - 1)
-        found = added.plus(first, one)
+        first = Size.of(parameter.nbytes for parameter in model.trained).times(lanes - 1)
+        size = added.plus(first, pass_size)
     else:
-        found = added.plus(one.times(lanes))
-    return Size(int(SCATTERED * found.kept), found.returned)
+        size = added.plus(pass_size.times(lanes))
+    return Size(int(SCATTERED * size.kept), size.returned)
 
 
 MOST_TOKENS = 1 << 17
@@ -298,7 +298,7 @@ def check_memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
         do = "lower train.token_budget, engine.kv_bytes or engine.offload_bytes, or take a smaller model"
         got = f"{here / GIB:.1f} GiB on this machine"
         if config.run.memory == "refuse":
-            raise refusal("memory", in_words(held), got, f'{do}; run.memory = "warn" goes on all the same')
+            raise refusal("memory", in_words(held), got, f'{do}; or set run.memory = "warn" to begin all the same')
         warnings.append(f"memory: warning: expected {in_words(held)}, got {got}; {do}")
     free = shutil.disk_usage(context.folder).free
     disk = ((held.trained + held.learner) * 12 + held.averaged * 4) * (config.train.keep_last + 1) * 2

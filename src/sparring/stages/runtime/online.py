@@ -18,6 +18,7 @@ import msgspec
 from sparring.algo.annotate.observations import observation_targets
 from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.batch.batches import Plan, batches
+from sparring.errors import WeightsError
 from sparring.loop import run_loop
 from sparring.observe.hooks import timed
 from sparring.observe.spans import Spans
@@ -38,6 +39,7 @@ from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
 from sparring.stages.runtime.rollouts import rollout_runner
 from sparring.stages.runtime.timing import ENGINE_SPANS, TRAINER_SPANS, EngineCounters, StepClock
 from sparring.stages.runtime.totals import Totals
+from sparring.stages.runtime.updates import RetriedUpdates
 from sparring.stages.runtime.versions import VersionLog
 from sparring.types import Batch, Group, StepResult
 
@@ -121,6 +123,7 @@ class OnlineTraining:
         scheduler = self._scheduler(objective, window, judges, log)
         checkpoints = self._checkpoints()
         self.trainers[POLICY] = VersionLog(context.store, stage).logged(self.trainers[POLICY])
+        updates = RetriedUpdates(self.engine, config.engine, lambda text: context.sink.event(stage, text))
         kept = {"credit": objective.credit, **objective.kept}
         done, state = await checkpoints.resume()
         trained = self._rewind(log, done)
@@ -129,7 +132,7 @@ class OnlineTraining:
             scheduler.restore(state["scheduler"])
             for name, each in kept.items():
                 each.restore(state.get(name, {}))
-            await self.engine.pull(await self.trainers[POLICY].push())
+            await updates.pull(await self.trainers[POLICY].push())
         scheduler.resume(trained)
         counters, clock = EngineCounters(self.engine), StepClock(self._spans)
 
@@ -151,7 +154,11 @@ class OnlineTraining:
         batches_of = self._batches(objective, range(done + 1, self._section.steps + 1), log)
         async with beside as evaluator:
             with fewer_collections():
-                await run_loop(scheduler.groups(), batches_of, self.trainers, {POLICY: self.engine}, window, after_step)
+                try:
+                    await run_loop(scheduler.groups(), batches_of, self.trainers, {POLICY: updates}, window, after_step)
+                except WeightsError:
+                    await checkpoints.save_last()
+                    raise
         await write_model(self.trainers[POLICY], self.source, context.output(stage))
         return {**totals.as_dict(), "model": str(context.output(stage))}
 
