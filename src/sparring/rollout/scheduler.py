@@ -292,7 +292,7 @@ class Scheduler:
     async def _group(self, task: Task, index: int, version: int, rollouts: Sequence[asyncio.Future[Finished]]) -> Group:
         """Return the scored and recorded group, when its last rollout is done."""
         group = await self._scored(task, index, version, await asyncio.gather(*rollouts))
-        self._log.append(group)
+        await self._log.append(group)
         return group
 
     async def _scored(self, task: Task, index: int, version: int, finished: Sequence[Finished]) -> Group:
