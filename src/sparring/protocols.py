@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 
 class TaskSource(Protocol):
-    """A stream of tasks that can be resumed at the exact task: a function of its state and of the order in which it is
-    asked and shown groups, of nothing else."""
+    """A stream of tasks: a function of its state and of the order of `next` and `observe`, so that it can be resumed."""
 
     def next(self) -> Task | None:
         """Return the next task, or None at the end of a finite stream."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Mapping, Sequence
 from random import Random
 
 from sparring.envs.base import Env
 from sparring.envs.tools.python import PythonTool
-from sparring.types import Message, Rollout, Score, Task, ToolCall, Trajectory
+from sparring.errors import SandboxError
+from sparring.types import Message, Observation, Rollout, Score, Task, ToolCall, Trajectory
 
 
 class Sums(PythonTool, Env):
@@ -43,6 +46,17 @@ class Chance(Sums):
         """Also of rollouts that were cut short."""
         odd = sum(trajectory.segments[-1].tokens) % 2 == 1
         return Score(reward=float(odd), success=odd)
+
+
+class Slow(Chance):
+    """The same, whose answers take up to 60 ms; one in twenty breaks, whichever the process's own chance says."""
+
+    async def step(self, reply: Message) -> Observation:
+        """Take a while, then break or answer."""
+        await asyncio.sleep(random.random() * 0.06)
+        if reply.content and random.random() < 0.05:  # the check of the world sends an empty one
+            raise SandboxError(f"box: gone, {random.random()}")
+        return await super().step(reply)
 
 
 class SomeUnscored(Sums):

@@ -104,7 +104,7 @@ class Scheduler:
             while (pending := await self._next_pending()) is not None:
                 group = await self._unless_dead(pending)
                 self._yielded = group.index + 1
-                if not self._repeats:  # else a recorded admission says when the source was shown it
+                if not self._repeats and group.index >= self._observed:  # else a recorded admission has it shown
                     self._observe_to(group.index)
                     self._observe(group)
                 measure(self._metrics, group, lag=self._lag(group))
@@ -329,7 +329,7 @@ class Scheduler:
     async def _group(self, task: Task, index: int, version: int, rollouts: Sequence[asyncio.Future[Finished]]) -> Group:
         """Return the scored and recorded group, when its last rollout is done."""
         group = await self._scored(task, index, version, await asyncio.gather(*rollouts))
-        self._log.append(group)
+        await self._log.append(group)
         return group
 
     async def _scored(self, task: Task, index: int, version: int, finished: Sequence[Finished]) -> Group:
