@@ -48,8 +48,8 @@ class Domains:
     async def prove(self, boxes: Boxes) -> tuple[int, int]:
         """Score the right answers of all environments one after another; return the sums."""
         proven = rows = 0
-        for each in self.factories.values():
-            right, number = await each.prove(boxes)
+        for factory in self.factories.values():
+            right, number = await factory.prove(boxes)
             proven, rows = proven + right, rows + number
         return proven, rows
 
