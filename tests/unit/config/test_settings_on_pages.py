@@ -18,10 +18,9 @@ def unknown_keys(text: str) -> list[str]:
     sections = {field.name: field.type for field in msgspec.structs.fields(RunConfig)}
     found = []
     for section, key in re.findall(r"`\[(\w+)\] (\w+)", text):
-        optional = (sections.get(section), *typing.get_args(sections.get(section)))  # a table that may be left out
-        kind = next((kind for kind in optional if isinstance(kind, type) and issubclass(kind, msgspec.Struct)), None)
-        names = msgspec.structs.fields(kind) if kind is not None else ()
-        if kind is None or key not in {field.name for field in names}:
+        options = (kind, *typing.get_args(kind)) if (kind := sections.get(section)) is not None else ()
+        structs = [option for option in options if isinstance(option, type) and issubclass(option, msgspec.Struct)]
+        if key not in {field.name for struct in structs for field in msgspec.structs.fields(struct)}:
             found.append(f"[{section}] {key}")
     return found
 
