@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from sparring.errors import InfraError, Outage, RequestRefused, TaskError
+from sparring.errors import EnvError, InfraError, JudgeError, Outage, SandboxError, ToolHostError
 from sparring.observe.metrics import Metrics
 from sparring.types import Group
 
+ENVIRONMENTS = (SandboxError, ToolHostError, EnvError)
+"""Failures of an environment's infrastructure. Of an engine's that is down, or a judge's, `EmptySteps` tells."""
 FEWEST_FAILURES = 8
 """Failures in a row below which no breaker opens."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
@@ -77,9 +79,9 @@ class Breaker:
             self._end_probe(trial)
             raise
         self._running -= 1
-        if trial.error is None:
+        if trial.error is None or isinstance(trial.error, JudgeError):  # the environment itself did all that was wanted
             self._succeeded()
-        elif not isinstance(trial.error, (TaskError, RequestRefused)):
+        elif isinstance(trial.error, ENVIRONMENTS):
             self._failed(trial)
         self._end_probe(trial)
 

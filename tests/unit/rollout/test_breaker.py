@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 from fates import EmptyBox, FatedBoxes, FatedWorld, Fates, Stack, make_stack
 
-from sparring.errors import InfraError, Outage, SandboxError
+from sparring.errors import EngineError, InfraError, JudgeError, Outage, SandboxError, TaskError
 from sparring.harness.chat import ChatHarness
 from sparring.observe.metrics import Metrics
 from sparring.rollout.breaker import EMPTY_STEPS, FEWEST_FAILURES, Breaker, EmptySteps
@@ -146,6 +146,18 @@ def test_steps_without_any_rollout_are_told_and_end_the_run() -> None:
     steps.add(next(groups))
     with pytest.raises(Outage, match="steps 1 to 3: expected rollouts to train, got none of 6 groups"):
         steps.add(next(groups))
+
+
+@pytest.mark.parametrize("error", [JudgeError("judge: 503"), EngineError("engine: gone"), TaskError("no such image")])
+def test_what_is_no_failure_of_the_environment_opens_nothing(error: InfraError) -> None:
+    async def main() -> None:
+        breaker = Breaker("e", 60.0, lambda sentence: None, Metrics())
+        for number in range(3 * FEWEST_FAILURES):
+            async with breaker.trial(str(number)) as trial:
+                trial.error = error
+        assert not breaker.is_open
+
+    run_virtual(main())
 
 
 def test_a_probe_that_is_cancelled_lets_another_probe() -> None:
