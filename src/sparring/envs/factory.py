@@ -55,6 +55,11 @@ class WorldFactory:
                 "set env.data or write generate",
             )
 
+    @property
+    def shared_thread(self) -> bool:
+        """True where the environments of all rollouts run on one thread."""
+        return self._probe.shared_thread
+
     def make(self) -> Env:
         """One world for one rollout."""
         return self._make()

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
+from sparring.envs.box_at_home import BoxAtHome
 from sparring.envs.executor import EXECUTOR, Executor, InlineExecutor, is_cooperative
 from sparring.envs.roles import roles_of
 from sparring.errors import (
@@ -155,7 +156,8 @@ class GuardedEnv:
         env = self._env
         async with self.phases.within("open"):
             with _Measured(self, "env.open"):
-                opened = _checked(await self._call(env.open, task, box))
+                own = None if box is None else BoxAtHome(box)
+                opened = _checked(await self._call(env.open, task, own))
                 await self._read_tools()
         self._observed = [("", opened)]
         return opened
@@ -261,11 +263,12 @@ class GuardedEnv:
         try:
             if not is_cooperative(method):
                 return await (run or self._executor.run)(method, *arguments)
-            token = EXECUTOR.set(self._executor)
+            before = EXECUTOR.get()
+            EXECUTOR.set(self._executor)
             try:
                 return await method(*arguments)
             finally:
-                EXECUTOR.reset(token)
+                EXECUTOR.set(before)
         finally:
             if self.abandoned and not self._left:
                 self._left = True

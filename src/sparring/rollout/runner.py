@@ -62,7 +62,8 @@ class RolloutRunner:
         recorder: opens the sessions.
         harness: holds the conversation.
         config: limits, retries.
-        executors: makes the executor of an environment; one that blocks stops `InlineExecutor` and its event loop.
+        executors: makes the executor of an environment, with `shared` as the factory says; an environment that blocks
+            stops `InlineExecutor` and its event loop.
         recorded: takes note of the limits that strike and of the environments that are abandoned.
 
     Attributes:
@@ -79,7 +80,7 @@ class RolloutRunner:
         harness: Harness,
         config: RolloutConfig,
         *,
-        executors: Callable[[], Executor] = InlineExecutor,
+        executors: Callable[..., Executor] = InlineExecutor,
         recorded: Recorded = unrecorded,
     ) -> None:
         self._factory = factory
@@ -157,7 +158,8 @@ class RolloutRunner:
         limits = self.config.limits(task.limits)
         task = task if limits == task.limits else replace(task, limits=limits)
         phases = Phases(self.config, rollout_id=rollout_id, waits=self.waits, recorded=self._recorded)
-        env = GuardedEnv(self._factory.make, self.executors(), phases, timeout_s=limits.timeout_s)
+        executor = self.executors(shared=getattr(self._factory, "shared_thread", False))
+        env = GuardedEnv(self._factory.make, executor, phases, timeout_s=limits.timeout_s)
         episode = RunningEpisode(task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority)
         made = partial(Rollout, id=rollout_id, task=task, index=index, attempt=number, purpose=purpose)
         return await self._played(made, episode)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparring.envs.base import Env
+from sparring.envs.executor import at_home, cooperative
 from sparring.envs.rubrics.relative import RelativeScorer
 from sparring.envs.rubrics.rubric import Rubric
 from sparring.envs.tools.python import PythonTool
@@ -37,9 +38,10 @@ class RubricWorld(Env):
         """
         return await self._rubric.prove(task, box)
 
+    @cooperative
     async def reward(self, completion: str, task: Task) -> Score:
-        """The rubric's score."""
-        return await self._rubric.score(completion, task, self.box)
+        """Return the rubric's score."""
+        return await at_home(self._rubric.score, completion, task, self.box)
 
 
 class RubricWorldWithPython(PythonTool, RubricWorld):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from sparring.envs.threads import THREADS
 from sparring.protocols import Engine
 from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
@@ -36,4 +37,6 @@ def rollout_runner(
         max_context=max_context(outline_of(model), context.config.engine, context.config.models[POLICY].dtype),
     )
     speaking = with_roles(context, recorder, others, store)
-    return RolloutRunner(context.factory, context.boxes, speaking, context.harness, context.config.rollout)
+    return RolloutRunner(
+        context.factory, context.boxes, speaking, context.harness, context.config.rollout, executors=THREADS.executor
+    )
