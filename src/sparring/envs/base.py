@@ -73,6 +73,7 @@ class Env:
     roles: tuple[str, ...] = DEFAULT_ROLES
     _task: Task | None = None
 
+    @cooperative
     def __init__(self, args: Any = None) -> None:
         self.args = self.Args() if args is None else args
         self.box: Sandbox | None = None

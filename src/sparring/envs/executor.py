@@ -115,8 +115,8 @@ class InlineExecutor:
 
 
 def cooperative(method: C) -> C:
-    """Mark a coroutine function as one that never blocks, or one that hands over what may: it runs on the run's event
-    loop, which spares it two switches of threads."""
+    """Mark a function as one that never blocks, or hands over what may: it runs on the run's event loop, which spares
+    it two switches of threads."""
     method.__cooperative__ = True  # type: ignore[attr-defined]
     return method
 

@@ -9,14 +9,14 @@ whatever thread it is on: run such code in a box or in a process.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import resource
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from sparring.envs.executor import EXECUTOR, GRACE_S, HOME, called, copy_result
+from sparring.envs.executor import GRACE_S, HOME, called, copy_result
 
 FILES = 4096
 """Open files that the process asks for: a thread's event loop has three."""
@@ -27,10 +27,13 @@ class LoopThread:
 
     Attributes:
         loop: the event loop.
+        tasks: those that code on the loop began and that are not over.
     """
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.loop.set_task_factory(self._begun)
+        self.tasks: set[asyncio.Task[Any]] = set()
         self._thread = threading.Thread(target=self._work, name="environment", daemon=True)
         self._thread.start()
 
@@ -39,10 +42,42 @@ class LoopThread:
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.loop.stop)
 
+    def _begun(self, loop: asyncio.AbstractEventLoop, work: Any, **named: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **named)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
     def _work(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
         self.loop.close()
+
+
+class Inbox:
+    """Results on their way to an event loop: threads wake it once for all that are ready.
+
+    Args:
+        home: the event loop.
+    """
+
+    def __init__(self, home: asyncio.AbstractEventLoop) -> None:
+        self._home = home
+        self._calls: deque[_Call] = deque()
+        self._awake = False
+
+    def put(self, call: _Call) -> None:
+        """Send a call that is over. Safe to call from any thread."""
+        self._calls.append(call)
+        if not self._awake and not self._home.is_closed():
+            self._awake = True
+            self._home.call_soon_threadsafe(self._take)
+
+    def _take(self) -> None:
+        """At home: hand the results over."""
+        self._awake = False
+        while self._calls:
+            self._calls.popleft().arrive()
 
 
 class LoopThreads:
@@ -56,7 +91,15 @@ class LoopThreads:
         self.grace_s = grace_s
         self._idle: deque[LoopThread] = deque()
         self._shared: LoopThread | None = None
+        self._inboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Inbox] = WeakKeyDictionary()
         self._has_files = False
+
+    def inbox(self) -> Inbox:
+        """Return the inbox of the running event loop."""
+        home = asyncio.get_running_loop()
+        if home not in self._inboxes:
+            self._inboxes[home] = Inbox(home)
+        return self._inboxes[home]
 
     def executor(self, *, shared: bool = False) -> ThreadExecutor:
         """Return the executor of one environment. It takes a thread with its first call.
@@ -87,17 +130,19 @@ class LoopThreads:
         goes on although it was cancelled is stopped."""
         if thread is self._shared:
             return
-        thread.loop.call_soon_threadsafe(self._emptied, thread, 0)
+        if thread.tasks:
+            thread.loop.call_soon_threadsafe(self._empty, thread, 0)
+        else:
+            self._idle.append(thread)
 
-    def _emptied(self, thread: LoopThread, tries: int) -> None:
+    def _empty(self, thread: LoopThread, tries: int) -> None:
         """On the thread itself: make it idle, or cancel what is left and look again."""
-        tasks = asyncio.all_tasks(thread.loop)
-        if not tasks:
+        if not thread.tasks:
             self._idle.append(thread)
         elif tries < 10:
-            for task in tasks:
+            for task in tuple(thread.tasks):
                 task.cancel()
-            thread.loop.call_later(self.grace_s * tries / 10, self._emptied, thread, tries + 1)
+            thread.loop.call_later(self.grace_s * tries / 10, self._empty, thread, tries + 1)
         else:
             thread.stop()
 
@@ -133,8 +178,8 @@ class ThreadExecutor:
         if self.abandoned or self._closed:
             raise RuntimeError("an earlier call never ended" if self.abandoned else "the environment is closed")
         if self._thread is None:
-            self._thread = self._threads.take(shared=self._shared)
-        call = _Call(self._thread.loop, function, arguments, named)
+            self._thread, self._inbox = self._threads.take(shared=self._shared), self._threads.inbox()
+        call = _Call(self._thread.loop, self._inbox, called(function, arguments, named))
         try:
             return await call.result
         except asyncio.CancelledError:
@@ -167,26 +212,16 @@ class _Call:
         ended: True once the thread is done with it.
     """
 
-    __slots__ = ("_arguments", "_function", "_home", "_loop", "_named", "_over", "_task", "ended", "result")
+    __slots__ = ("_home", "_inbox", "_loop", "_over", "_task", "_work", "ended", "result")
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        named: dict[str, Any],
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, inbox: Inbox, work: Coroutine[Any, Any, Any]) -> None:
         self._home = asyncio.get_running_loop()
-        self._loop = loop
-        self._function, self._arguments, self._named = function, arguments, named
+        self._loop, self._inbox, self._work = loop, inbox, work
         self._task: asyncio.Task[Any] | None = None
         self._over: asyncio.Future[None] | None = None
         self.result: asyncio.Future[Any] = self._home.create_future()
         self.ended = False
-        context = contextvars.copy_context()
-        context.run(EXECUTOR.set, None)
-        context.run(HOME.set, self._home)
-        loop.call_soon_threadsafe(self._begin, context=context)
+        loop.call_soon_threadsafe(self._begin)  # in a copy of this context, of which the task has a copy again
 
     async def cancelled(self, grace_s: float) -> bool:
         """Cancel the call; return whether it was over within the grace period."""
@@ -195,9 +230,18 @@ class _Call:
         await asyncio.wait((self._over,), timeout=grace_s)
         return self.ended
 
+    def arrive(self) -> None:
+        """At home: hand the result over."""
+        assert self._task is not None
+        self.ended = True
+        if self._over is not None and not self._over.done():
+            self._over.set_result(None)
+        copy_result(self._task, self.result)
+
     def _begin(self) -> None:
-        """On the thread: call the function."""
-        self._task = self._loop.create_task(called(self._function, self._arguments, self._named))
+        """On the thread: begin the call."""
+        HOME.set(self._home)
+        self._task = asyncio.Task(self._work, loop=self._loop)
         self._task.add_done_callback(self._answer)
 
     def _cancel(self) -> None:
@@ -206,16 +250,8 @@ class _Call:
             self._task.cancel()
 
     def _answer(self, task: asyncio.Task[Any]) -> None:
-        """On the thread: send the result home, if that still runs."""
-        if not self._home.is_closed():
-            self._home.call_soon_threadsafe(self._arrive, task)
-
-    def _arrive(self, task: asyncio.Task[Any]) -> None:
-        """At home: hand the result over."""
-        self.ended = True
-        if self._over is not None and not self._over.done():
-            self._over.set_result(None)
-        copy_result(task, self.result)
+        """On the thread: the call is over."""
+        self._inbox.put(self)
 
 
 def _allow_files() -> None:

@@ -25,7 +25,7 @@ from sparring.generation import Constraint
 from sparring.protocols import AnyEnv, RolesEnv, Sandbox, Session, SingleEnv
 from sparring.record.transcript import Transcript
 from sparring.rollout.config import RolloutConfig
-from sparring.rollout.phases import Phases
+from sparring.rollout.phases import Phases, Waits
 from sparring.types import (
     DEFAULT_ROLES,
     Message,
@@ -94,7 +94,7 @@ class GuardedEnv:
     ) -> None:
         self._make = make
         self._executor = InlineExecutor() if executor is None else executor
-        self.phases = Phases(RolloutConfig()) if phases is None else phases
+        self.phases = Phases(Waits(RolloutConfig())) if phases is None else phases
         self._timeout_s = timeout_s
         self._made: AnyEnv | None = None
         self._roles = DEFAULT_ROLES
@@ -102,6 +102,7 @@ class GuardedEnv:
         self._box: Sandbox | None = None
         self._observed: list[tuple[str, Observation]] = []
         self._left = False
+        self._reads_tools = False
         self.world_s = 0.0
         self.policy_s = 0.0
 
@@ -143,10 +144,16 @@ class GuardedEnv:
         with boundary(EnvError, "env.tools"):
             return self._env.tools
 
-    async def make(self) -> None:
-        """Make the environment, if that has not been done. Raises EnvError for whatever its code raises."""
+    async def make(self, *, at_once: bool = False) -> None:
+        """Make the environment, if that has not been done. Raises EnvError for whatever its code raises.
+
+        Args:
+            at_once: its constructor is not its author's code, and does not block.
+        """
+        if at_once:
+            _ = self._env
         if self._made is None:
-            async with self.phases.within("open"):
+            with self.phases.within("open"):
                 with _Measured(self, "env"):
                     await self._call(self._make_it)
 
@@ -154,11 +161,11 @@ class GuardedEnv:
         """Open the environment. Raises EnvError for whatever its code raises, and for what no model can be told."""
         self._box = box
         env = self._env
-        async with self.phases.within("open"):
+        with self.phases.within("open"):
             with _Measured(self, "env.open"):
                 own = None if box is None else BoxAtHome(box)
                 opened = _checked(await self._call(env.open, task, own))
-                await self._read_tools()
+                await self._read_tools(opened=True)
         self._observed = [("", opened)]
         return opened
 
@@ -177,7 +184,7 @@ class GuardedEnv:
         role = self.named(role, "env.step")
         self._check_time()
         clock = asyncio.get_running_loop().time
-        async with self.phases.within("tool", ", ".join([call.name for call in reply.tool_calls])):
+        with self.phases.within("tool", ", ".join([call.name for call in reply.tool_calls])):
             started, queued_s = clock(), self._queued_s()
             with _Measured(self, "env.step"):
                 if len(self._roles) > 1:
@@ -186,7 +193,8 @@ class GuardedEnv:
                     answer = await self._call(cast(SingleEnv, self._env).step, reply)
                 observation = _checked(answer)
                 self.policy_s += clock() - started - (self._queued_s() - queued_s)
-                await self._read_tools()
+                if self._reads_tools:
+                    await self._read_tools()
         self._check_time()
         self._observed.append((role, observation))
         return observation
@@ -195,7 +203,7 @@ class GuardedEnv:
         """Score a rollout, of an environment of several roles all trajectories together. Raises EnvError for whatever
         the environment's code raises, and for a reward that is no finite number; a JudgeError passes through."""
         env = self._env
-        async with self.phases.within("score"):
+        with self.phases.within("score"):
             with _Measured(self, "env.score"):
                 if len(self._roles) > 1:
                     by_role = {trajectory.role: trajectory for trajectory in trajectories}
@@ -274,10 +282,12 @@ class GuardedEnv:
                 self._left = True
                 self.phases.note("abandoned", {"call": getattr(method, "__qualname__", repr(method))})
 
-    async def _read_tools(self) -> None:
+    async def _read_tools(self, *, opened: bool = False) -> None:
         """Read the tools where they are the author's code; else they are read when they are asked for."""
-        read = getattr(type(self._env), "tools", None)
-        if isinstance(read, property) and not is_cooperative(cast(Callable[..., Any], read.fget)):
+        if opened:
+            read = getattr(type(self._env), "tools", None)
+            self._reads_tools = isinstance(read, property) and not getattr(read.fget, "__cooperative__", False)
+        if self._reads_tools:
             self._tools = await self._call(lambda: self._env.tools)
 
     def _queued_s(self) -> float:
@@ -361,7 +371,7 @@ class LimitedSession:
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:
         """Ask for the next reply. Raises EngineError where there is none in time, and what the session raises."""
-        async with self._phases.within("turn", "" if self._role == DEFAULT_ROLES[0] else self._role):
+        with self._phases.within("turn", "" if self._role == DEFAULT_ROLES[0] else self._role):
             return await self._session.complete(messages, tools, constraint=constraint)
 
 
@@ -442,7 +452,7 @@ class RunningEpisode:
         task = asyncio.current_task()
         cancels = task.cancelling() if task is not None else 0
         try:
-            async with self.env.phases.within("close", part, error=error):
+            with self.env.phases.within("close", part, error=error):
                 with boundary(error, f"close {part}"):
                     await close()
         except asyncio.CancelledError:

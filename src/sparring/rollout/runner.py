@@ -91,7 +91,7 @@ class RolloutRunner:
         self.executors = executors
         self._recorded = recorded
         self.close_failures: deque[InfraError] = deque(maxlen=100)
-        self.waits = Waits()
+        self.waits = Waits(config)
         self.abandoned = 0
 
     async def run(
@@ -157,7 +157,7 @@ class RolloutRunner:
         """
         limits = self.config.limits(task.limits)
         task = task if limits == task.limits else replace(task, limits=limits)
-        phases = Phases(self.config, rollout_id=rollout_id, waits=self.waits, recorded=self._recorded)
+        phases = Phases(self.waits, rollout_id=rollout_id, recorded=self._recorded)
         executor = self.executors(shared=getattr(self._factory, "shared_thread", False))
         env = GuardedEnv(self._factory.make, executor, phases, timeout_s=limits.timeout_s)
         episode = RunningEpisode(task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority)
@@ -182,7 +182,7 @@ class RolloutRunner:
 
         try:
             await self._take_box(episode)
-            await episode.env.make()
+            await episode.env.make(at_once=getattr(self._factory, "makes_at_once", False))
             outcome = await self._play(episode)
             rollout = left(outcome)
             scoring = True
@@ -204,7 +204,7 @@ class RolloutRunner:
         """
         if episode.task.box is None:
             return
-        async with episode.env.phases.within("box"):
+        with episode.env.phases.within("box"):
             episode.box = await self._boxes.take(episode.task.box)
 
     async def _play(self, episode: RunningEpisode) -> Outcome:
@@ -225,7 +225,7 @@ class RolloutRunner:
     async def _held(self, episode: RunningEpisode) -> Outcome:
         """Let the harness run."""
         try:
-            async with episode.env.phases.between():
+            with episode.env.phases.within("harness"):
                 with boundary(EnvError, "harness"):
                     await InlineExecutor().run(self._harness.run, episode)
         except LimitReached as limit:

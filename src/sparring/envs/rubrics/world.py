@@ -14,6 +14,7 @@ from sparring.types import Score, Task
 class RubricWorld(Env):
     """Single-turn: the prompt comes from the row, the reward from the rubric."""
 
+    @cooperative
     def __init__(self, rubric: Rubric) -> None:
         super().__init__()
         self._rubric = rubric
