@@ -32,9 +32,9 @@ class Domains:
         """Make one world of the first environment, for whoever has no task in hand."""
         return next(iter(self.factories.values())).make()
 
-    def make_for(self, task: Task) -> AnyEnv:
-        """Make one world of a task's environment."""
-        return self.factories[task.env].make()
+    def of(self, task: Task) -> EnvFactory:
+        """Return the factory of a task's environment."""
+        return self.factories[task.env]
 
     def sources(self, split: str, seed: int) -> dict[str, TaskSource]:
         """Return the stream of each environment, by name; its tasks bear the name in `env` and in their ids."""

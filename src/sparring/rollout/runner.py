@@ -66,7 +66,8 @@ class RolloutRunner:
         recorder: opens the sessions.
         harness: holds the conversation.
         config: limits, retries.
-        executors: makes the executor of an environment; one that blocks stops `InlineExecutor` and its event loop.
+        executors: makes the executor of an environment, with `shared` as the factory says; an environment that blocks
+            stops `InlineExecutor` and its event loop.
         log: of attempts; unfinished rollouts of an earlier process go on from one with a store.
         report: called with a sentence for what a reader of the run has to know.
 
@@ -86,7 +87,7 @@ class RolloutRunner:
         harness: Harness,
         config: RolloutConfig,
         *,
-        executors: Callable[[], Executor] = InlineExecutor,
+        executors: Callable[..., Executor] = InlineExecutor,
         log: AttemptLog = AttemptLog(),
         report: Callable[[str], None] = lambda sentence: None,
     ) -> None:
@@ -105,7 +106,7 @@ class RolloutRunner:
         self._places = {name: asyncio.Semaphore(number) for name, number in places.items()}
         self.breakers = Breakers(config.outage_s, report)
         self.close_failures: deque[InfraError] = deque(maxlen=100)
-        self.waits = Waits()
+        self.waits = Waits(config)
         self.abandoned = 0
 
     async def run(
@@ -234,10 +235,10 @@ class RolloutRunner:
         before = attempts or Attempts(rollout_id, 0, WorldCalls(self._successes))
         watch = Watch(before.record, before.calls, self.log.entries_of(rollout_id))
         before.suspension.begin(watch)
-        phases = Phases(self.config, rollout_id=rollout_id, waits=self.waits, recorded=self.log.note)
-        several = isinstance(self._factory, Domains)
-        make = partial(self._factory.make_for, task) if several else self._factory.make
-        env = GuardedEnv(make, self.executors(), phases, timeout_s=task.limits.timeout_s, watch=watch)
+        phases = Phases(self.waits, rollout_id=rollout_id, recorded=self.log.note)
+        factory = self._factory.of(task) if isinstance(self._factory, Domains) else self._factory
+        executor = self.executors(shared=getattr(factory, "shared_thread", False))
+        env = GuardedEnv(factory.make, executor, phases, timeout_s=task.limits.timeout_s, watch=watch)
         episode = RunningEpisode(
             task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority, admission=admission
         )
@@ -278,7 +279,7 @@ class RolloutRunner:
 
         try:
             await self._take_box(episode)
-            await episode.env.make()
+            await episode.env.make(at_once=getattr(self._factory, "makes_at_once", False))
             outcome = await self._play(episode)
             episode.env.watch.check()
             rollout = left(outcome)
@@ -301,7 +302,7 @@ class RolloutRunner:
         """
         if episode.task.box is None:
             return
-        async with episode.env.phases.within("box"):
+        with episode.env.phases.within("box"):
             try:
                 episode.box = await self._boxes.take(episode.task.box)
             except BadInput as error:
@@ -325,7 +326,7 @@ class RolloutRunner:
     async def _held(self, episode: RunningEpisode) -> Outcome:
         """Let the harness run."""
         try:
-            async with episode.env.phases.between():
+            with episode.env.phases.within("harness"):
                 with boundary(EnvError, "harness"):
                     await InlineExecutor().run(self._harness.run, episode)
         except LimitReached as limit:

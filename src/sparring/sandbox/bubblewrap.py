@@ -82,6 +82,9 @@ class BubblewrapBox:
 
     `output_bytes` of the spec holds for stdout and for stderr each, so that what is kept never depends on how the two
     interleave.
+
+    Attributes:
+        queued_s: seconds that its commands have waited for their turn and for a place in the pool.
     """
 
     def __init__(self, pool: BubblewrapBoxes, spec: BoxSpec, server: Server, joined: tuple[int, ...] = ()) -> None:
@@ -93,6 +96,7 @@ class BubblewrapBox:
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._sizes: tuple[int, int] | None = None
         self._requests = 0
+        self.queued_s = 0.0
         self._used = False
         self._over: str | None = None
 
@@ -197,7 +201,10 @@ class BubblewrapBox:
         self, request: dict[str, Any], body: bytes, timeout_s: float | None, output_bytes: int | None = None
     ) -> tuple[Mapping[str, Any], bytes]:
         limit_s = self._spec.timeout_s if timeout_s is None else timeout_s
+        clock = asyncio.get_running_loop().time
+        began = clock()
         async with self._turn, self._pool.slots:
+            self.queued_s += clock() - began
             return await self._turned(request, body, limit_s, output_bytes)
 
     async def _turned(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparring.envs.base import Env
+from sparring.envs.executor import at_home, cooperative
 from sparring.envs.rubrics.relative import RelativeScorer
 from sparring.envs.rubrics.rubric import Rubric
 from sparring.envs.tools.python import PythonTool
@@ -13,6 +14,7 @@ from sparring.types import Score, Task
 class RubricWorld(Env):
     """Single-turn: the prompt comes from the row, the reward from the rubric."""
 
+    @cooperative
     def __init__(self, rubric: Rubric) -> None:
         super().__init__()
         self._rubric = rubric
@@ -37,9 +39,10 @@ class RubricWorld(Env):
         """
         return await self._rubric.prove(task, box)
 
+    @cooperative
     async def reward(self, completion: str, task: Task) -> Score:
         """Return the rubric's score."""
-        return await self._rubric.score(completion, task, self.box)
+        return await at_home(self._rubric.score, completion, task, self.box)
 
 
 class RubricWorldWithPython(PythonTool, RubricWorld):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sparring.envs.threads import THREADS
 from sparring.errors import BadInput, EnvError, boundary, refusal
 from sparring.generation import Constraint, Rendered
 from sparring.protocols import Expert, Renderer
@@ -146,7 +147,9 @@ async def converse(context: Context, task: Task, replies: Expert | Mapping[str, 
             return script(request.messages)
 
     recorder = TextRecorder(reply, "expert")
-    runner = RolloutRunner(context.factory, context.boxes, recorder, context.harness, context.config.rollout)
+    runner = RolloutRunner(
+        context.factory, context.boxes, recorder, context.harness, context.config.rollout, executors=THREADS.executor
+    )
     played = await runner.attempt(task, rollout_id=f"demonstration/{task.id}", index=0, seed=task.seed)
     for error in (played.error, *runner.close_failures):
         if error is not None:

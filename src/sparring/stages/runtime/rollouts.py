@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from sparring.envs.threads import THREADS
 from sparring.protocols import Engine
 from sparring.record.recorder import Recorder
 from sparring.rollout.attempt_log import AttemptLog
@@ -49,6 +50,7 @@ def rollout_runner(
         with_roles(context, recorder, others, store),
         context.harness,
         context.config.rollout,
+        executors=THREADS.executor,
         log=AttemptLog(context.store if rebuilds else None),
         report=lambda sentence: context.sink.event("rollout", sentence),
     )
