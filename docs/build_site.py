@@ -24,7 +24,10 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)\s]+)?\)")
 LANGUAGES = {".py": "python", ".toml": "toml", ".cpp": "cpp", ".jsonl": "json"}
 
 SECTIONS = {
-    "Start": ("README.md", "docs/tutorial.md", "docs/recipes.md", "docs/from-trl.md", "docs/from-verl.md"),
+    "Start": (
+        *("README.md", "docs/quickstart.md", "docs/tutorial.md", "docs/recipes.md"),
+        *("docs/from-trl.md", "docs/from-verl.md", "docs/glossary.md"),
+    ),
     "Python": ("docs/reference/*.md",),
     "Extend": ("docs/extend/*.md",),
     "The path of a token": ("docs/path/one-token.md", "docs/path/*.md"),

@@ -45,7 +45,7 @@ _HOMES = {
     "run": "launch.from_python:run",
     "tool": "envs.base:tool",
 }
-"""Where a public name is defined: module below `sparring`, name in it."""
+"""Definition of each public name: module below `sparring`, name in it."""
 
 
 def __getattr__(name: str) -> Any:

@@ -11,9 +11,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from typing import Protocol, TypeVar, cast
 
+from sparring.errors import WeightsError
 from sparring.observe.metrics import merged
-from sparring.protocols import Engine, Trainer
-from sparring.types import Batch, StepResult
+from sparring.protocols import Trainer
+from sparring.types import Batch, StepResult, WeightRef
 
 T = TypeVar("T")
 
@@ -25,6 +26,13 @@ class StepWindow(Protocol):
         """Let in the rollouts that may begin once the weights of `step` are being served."""
 
 
+class ServesWeights(Protocol):
+    """Part that serves published weights: an `Engine`, or what tries its updates again."""
+
+    async def pull(self, ref: WeightRef) -> None:
+        """Serve published weights. Raises `WeightsError` and serves the old ones where they fail."""
+
+
 AfterStep = Callable[[StepResult, Batch, Mapping[str, float]], Awaitable[None]]
 """Checkpoints and reports: called with the new version, the batch that made it, and the metrics of the update."""
 
@@ -33,7 +41,7 @@ async def run_loop(
     rollouts: AsyncIterator[T],
     batches: Callable[[AsyncIterator[T]], AsyncIterator[Batch]],
     trainers: Mapping[str, Trainer],
-    engines: Mapping[str, Engine],
+    engines: Mapping[str, ServesWeights],
     window: StepWindow,
     after_step: AfterStep,
 ) -> None:
@@ -49,7 +57,8 @@ async def run_loop(
         after_step: awaited after each update, so that a checkpoint is always of a finished one.
 
     Raises:
-        WeightsError: an update failed its verification; the engine still serves the old version.
+        WeightsError: an update failed; the engine still serves the old version. The step that made it is finished:
+            `after_step` was awaited, and the window stayed shut.
     """
     steps: list[Mapping[str, float]] = []
     async with aclosing(cast(AsyncGenerator[T], rollouts)):
@@ -61,7 +70,11 @@ async def run_loop(
             if not batch.ends_update:
                 continue
             if batch.publish:
-                await engines[batch.model].pull(await trainer.push())
+                try:
+                    await engines[batch.model].pull(await trainer.push())
+                except WeightsError:
+                    await after_step(step, batch, merged(steps))
+                    raise
             window.release(batch.step)
             await after_step(step, batch, merged(steps))
             steps.clear()

@@ -463,7 +463,7 @@ class Store(Protocol):
 
 
 class Cluster(Protocol):
-    """Which process runs where. A stage asks for parts and never builds them.
+    """Placement of the parts of a run in processes. A stage asks for parts and never builds them.
 
     `path` is a Hugging Face checkpoint folder. A trainer and an engine of one name start from equal weights at version
     0 and never share storage (law 9).

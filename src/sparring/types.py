@@ -162,11 +162,13 @@ class Segment:
     def __post_init__(self) -> None:
         sampled = self.model is not None
         if sampled != (self.logprobs is not None) or sampled != (self.versions is not None):
-            raise ValueError("a segment has log-probabilities and versions exactly when a model of ours sampled it")
+            raise ValueError(
+                "segment: expected log-probabilities and versions if a model of this run sampled it, and none otherwise"
+            )
         if self.logprobs is not None and not len(self.logprobs) == len(self.tokens) == len(self.versions or ()):
-            raise ValueError("one log-probability and one version per sampled token")
+            raise ValueError("segment: expected one log-probability and one version per sampled token")
         if self.kept is not None and not (sampled and len(self.kept) == len(self.tokens)):
-            raise ValueError("one kept set per sampled token")
+            raise ValueError("segment: expected one kept set per sampled token")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,7 +190,7 @@ class Outcome:
 
     @property
     def trainable(self) -> bool:
-        """Whether the policy is answerable for this outcome: its group may count it."""
+        """True if the policy is answerable for this outcome, so that its group may count it."""
         return self.kind in ("completed", "truncated", "policy_failed")
 
 
@@ -231,7 +233,7 @@ class Trajectory:
     origin: tuple[str, int] | None = None
 
     def branches(self) -> Iterator[tuple[Segment, ...]]:
-        """Every root-to-leaf path, in the order the leaves were made."""
+        """Yield every root-to-leaf path, in the order the leaves were made."""
         parents = {s.parent for s in self.segments}
         for leaf in self.segments:
             if leaf.index in parents:
@@ -296,11 +298,11 @@ class Score:
         return (self.per_role or {}).get(role, self.reward)
 
     def turns_of(self, role: str) -> tuple[float, ...] | None:
-        """What each turn of a role earned, None where nothing is said of turns."""
+        """Return each turn's reward of a role, or None if turns were not scored."""
         return self.per_turn if self.per_role_turns is None else self.per_role_turns.get(role)
 
     def states_of(self, role: str) -> tuple[str | None, ...] | None:
-        """The state that each turn of a role was taken in, None where nothing is said of states."""
+        """Return the state that each turn of a role was taken in, None where nothing is said of states."""
         return self.states if self.per_role_states is None else self.per_role_states.get(role)
 
 
@@ -328,7 +330,7 @@ class Group:
             raise ValueError(f"group {self.id}: {len(self.rollouts)} rollouts but {len(self.scores)} scores")
         for rollout, score in zip(self.rollouts, self.scores, strict=True):
             if score.reward is None or not rollout.outcome.trainable:
-                raise ValueError(f"group {self.id}: rollout {rollout.id} is unscored or not the policy's doing")
+                raise ValueError(f"group {self.id}: rollout {rollout.id} is unscored, or its outcome is not trainable")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -408,12 +410,12 @@ class Sample:
 
     @property
     def branch(self) -> int:
-        """Which branch of that it is."""
+        """Index of the branch in its trajectory."""
         return int(self.id.rpartition("#")[2])
 
 
 PAIR_SHARE = 0.5
-"""What each side of a pair weighs, so that a pair weighs 1."""
+"""Weight of each side of a pair, so that a pair weighs 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -437,7 +439,7 @@ class TokenAccount:
 
     @property
     def balanced(self) -> bool:
-        """Whether nothing was lost and nothing doubled."""
+        """True if every sampled token is counted exactly once."""
         return self.sampled == self.trained + self.filtered + self.zero_advantage + self.failed
 
 

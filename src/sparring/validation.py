@@ -20,12 +20,12 @@ class InvalidValue(ValueError):
     """A value that does not fit the type that is declared for its place.
 
     Attributes:
-        keys: lead to the value from the outermost table.
-        expected: what would have been accepted, as in `errors.refusal`.
-        got: what came; empty where `expected` already says it.
-        do: the way out; empty where none is known beyond writing another value.
+        keys: path to the value from the outermost table.
+        expected: values that are accepted, as in `errors.refusal`.
+        got: the value; empty if `expected` already names it.
+        do: advice; empty if there is none but to write another value.
         unknown: the name of a key that its table does not have, else empty.
-        known: the names that the table of an unknown key does have.
+        allowed: the names that the table of an unknown key has.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class InvalidValue(ValueError):
         do: str = "",
         *,
         unknown: str = "",
-        known: Iterable[str] = (),
+        allowed: Iterable[str] = (),
     ) -> None:
         self.keys, self.expected, self.got, self.do = tuple(keys), expected, got, do
-        self.unknown, self.known = unknown, frozenset(known)
+        self.unknown, self.allowed = unknown, frozenset(allowed)
         super().__init__(self.text)
 
     @property
@@ -116,7 +116,7 @@ def _value(kind: declared.Type, data: Any, keys: tuple[Key, ...]) -> Any:
 
 
 def _has_shape(kind: declared.Type, data: Any) -> bool:
-    """Whether the outermost layer of `data` is of the declared kind."""
+    """Return True if the outermost layer of `data` is of the declared kind."""
     match kind:
         case declared.AnyType():
             return True
@@ -182,8 +182,8 @@ def _struct(kind: declared.StructType, data: Mapping[str, Any], keys: tuple[Key,
     except InvalidValue:
         raise
     except ValueError as error:
-        said = str(error)
-        raise InvalidValue(keys, said, "" if ", got" in said else _shown(data, 200)) from error
+        problem = str(error)
+        raise InvalidValue(keys, problem, "" if ", got" in problem else _shown(data, 200)) from error
 
 
 def _record(kind: Any, data: Mapping[str, Any], keys: tuple[Key, ...]) -> Any:
@@ -199,10 +199,10 @@ def _fields(kind: Any, beside: set[str], data: Mapping[str, Any], keys: tuple[Ke
         if key in fields:
             values[fields[key].name] = _value(fields[key].type, value, (*keys, key))
         elif key not in beside:
-            known = fields.keys() | beside
-            names = ", ".join(sorted(known)) or "no key at all"
+            allowed = fields.keys() | beside
+            names = ", ".join(sorted(allowed)) or "no key at all"
             raise InvalidValue(
-                (*keys, key), f"one of {names}", "an unknown key", "remove it", unknown=str(key), known=known
+                (*keys, key), f"one of {names}", "an unknown key", "remove it", unknown=str(key), allowed=allowed
             )
     for name, field in fields.items():
         if field.required and name not in data:

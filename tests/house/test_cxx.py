@@ -107,3 +107,37 @@ void g() {{ run([&](int x) {{ return x; }}); }}
 def test_the_limit_lets_the_good_pass() -> None:
     assert not list(sizes("a.cpp", GOOD))
     assert [name for name, _, _ in functions(GOOD)] == ["f", "g"]
+
+
+VECTOR = re.compile(r"\b(?:_mm512|__m512|_mm256|__m256)")
+GUARD = re.compile(r"SPARRING_AVX512|SPARRING_AMX|SPARRING_SOFTWARE_TILES|__AVX2__|__AVX512F__|__AMX_BF16__")
+
+
+def unguarded(text: str, guards: tuple[bool, ...] = ()) -> Iterator[int]:
+    """Yield the lines with an instruction of AVX2 or AVX-512 that a compiler for an older processor meets too."""
+    for pattern, replacement in NOISE:
+        text = without(pattern, text, replacement)
+    inside = list(guards)
+    for number, line in enumerate(text.splitlines(), 1):
+        word = re.match(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b(.*)", line)
+        if word is None:
+            if VECTOR.search(line) and not any(inside):
+                yield number
+        elif word[1] == "endif":
+            inside.pop()
+        elif word[1] in ("elif", "else"):
+            inside[-1] = word[1] == "elif" and bool(GUARD.search(word[2]))
+        else:
+            inside.append(word[1] != "ifndef" and bool(GUARD.search(word[2])))
+
+
+@pytest.mark.parametrize("path", sorted((*SOURCE.rglob("*.cpp"), *SOURCE.rglob("*.h"))), ids=lambda path: path.name)
+def test_an_older_processor_meets_no_newer_instruction(path: Path) -> None:
+    """tiles_software.h is included by guarded code alone: it begins as if it were guarded."""
+    of_one_path = path.name == "tiles_software.h"
+    assert list(unguarded(path.read_text(encoding="utf-8"), (of_one_path,) * of_one_path)) == []
+
+
+def test_an_unguarded_instruction_is_seen() -> None:
+    program = "#ifdef SPARRING_PAIRS\n__m512i a;\n#ifdef SPARRING_AVX512\n__m512i b;\n#else\n__m512i c; // __m512i\n#endif\n#endif"
+    assert list(unguarded(program)) == [2, 6]

@@ -91,11 +91,11 @@ def test_vapo_imitates_what_was_right(given: Path, tmp_path: Path) -> None:
 
 
 REFUSED = [
-    (["algo.credit=gae"], "rl.critic: expected a table with credit 'gae', which asks it, got none; write [rl.critic]"),
-    (["rl.critic.clip=0.2"], "rl.critic: expected none without credit 'gae', which alone asks it, got credit 'grpo'"),
+    (["algo.credit=gae"], "rl.critic: expected a table, which credit 'gae' needs, got none; write [rl.critic]"),
+    (["rl.critic.clip=0.2"], "rl.critic: expected no table, because only credit 'gae' uses it, got credit 'grpo'"),
     (
         ["rl.critic.clip=0.2", "rl.preference.name=dpo"],
-        "rl.critic: expected none without credit 'gae', which alone asks it",
+        "rl.critic: expected no table, because only credit 'gae' uses it",
     ),
     (["algo.preset=ppo", "rl.critic.model=reward_model"], "rl.critic.model: expected a stage reward_model before rl"),
     (
@@ -107,7 +107,7 @@ REFUSED = [
     (["algo.preset=ppo", "rl.critic.clip=-1"], "clip and warmup_steps must be 0 or more"),
     (
         ["algo.preset=ppo", "rl.critic.clip=0", "models.policy.lora.rank=4"],
-        "rl.critic.model: expected whole weights that get",
+        "rl.critic.model: expected weights without an adapter",
     ),
     (
         ["algo.right_answers.coefficient=0.1", "rl.observations=0.05"],

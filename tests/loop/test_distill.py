@@ -224,25 +224,28 @@ def test_a_world_that_only_a_second_pass_scores_is_distilled(given: Path, checkp
     [
         (("distill.teachers={}",), "distill.teachers: expected at least one teacher"),
         (('distill.teachers={odd="nobody"}',), "distill.teachers.odd: expected a model of the recipe"),
-        (('distill.teachers={"*"="policy"}',), "a teacher that knows more than the policy"),
+        (('distill.teachers={"*"="policy"}',), "a teacher that has more information than the policy"),
         (
             ('distill.teachers={"*"="average"}', 'distill.over="vocabulary"'),
-            "a teacher that knows more than the policy",
+            "a teacher that has more information than the policy",
         ),
         (('distill.teachers={"*"="average"}', "models.average.path=there"), "models.average: expected another name"),
         (('distill.teachers={"*"="bytes"}',), "models.bytes.path: expected a teacher with the student's tokenizer"),
-        (("eval.teachers=true", 'eval.checkpoints=["init"]'), 'eval.checkpoints: expected "distill", whose success'),
+        (
+            ("eval.teachers=true", 'eval.checkpoints=["init"]'),
+            'eval.checkpoints: expected "distill", to compare it with its teachers',
+        ),
         (("eval.teachers=true", 'run.stages=["init"]'), "eval.teachers: expected a stage distill"),
         (("rollout.top_p=0.9",), "rollout.top_p: expected its default while the run distils"),
         (("rollout.min_turn_tokens=2",), "rollout.min_turn_tokens: expected its default"),
         (
             ('models.teacher.served={url="http://127.0.0.1:1/v1"}', 'distill.over="vocabulary"'),
-            "whole distribution is computed here",
+            'a teacher on this machine with distill.over = "vocabulary"',
         ),
         (('models.teacher.served={url="http://a/v1"}', "rollout.temperature=0.7"), "rollout.temperature: expected 1"),
         (
             ('models.teacher.served={kind="chat", url="http://a/v1", served_model="m"}',),
-            "a server that judges token ids",
+            "a server that scores token ids",
         ),
         (
             ('models.teacher.served={url="http://a/v1", api_key_env="NO_SUCH_KEY"}',),

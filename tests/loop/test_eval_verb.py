@@ -124,10 +124,10 @@ def test_another_environment(given: Path, checkpoint: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("{c}", "--gate", "0.1"), "--gate: expected a baseline and what is held against it, got one subject; "),
+        (("{c}", "--gate", "0.1"), "--gate: expected two checkpoints or endpoints to compare, got one; "),
         (("{c}", "{c}", "--gate", "-1"), "--gate: expected a margin of 0 or more, got -1.0; "),
         (("{c}", "{c}", "--gate", "nan"), "--gate: expected a margin of 0 or more, got nan; "),
-        (("{c}", "{c}", "--strict"), "--gate: expected a margin beside --figure or --strict, got none; "),
+        (("{c}", "{c}", "--strict"), "--gate: expected a margin with --figure or --strict, got none; "),
         (("{c}", "{c}", "--gate", "0", "--figure", "joy"), "--figure: expected one of success, reward, got joy; "),
         (("{c}", "--k", "2"), "eval: expected ks must be different numbers from 1 to samples = 1, got [2]; "),
         (("{c}", "--samples", "0"), "eval: expected samples and max_concurrent_rollouts must be at least 1, got "),
@@ -139,7 +139,7 @@ def test_another_environment(given: Path, checkpoint: Path, capsys: pytest.Captu
         (("{c}", "--env", "nowhere"), "env.name: expected one of reasoning_gym, or package.module:Name"),
         (
             ("{c}", "--json", "/no/such/folder/r.json"),
-            "/no/such/folder/r.json: expected a file in a folder that can be written, got ",
+            "/no/such/folder/r.json: expected a file in a writable folder, got ",
         ),
     ],
 )

@@ -115,7 +115,7 @@ def test_an_engine_is_opened_generates_and_closes(checkpoint: Path) -> None:
                 engine.generate(wrong)
         with pytest.raises(EngineError):
             engine.generate("one " * 600)
-    with pytest.raises(BadInput, match="expected an open engine, got one that was closed"):
+    with pytest.raises(BadInput, match="expected an open engine, got a closed one"):
         engine.generate("hi")
     engine.close()
 

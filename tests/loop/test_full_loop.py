@@ -28,7 +28,7 @@ SHORT = {
 }
 """Keys of the recipes, whatever they say there, and how short a run is made of them."""
 
-TALKS = {"steps = 2\nrows_per_step = 2": "steps = 150\nrows_per_step = 8"}
+TALKS = {"steps = 2\nrows_per_step = 2": "steps = 300\nrows_per_step = 8"}
 """What the base model needs to learn to end its replies, so that there is something to imitate."""
 
 

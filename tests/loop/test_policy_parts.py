@@ -59,7 +59,7 @@ def test_a_preset_runs(given: Path, preset: str) -> None:
         ),
         (
             ("algo.kl.coefficient=0.1", "algo.kl.reference=last", "rl.minibatches=1"),
-            "several optimiser steps an update",
+            "several optimiser steps per update",
         ),
     ],
 )

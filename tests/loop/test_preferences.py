@@ -161,7 +161,7 @@ def test_what_makes_no_sense_is_refused_by_name(given: Path, tmp_path: Path, cap
     for overrides, message in (
         (
             ["preference.held_out=2"],
-            "preference.held_out: expected rows of some prompts left to train on, got 2 of 2 rows, 1 prompts",
+            "preference.held_out: expected prompts left to train on, got 2 of 2 rows, 1 prompts",
         ),
         (
             ["preference.loss.name=kto"],
@@ -293,19 +293,19 @@ def test_turns_that_nobody_could_judge_or_tell_apart_are_refused(given: Path, tm
     turns = [*stages, "reward_model.loss=turns"]
     rules = "gae, gigpo, optimal_token_baseline, process, reinforce, reinforce_plus_plus, turn_level"
     for overrides, message in (
-        (["rl.reward_by=turn"], 'reward_by = "turn" needs a reward_model that says what each is worth'),
-        (["rl.reward_separator=;", *turns], 'reward_separator is for reward_by = "step" alone'),
+        (["rl.reward_by=turn"], 'reward_by = "turn" needs a reward_model that scores each'),
+        (["rl.reward_separator=;", *turns], 'reward_separator must be left out unless reward_by = "step"'),
         (
             [*turns, "rl.reward_by=step", "algo.credit=process"],
-            "expected a reward model that learns steps beside \"step\", got 'turns'",
+            "expected a reward model trained on steps with \"step\", got 'turns'",
         ),
         (
             [*stages, "algo.credit=process"],
-            "rl.reward_by: expected a reward model that learns turns beside \"turn\", got 'bradley_terry'",
+            "rl.reward_by: expected a reward model trained on turns with \"turn\", got 'bradley_terry'",
         ),
         (
             turns,
-            f"rl.reward_by: expected a credit that tells turns apart beside \"turn\" ({rules}), got 'grpo'; choose one of these",
+            f"rl.reward_by: expected a credit that reads turn rewards with \"turn\" ({rules}), got 'grpo'; choose one of these",
         ),
         ([*turns, "rl.preference=dpo"], "got rl.preference; choose one of these"),
     ):
@@ -336,7 +336,7 @@ def test_a_reward_model_is_named_and_fits(given: Path, checkpoint: Path, tmp_pat
         ),
         (
             ["rl.reward_model=judge", f"models.judge.path={tmp_path / 'other'}"],
-            "models.judge.path: expected the policy's own tokenizer.json, got another or none",
+            "models.judge.path: expected the policy's tokenizer.json, got a different one or none",
         ),
         (
             ["rl.reward_model=judge", f"models.judge.path={checkpoint}"],

@@ -70,15 +70,15 @@ def test_an_implicit_model_of_another_run_goes_on(given: Path, tmp_path: Path) -
 REFUSED = [
     (
         ["algo.credit=prime"],
-        "rl.implicit: expected a table with credit 'prime', which asks it, got none; write [rl.impl",
+        "rl.implicit: expected a table, which credit 'prime' needs, got none; write [rl.impl",
     ),
     (
         ["rl.implicit.model=policy"],
-        "rl.implicit: expected none without credit 'prime', which alone asks it, got credit 'grpo'",
+        "rl.implicit: expected no table, because only credit 'prime' uses it, got credit 'grpo'",
     ),
     (
         ["algo.preset=prime", "rl.implicit.model=policy", "rl.preference.name=dpo"],
-        "which alone asks it, got rl.preference; leave it out",
+        "uses it, got rl.preference; leave it out",
     ),
     (
         ["algo.preset=prime", "rl.implicit.model=judge"],

@@ -76,7 +76,7 @@ def told_weights(folder: Path) -> bytes:
     [
         (("algo.kl_reward.estimator=full",), 'set algo.kl.estimator = "full"'),
         ((*KL, "algo.kl.reference=average", "algo.kl.decay=1.0"), "decay must lie between 0 and 1"),
-        ((*KL, "algo.kl.reference=last"), "several optimiser steps an update"),
+        ((*KL, "algo.kl.reference=last"), "several optimiser steps per update"),
         ((*KL, "algo.kl.reference=average", "models.average.path=HERE"), "models.average: expected another name"),
         (
             ('rl.preference={name="dpo"}', "algo.kl.reference=nobody"),

@@ -96,7 +96,7 @@ def nothing_done(runs: Path) -> bool:
         ("eval.no_tool_tasks=7", "eval.no_tool_tasks", "expected at most 6"),
         ("rollout.group_size=1", "rollout.group_size", "expected at least 2"),
         ("rollout.temperature=0", "rollout.temperature", "expected above 0 while the run trains"),
-        ("rollout.top_k=1", "rollout.top_k", "expected another than 1 while the run trains"),
+        ("rollout.top_k=1", "rollout.top_k", "expected 0, or 2 and more, while the run trains"),
         ("rollout.min_p=1", "rollout.min_p", "expected below 1 while the run trains"),
         ("rollout.min_p=1.5", "rollout", "0 <= min_p <= 1"),
         ("rollout.top_p=0", "rollout", "0 < top_p <= 1"),
@@ -104,7 +104,7 @@ def nothing_done(runs: Path) -> bool:
         (
             "engine.kv_bytes=1000",
             "engine.kv_bytes",
-            "expected a cache for more than the 16 tokens that fit, got a prompt of ",
+            "expected prompts of fewer than the 16 tokens of the cache, got a prompt of ",
         ),
         ("env.demonstrations=0", "[env]", "expected tasks to demonstrate"),
         ('run.stages=["rl", "sft"]', "run.stages", "expected sft -> rl, got rl -> sft"),
@@ -159,7 +159,7 @@ def broken(checkpoint: Path, tmp_path: Path) -> Callable[..., str]:
     ("without", "said"),
     [
         ("config.json", "expected a Hugging Face checkpoint folder, got a folder without config.json"),
-        ("*.safetensors", "broken: expected weights (*.safetensors), got a folder without"),
+        ("*.safetensors", "broken: expected weights (*.safetensors), got none in the folder"),
         (
             "tokenizer.json",
             "broken/tokenizer.json: expected a tokenizer.json (a fast tokenizer), got a folder without one",
@@ -278,7 +278,7 @@ def test_a_chat_that_asks_for_a_held_out_task(
     rows = [[QUESTION, ANSWER], CHATS[chat](f" {held_out_prompts[4]}\n")]
     data.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
     message = refused(f"sft.data={data}")
-    expected = "expected a task that no training stream holds"
+    expected = "expected a task that is in no training data"
     assert message == f"held-out task Sums/eval/4: {expected}, got {data}, row 2; take that row out of the file"
     file = tmp_path / "pairs.jsonl"
     pairs = [{"prompt": text, "chosen": "2", "rejected": "3"} for text in (QUESTION["content"], held_out_prompts[0])]
@@ -322,7 +322,7 @@ def test_a_scorer_that_raises_and_one_that_can_be_gamed(refused: Callable[..., s
         "    def reward(self, completion, task):\n        return 1\n"
     )
     message = refused('run.stages=["rl"]', f"env.name={world}:Broken")
-    assert message.startswith("task Broken/train/0: expected an environment that plays it, got ")
+    assert message.startswith("task Broken/train/0: expected an environment that opens it and answers every turn, got ")
     assert "Broken.reward: ZeroDivisionError" in message
     message = refused('run.stages=["rl"]', f"env.name={world}:Generous")
     assert message.startswith("task Generous/train/0: expected no reward for an empty answer, got 1; ")

@@ -110,7 +110,7 @@ def test_a_class_is_a_harness_of_every_stage(given: Path) -> None:
         ((f"rollout.harness={PANEL}:Panel",), "rollout.harness: expected a coroutine function"),
         (
             (f"rollout.harness={PANEL}:ask_nobody",),
-            f"rollout.harness: expected a harness that asks its session, got '{PANEL}:ask_nobody', which asked for no",
+            f"rollout.harness: expected a harness that requests its replies from the session, got '{PANEL}:ask_nobody', which requested no",
         ),
         (
             (f"rollout.harness={PANEL}:ask_a_stranger",),
@@ -118,7 +118,7 @@ def test_a_class_is_a_harness_of_every_stage(given: Path) -> None:
         ),
         (
             (*GAME, "env.held_out=6", "rl.reward_model=judge"),
-            "rl.reward_model: expected none in a world of several roles, got 'judge', and proposer, solver",
+            "rl.reward_model: expected none in an environment of several roles, got 'judge', and proposer, solver",
         ),
         ((f"env.name={PANEL}:Twins",), "env Twins: roles: expected roles of different names, got two called 'solver'"),
         (

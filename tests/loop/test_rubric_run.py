@@ -135,14 +135,14 @@ def test_the_rubric_is_evaluated_by_the_command(
             "env.rubric.liked.model: expected a table [models.policy] with a path, got the policy",
         ),
         ('models.judge.path="./nowhere"', "model ./nowhere: expected a Hugging Face checkpoint folder or a hub name"),
-        ("env.rubric.liked.prompt=Well?", "prompt must say where {completion} stands"),
+        ("env.rubric.liked.prompt=Well?", "prompt must contain {completion}"),
         (
             'models.judge.served={kind="openai", url="http://127.0.0.1:9/v1"}',
             "env.rubric.liked.constrain: expected false, got true with",
         ),
         (
             "env.rubric={r={kind='ranking', model='judge', prompt='{answers}'}}",
-            "env.rubric: expected a part that says what one",
+            "env.rubric: expected a part that scores one answer by itself",
         ),
     ],
 )
@@ -159,7 +159,7 @@ def test_a_domain_in_which_answers_are_only_compared_cannot_be_evaluated(
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     right = "right={kind='number', domains=['sums']}"
     rubric = f"env.rubric={{{right}, best={{kind='ranking', model='judge', prompt='{{answers}}', domains=['sums', 'stories']}}}}"
-    said = "got parts that compare a group's in domain 'stories'; add one, or evaluate nothing"
+    said = "got only parts that compare the answers of a group in domain 'stories'; add one, or evaluate nothing"
     asked = ("run.stages=['rl']", evaluates, "eval.tasks=2", "eval.every_tasks=2", "eval.no_tool_tasks=0")
     assert main(["check", str(recipe), *words(*asked, rubric)]) == 2
     assert said in capsys.readouterr().err
@@ -195,7 +195,7 @@ def test_more_samples_ask_the_judge_nothing_that_it_has_said(
         counts = []
         for samples in ("1", "2"):
             assert main([*command, "--samples", samples]) == 0
-            counts.append(sum(body["max_tokens"] != 1 for body in server.asked))
+            counts.append(sum(body["max_tokens"] != 1 for body in server.bodies))
     finally:
         server.stop()
     assert 1 <= counts[0] == counts[1] <= 3

@@ -140,7 +140,7 @@ def test_interrupted_it_answers_what_is_under_way_with_an_error(roomy, served, t
 
     with served(roomy, "--unix", path) as (process, url):
         assert url == f"unix:{path}" and path.stat().st_mode & 0o777 == 0o600
-        assert "a server that answers there" in refused(roomy, "--unix", path)
+        assert "a running server there" in refused(roomy, "--unix", path)
         assert on(url, scenario)
         _, error = process.communicate(timeout=60)
     assert (process.returncode, error) == (130, "\ninterrupted\n")
@@ -189,14 +189,14 @@ def test_what_cannot_be_served_ends_with_2(checkpoint, served, refused_here, tmp
     assert "environment variable NO_SUCH_KEY: expected an API key, got nothing" in refused_here(
         checkpoint, "--api-key-env", "NO_SUCH_KEY"
     )
-    assert "an address that is free" in refused_here(checkpoint, "--port", "70000")
-    assert "--threads: expected 0 (one a core) or more, got -1" in refused_here(checkpoint, "--threads", "-1")
-    assert "an address that is free" in refused_here(checkpoint, "--host", "host.invalid")
-    assert "an address that is free" in refused_here(checkpoint, "--host", "h" * 70)
-    assert 'engine.kind: expected "native", which is what is served' in refused_here(
+    assert "a free address" in refused_here(checkpoint, "--port", "70000")
+    assert "--threads: expected 0 (one per core) or more, got -1" in refused_here(checkpoint, "--threads", "-1")
+    assert "a free address" in refused_here(checkpoint, "--host", "host.invalid")
+    assert "a free address" in refused_here(checkpoint, "--host", "h" * 70)
+    assert 'engine.kind: expected "native", the only kind that this command serves' in refused_here(
         checkpoint, "--set", "engine.kind=vllm"
     )
     notes = tmp_path / "notes.txt"
     notes.write_text("mine")
-    assert "a path that is free, or a socket, got something else" in refused_here(checkpoint, "--unix", notes)
+    assert "a free path, or a socket, got another kind of file" in refused_here(checkpoint, "--unix", notes)
     assert notes.read_text() == "mine"

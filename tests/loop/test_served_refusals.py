@@ -36,11 +36,11 @@ REFUSED = [
     ),
     (
         ["engine.kind=remote", "engine.url=http://127.0.0.1:1", "engine.kv_across_turns=offload"],
-        "engine.kv_across_turns: expected engine.kind = \"native\", which alone reads it, got 'offload'",
+        "engine.kv_across_turns: expected its default unless engine.kind = \"native\", got 'offload'",
     ),
     (
         ["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1", "engine.kv_tokens=4096"],
-        "got 4096; leave it out; it is the server's to decide",
+        "got 4096; leave it out; the server decides it",
     ),
     (
         ["engine.kind=openai", "engine.url=http://127.0.0.1:1/v1", 'rollout.constraint={kind="regex",source="a+"}'],

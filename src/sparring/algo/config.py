@@ -278,12 +278,12 @@ def named(algo: Any) -> Any:
     understand are left for the config to refuse."""
     if not isinstance(algo, Mapping):
         return algo
-    given = {key: _table(key, value) for key, value in algo.items()}
-    preset = str(given.get("preset", ""))
+    explicit = {key: _table(key, value) for key, value in algo.items()}
+    preset = str(explicit.get("preset", ""))
     if preset:
         _known("preset", preset, ALGORITHMS)
     filled = {key: _table(key, value) for key, value in ALGORITHMS.get(preset, {}).items()}
-    for key, value in given.items():
+    for key, value in explicit.items():
         base = filled.get(key)
         _refuse_foreign_keys(key, value, base, preset)
         # a name stands for itself; a table changes what is there
@@ -336,8 +336,8 @@ def _refuse_foreign_keys(key: str, value: Any, base: Any, preset: str) -> None:
 
 def _refuse_whole_reward(price: Any) -> None:
     if isinstance(price, Mapping) and price.get("estimator") == "full":
-        why = "which does not depend on the sampled token, so that no token would pay for itself"
-        do = 'set algo.kl.estimator = "full", which is in the loss'
+        why = "which is the same for every sampled token and so rewards none of them"
+        do = 'set algo.kl.estimator = "full" instead, a penalty in the loss'
         raise InvalidValue(("algo", "kl_reward", "estimator"), "one of k1, k2, k3, abs", f"'full', {why}", do)
 
 

@@ -19,7 +19,7 @@ class Facts:
     source: str
     """The paper with its equations, or whose code in which file."""
     defaults: Mapping[str, str]
-    """Where the default of each setting is from."""
+    """Source of each setting's default."""
     differences: tuple[str, ...]
     """Points in which the source differs. Empty: none known to us."""
 

@@ -54,7 +54,7 @@ class SequenceRatio(
     kind: ClassVar[RatioKind] = "mean"
 
     per_token: bool = False
-    """Whether each token keeps its own gradient."""
+    """Give each token a gradient of its own."""
 
     def __call__(self, tokens: PolicyTokens) -> torch.Tensor:
         """Compute the logarithm of each token's ratio [M]."""
@@ -76,7 +76,7 @@ class TurnRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     kind: ClassVar[RatioKind] = "mean"
 
     per_token: bool = False
-    """Whether each token keeps its own gradient, as for the ratio `sequence`."""
+    """Give each token a gradient of its own, as for the ratio `sequence`."""
 
     def __call__(self, tokens: PolicyTokens) -> torch.Tensor:
         """Compute the logarithm of each token's ratio [M]."""

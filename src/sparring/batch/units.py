@@ -27,12 +27,12 @@ def pack_units(rows: Sequence[Sample], token_budget: int, paired: Set[str]) -> l
     """Pack rows like `pack`, but split no unit. Where there are units of several rows, they are placed first-fit, and a
     prefix that two units share is counted for both: a micro-batch may be smaller than it could, never larger than
     `token_budget`, but for a unit that alone is."""
-    whole = units(rows, paired)
-    if len(whole) == len(rows):
+    all_units = units(rows, paired)
+    if len(all_units) == len(rows):
         return pack(rows, token_budget)
     bins: list[list[Sample]] = []
     room: list[int] = []
-    for unit in whole:
+    for unit in all_units:
         size = _size(unit)
         index = next((b for b, left in enumerate(room) if size <= left), len(bins))
         if index == len(bins):
@@ -45,16 +45,16 @@ def pack_units(rows: Sequence[Sample], token_budget: int, paired: Set[str]) -> l
 
 def cut_units(rows: Sequence[Sample], count: int, paired: Set[str], context: float = 0.0) -> list[list[Sample]]:
     """Cut rows into lanes like `lanes`, but split no unit."""
-    whole = units(rows, paired)
-    if len(whole) == len(rows):
+    all_units = units(rows, paired)
+    if len(all_units) == len(rows):
         return lanes(rows, count, context)
-    before = list(accumulate((_size(unit) for unit in whole), initial=0))
-    count = max(1, min(count, before[-1] // SMALLEST_PIECE, len(whole)))
+    before = list(accumulate((_size(unit) for unit in all_units), initial=0))
+    count = max(1, min(count, before[-1] // SMALLEST_PIECE, len(all_units)))
     cuts = [0]
     for piece in range(1, count):
-        places = range(cuts[-1] + 1, len(whole) - count + piece + 1)
+        places = range(cuts[-1] + 1, len(all_units) - count + piece + 1)
         cuts.append(min(places, key=lambda cut: abs(before[cut] - before[-1] * piece / count)))
-    return [[row for unit in whole[a:b] for row in unit] for a, b in pairwise([*cuts, len(whole)])]
+    return [[row for unit in all_units[a:b] for row in unit] for a, b in pairwise([*cuts, len(all_units)])]
 
 
 def _size(unit: RowUnit) -> int:

@@ -84,13 +84,13 @@ def _environment(args: argparse.Namespace) -> list[str]:
 
 
 def _settings(args: argparse.Namespace) -> list[str]:
-    """The keys of [eval] that the arguments replace."""
-    given = {"tasks": args.tasks, "samples": args.samples, "ks": None if args.k is None else f"[{args.k}]"}
-    return [f"eval.{key}={value}" for key, value in given.items() if value is not None]
+    """Return the keys of [eval] that the arguments replace."""
+    options = {"tasks": args.tasks, "samples": args.samples, "ks": None if args.k is None else f"[{args.k}]"}
+    return [f"eval.{key}={value}" for key, value in options.items() if value is not None]
 
 
 def _gate(args: argparse.Namespace) -> Gate | None:
-    """The gate that is asked for.
+    """Return the gate that the arguments set.
 
     Raises:
         BadInput: no margin, or one that is none.
@@ -100,8 +100,10 @@ def _gate(args: argparse.Namespace) -> Gate | None:
 
     if args.gate is None:
         if args.figure or args.strict:
-            raise refusal("--gate", "a margin beside --figure or --strict", "none", "add --gate 0.02, say")
+            raise refusal("--gate", "a margin with --figure or --strict", "none", "add --gate 0.02, say")
         return None
     if not 0 <= args.gate < float("inf"):
-        raise refusal("--gate", "a margin of 0 or more", str(args.gate), "say how far the figure may fall")
+        raise refusal(
+            "--gate", "a margin of 0 or more", str(args.gate), "give the largest fall of the figure that passes"
+        )
     return Gate(margin=args.gate, figure=args.figure)

@@ -24,40 +24,41 @@ def print_results(results: Results) -> None:
 
 
 def evaluation_lines(evaluated: Evaluated) -> Iterator[str]:
-    """One evaluation: success by dataset, reward, pass@k, and what was lost."""
-    found = evaluated.evaluation
+    """Yield one evaluation: success by dataset, reward, pass@k, and what was lost."""
+    evaluation = evaluated.evaluation
     yield f"{evaluated.name} on {evaluated.environment}"
-    rows = [(tag, *_cells(estimate)) for tag, estimate in found.by_tag.items()]
-    if found.success.tasks:
-        total = ("all together", *_cells(found.success))
+    rows = [(tag, *_cells(estimate)) for tag, estimate in evaluation.by_tag.items()]
+    if evaluation.success.tasks:
+        total = ("all together", *_cells(evaluation.success))
         lines = table if rows else plain
         yield from lines([("dataset", "success", "std. error", "95 % interval", "tasks"), *rows, total])
-    rows = [("reward", *_cells(found.reward, percent=False))]
-    rows += [(f"reward/{role}", *_cells(estimate, percent=False)) for role, estimate in found.by_role.items()]
-    rows += [(f"pass@{k}", *_cells(estimate)) for k, estimate in found.pass_at.items() if k != "1"]
-    rows += [(f"pass^{k}", *_cells(estimate)) for k, estimate in found.pass_hat.items() if k != "1"]
+    rows = [("reward", *_cells(evaluation.reward, percent=False))]
+    rows += [(f"reward/{role}", *_cells(estimate, percent=False)) for role, estimate in evaluation.by_role.items()]
+    rows += [(f"pass@{k}", *_cells(estimate)) for k, estimate in evaluation.pass_at.items() if k != "1"]
+    rows += [(f"pass^{k}", *_cells(estimate)) for k, estimate in evaluation.pass_hat.items() if k != "1"]
     yield from plain([("figure", "mean", "std. error", "95 % interval", "tasks"), *rows])
-    turns = "" if found.mean_turns is None else f", {found.mean_turns:.2f} turns each"
+    turns = "" if evaluation.mean_turns is None else f", {evaluation.mean_turns:.2f} turns each"
     how = f"temperature {evaluated.temperature:g}, seed {evaluated.seed}"
-    yield f"{found.rollouts} rollouts, {found.samples} of each task{turns}, {how}"
-    if found.versions is not None and found.versions[0] != found.versions[1]:
-        yield "weight versions {} to {}".format(*found.versions)
-    if found.lost:
-        some = [f"{lost.rollout} ({lost.failure})" for lost in found.lost]
-        yield f"lost to infrastructure or judge, and in no figure: {len(found.lost)} of {found.rollouts}: {_some(some)}"
+    yield f"{evaluation.rollouts} rollouts, {evaluation.samples} of each task{turns}, {how}"
+    if evaluation.versions is not None and evaluation.versions[0] != evaluation.versions[1]:
+        yield "weight versions {} to {}".format(*evaluation.versions)
+    if evaluation.lost:
+        some = [f"{lost.rollout} ({lost.failure})" for lost in evaluation.lost]
+        count = f"{len(evaluation.lost)} of {evaluation.rollouts}"
+        yield f"lost to infrastructure or judge, and in no figure: {count}: {_some(some)}"
 
 
 def comparison_lines(compared: Compared) -> Iterator[str]:
-    """What changed, and what the gate says."""
-    found = compared.comparison
+    """Yield the changes from one evaluation to the other and the gate's verdict."""
+    comparison = compared.comparison
     yield f"{compared.after} against {compared.before}, task by task"
-    changes = {name: change for name, change in found.changes.items() if name not in ONE}
+    changes = {name: change for name, change in comparison.changes.items() if name not in ONE}
     rows = [
         (name, *_cells(change, percent=not name.startswith("reward"), signed=True)) for name, change in changes.items()
     ]
     yield from plain([("figure", "change", "std. error", "95 % interval", "tasks"), *rows])
-    if found.left_out:
-        yield f"left out, because only one of the two scored them: {len(found.left_out)} tasks: {_some(found.left_out)}"
+    if left_out := comparison.left_out:
+        yield f"left out, because only one of the two scored them: {len(left_out)} tasks: {_some(left_out)}"
     if compared.verdict is not None and compared.margin is not None:
         says = {"held": "held", "regressed": "REGRESSED", "undecided": "undecided: more tasks or samples would tell"}
         margin = _number(compared.margin, compared.figure != "reward")

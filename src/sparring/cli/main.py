@@ -28,20 +28,20 @@ REFUSALS = (
     (r"argument (\S+): invalid (\w+) value: (.+)", r"argument \1: expected a value of type \2, got \3"),
     (r"argument (\S+): expected one argument", r"argument \1: expected a value, got nothing"),
 )
-"""What argparse says, and the same as a refusal."""
+"""Messages of argparse, as patterns, each with its wording as a refusal."""
 
 
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong and where help is, without the whole usage."""
 
     def error(self, message: str) -> NoReturn:
-        for said, refused in REFUSALS:
-            message = re.sub(f"^{said}$", refused, message)
+        for pattern, refused in REFUSALS:
+            message = re.sub(f"^{pattern}$", refused, message)
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Return the whole command line."""
     top = _Parser(
         prog="sparring",
         description="Train language-model agents with reinforcement learning.",
@@ -62,9 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    given = list(sys.argv[1:] if argv is None else argv)
-    args = parser().parse_args(given)
-    return guarded(lambda: args.run(args), f"sparring {shlex.join(given)}")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    args = parser().parse_args(arguments)
+    return guarded(lambda: args.run(args), f"sparring {shlex.join(arguments)}")
 
 
 def guarded(verb: Callable[[], int], command: str) -> int:
@@ -101,7 +101,7 @@ def _say(message: str, code: int) -> int:
 
 
 def _disk_is_full(error: BaseException | None) -> bool:
-    """Whether a full disk, a quota or the largest file allowed is what began this."""
+    """Return True if a full disk, a quota or a limit on file size caused the error."""
     while error is not None:
         if getattr(error, "errno", None) in FULL or getattr(error, "sqlite_errorname", None) == "SQLITE_FULL":
             return True

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from sparring.model.hub import local_folder
 
     if args.threads < 0:
-        raise refusal("--threads", "0 (one a core) or more", str(args.threads), "correct it")
+        raise refusal("--threads", "0 (one per core) or more", str(args.threads), "correct it")
     config = ServeConfig(
         folder=find_checkpoint(Path(args.model)) if Path(args.model).is_dir() else local_folder(args.model),
         name=args.name,

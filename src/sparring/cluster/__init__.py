@@ -1,1 +1,1 @@
-"""Which process runs where."""
+"""Placement of the parts of a run in processes."""

@@ -47,7 +47,7 @@ class InlineCluster:
         self._rewards: dict[tuple[str, str], ValueModel] = {}
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
-        """A trainer of model `name` that starts from the checkpoint folder `path` at version 0."""
+        """Return a trainer of model `name` that starts from the checkpoint folder `path` at version 0."""
         from sparring.model.load import load
         from sparring.train.average import Average
         from sparring.train.trainer import LocalTrainer
@@ -62,7 +62,7 @@ class InlineCluster:
             head=plan.head,
         )
         config = msgspec.structs.replace(self._train, **plan.overrides)
-        theirs = {
+        moving = {
             teacher: self._model(teacher if teacher in self._models else name, folder or path)
             for teacher, folder in plan.teachers.items()
         }
@@ -74,15 +74,15 @@ class InlineCluster:
             total_steps=plan.total_steps,
             threads=self._threads,
             teachers={
-                **theirs,
-                **{average: Average(theirs[average], decay) for average, decay in plan.averages.items()},
+                **moving,
+                **{average: Average(moving[average], decay) for average, decay in plan.averages.items()},
             },
         )
         self._trainers.append(trainer)
         return trainer
 
     def engine(self, name: str, *, path: str) -> Engine:
-        """An engine that serves the checkpoint folder `path` as version 0."""
+        """Return an engine that serves the checkpoint folder `path` as version 0."""
         served = self._models[name].served
         if served is not None:
             engine = self._served(name, served)

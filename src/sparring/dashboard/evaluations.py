@@ -16,23 +16,23 @@ from sparring.observe.statistics import Estimate
 from sparring.protocols import Store
 
 OF_A_RUN = ("init", "sft", "preference", "rl", "distill", "no_tool")
-"""What a run's own eval stage may have evaluated."""
+"""Names of the evaluations that a run's own eval stage may have recorded."""
 
 FOLDERS = "evaluations"
 """Of a run: where `sparring eval` leaves one folder for each."""
 
 
 def evaluations(run_dir: Path, store: Store, config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row for each: those of the run's own eval stage, of teachers and of the runs that it is compared with, that
-    of the folder itself, those of `sparring eval` beside it.
+    """Return one row for each: those of the run's own eval stage, of teachers and of the runs that it is compared with,
+    that of the folder itself, those of `sparring eval` beside it.
 
     Args:
         run_dir: of a run, or of one evaluation.
         store: of the folder.
         config: of the run, as plain data.
     """
-    found = list(_found(run_dir, store, config))
-    return [_row(name, evaluation, found[:place]) for place, (name, evaluation) in enumerate(found)]
+    recorded = list(_found(run_dir, store, config))
+    return [_row(name, evaluation, recorded[:place]) for place, (name, evaluation) in enumerate(recorded)]
 
 
 def _found(run_dir: Path, store: Store, config: Mapping[str, Any]) -> Iterator[tuple[str, Evaluation]]:
@@ -55,28 +55,28 @@ def _found(run_dir: Path, store: Store, config: Mapping[str, Any]) -> Iterator[t
             yield f"{evaluated.name} on {evaluated.environment}", evaluated.evaluation
 
 
-def _row(name: str, found: Evaluation, before: Sequence[tuple[str, Evaluation]]) -> dict[str, Any]:
-    passes = [(f"pass@{k}", e) for k, e in found.pass_at.items()] + [
-        (f"pass^{k}", e) for k, e in found.pass_hat.items()
+def _row(name: str, evaluation: Evaluation, before: Sequence[tuple[str, Evaluation]]) -> dict[str, Any]:
+    passes = [(f"pass@{k}", e) for k, e in evaluation.pass_at.items()] + [
+        (f"pass^{k}", e) for k, e in evaluation.pass_hat.items()
     ]
     return {
         "name": name,
-        "success": _figure(found.success),
-        "reward": _figure(found.reward),
+        "success": _figure(evaluation.success),
+        "reward": _figure(evaluation.reward),
         "passes": [{"name": label, "figure": _figure(estimate)} for label, estimate in passes if label[5:] != "1"],
-        "tasks": len(found.tasks),
-        "samples": found.samples,
-        "lost": len(found.lost),
-        "rollouts": found.rollouts,
-        "change": _change(found, before),
+        "tasks": len(evaluation.tasks),
+        "samples": evaluation.samples,
+        "lost": len(evaluation.lost),
+        "rollouts": evaluation.rollouts,
+        "change": _change(evaluation, before),
     }
 
 
-def _change(found: Evaluation, before: Sequence[tuple[str, Evaluation]]) -> dict[str, Any] | None:
-    """Against the first that asked the same."""
+def _change(evaluation: Evaluation, before: Sequence[tuple[str, Evaluation]]) -> dict[str, Any] | None:
+    """Return the change against the first evaluation of the same tasks."""
     for name, first in before:
         try:
-            compared = compare(first, found)
+            compared = compare(first, evaluation)
         except BadInput:
             continue
         return {"against": name, "of": compared.figure, "figure": _figure(compared.changes[compared.figure])}
@@ -84,7 +84,7 @@ def _change(found: Evaluation, before: Sequence[tuple[str, Evaluation]]) -> dict
 
 
 def _figure(estimate: Estimate) -> list[float | None] | None:
-    """Value, lower and upper end, standard error."""
+    """Return the value, the lower and upper end of its interval, and the standard error."""
     if estimate.value is None:
         return None
     return [estimate.value, *(estimate.interval or (None, None)), estimate.standard_error]

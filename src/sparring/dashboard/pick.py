@@ -1,4 +1,5 @@
-"""Which rollouts of a long run the viewer shows, chosen while the groups stream past in bounded memory."""
+"""Selection of the rollouts that the viewer shows of a long run, made while the groups stream past in bounded
+memory."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ class Picker:
     """Takes groups in admission order; `picked()` gives (group, names) once each, in the order they were seen.
 
     Args:
-        each: how many groups of each kind are kept.
+        per_kind: number of groups of each kind.
     """
 
-    each: int = 3
+    per_kind: int = 3
     _seen: int = 0
     _first: list[tuple[int, Group]] = field(default_factory=list)
     _last: deque[tuple[int, Group]] = field(default_factory=deque)
@@ -34,32 +35,32 @@ class Picker:
         """Look at one group."""
         number = self._seen
         self._seen += 1
-        if len(self._first) < self.each:
+        if len(self._first) < self.per_kind:
             self._first.append((number, group))
         self._last.append((number, group))
-        if len(self._last) > self.each:
+        if len(self._last) > self.per_kind:
             self._last.popleft()
         self._thin(number, group)
         if group.failed:
             self._failed.append((number, group))
-            if len(self._failed) > self.each:
+            if len(self._failed) > self.per_kind:
                 self._failed.popleft()
         rewards = [score.reward for score in group.scores if score.reward is not None]
         if rewards:
             # the later of two equals stays: what the trained policy does is worth more room than where it began
-            _keep(self._best, (max(rewards), number, group), self.each)
-            _keep(self._worst, (-min(rewards), number, group), self.each)
+            _keep(self._best, (max(rewards), number, group), self.per_kind)
+            _keep(self._worst, (-min(rewards), number, group), self.per_kind)
 
     def _thin(self, number: int, group: Group) -> None:
-        """Every `stride`-th group; when there are too many, every other one goes and the stride doubles."""
+        """Keep every `stride`-th group. When there are too many, drop every second and double the stride."""
         if number % self._stride == 0:
             self._between.append((number, group))
-        if len(self._between) > 2 * self.each:
+        if len(self._between) > 2 * self.per_kind:
             self._between = self._between[::2]
             self._stride *= 2
 
     def picked(self) -> list[tuple[Group, tuple[PickName, ...]]]:
-        """The chosen groups, each with every reason it was chosen for."""
+        """Return the chosen groups, each with every reason it was chosen for."""
         kinds: list[tuple[PickName, list[tuple[int, Group]]]] = [
             ("first", self._first),
             ("between", self._between[1:]),

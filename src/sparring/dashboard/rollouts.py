@@ -27,7 +27,7 @@ def group_advantages(group: Group, credit: Credit, model: str) -> Advantages:
         for trajectory in rollout.trajectories
         for number, branch in enumerate(trajectory.branches())
     }
-    found: dict[tuple[str, int], list[float | None]] = {}
+    advantages: dict[tuple[str, int], list[float | None]] = {}
     for row in rows:
         trajectory, branch = branches[row.id]
         start = 0
@@ -37,12 +37,12 @@ def group_advantages(group: Group, credit: Credit, model: str) -> Advantages:
             if row.advantages is not None and any(row.weights["policy"][span]):
                 weights = row.weights["policy"][span]
                 values = row.advantages[span]
-                found[trajectory, segment.index] = [a if w else None for a, w in zip(values, weights, strict=True)]
-    return found
+                advantages[trajectory, segment.index] = [a if w else None for a, w in zip(values, weights, strict=True)]
+    return advantages
 
 
 def group_entries(group: Group, picks: Sequence[str], stage: str, advantages: Advantages) -> list[dict[str, Any]]:
-    """The rollouts of a group worth showing: its best, its worst and those that failed."""
+    """Return the rollouts of a group worth showing: its best, its worst and those that failed."""
     ranked = sorted(zip(group.rollouts, group.scores, strict=True), key=lambda pair: pair[1].reward or 0.0)
     chosen: list[tuple[Rollout, Score | None]] = [*ranked[:1], *ranked[1:][-1:]]
     chosen += [(rollout, None) for rollout in group.failed[:2]]

@@ -21,7 +21,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     "2"]`."""
 
     start_timeout_s: float = 600.0
-    """How long it may take to load and compile."""
+    """Seconds that loading and compiling may take."""
 
     def __post_init__(self) -> None:
         if not self.start_timeout_s > 0:
@@ -44,7 +44,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Environment variable with the key that the server at `url` wants; empty: none."""
 
     served_model: str = ""
-    """What an openai server calls the model; empty: the only one that it has."""
+    """Name of the model on an openai server; empty: the server's only model."""
 
     max_running: int = 128
     """Requests that are computed together; more wait."""
@@ -65,19 +65,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     is then copied to host memory and back; drop: every turn starts over."""
 
     idle_kv_bytes: int = 0
-    """How much of the cache conversations may hold between their turns; beyond it those go that waited longest. 0: all
-    that nobody else needs."""
+    """Cache that conversations may occupy between their turns, in bytes; beyond it the longest idle are evicted. 0: all
+    that no running request needs."""
 
     offload_bytes: int = 2 << 30
     """Host memory for "offload"; when it is full, the conversations go that have lain there longest."""
 
     share_prefixes: bool = True
-    """Whether requests that begin with the same tokens compute full pages of them once."""
+    """Compute full pages of a common prefix once for all requests that begin with it."""
 
     live_kv: Literal["keep", "recompute", "drain"] = "keep"
-    """What an update of the weights does with requests under way. keep: they go on with the keys and values they have,
-    and it is recorded per token; recompute: they compute them again under the new weights; drain: the update waits
-    until they are done."""
+    """Treatment of running requests in an update of the weights. keep: they continue with their cached keys and values,
+    recorded per token; recompute: keys and values are computed again under the new weights; drain: the update waits
+    until the requests are done."""
 
     speculation: Literal["off", "ngram"] = "off"
     """ngram: while at most 8 requests generate, tokens that followed the last ones earlier in the same request are
@@ -88,19 +88,26 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Tokens that are guessed at once, fewer where several requests generate."""
 
     update_timeout_s: float = 300.0
-    """How long an update may take to arrive and to wait for its turn; a late one is refused and the old weights serve
-    on."""
+    """Seconds that an update may take to arrive and be applied; a late one is refused and the old weights serve on."""
+
+    update_retries: int = 3
+    """Repetitions of a late or refused update. Meanwhile the old weights serve on and no newer rollouts begin; after
+    the last one the run ends; the same command resumes it."""
+
+    update_retry_delay_s: float = 5.0
+    """Longest pause before the first repetition; doubles with each."""
 
     vllm: VllmConfig = VllmConfig()
     """The server that `kind = "vllm"` starts."""
 
     @property
     def exact(self) -> bool:
-        """Whether the engine is the trainer's own module, which in exact numerics gives the trainer's bits."""
+        """True if the engine is the trainer's own module; with exact numerics it then gives the trainer's bits."""
         return self.kind in ("native", "remote")
 
     def cache_tokens(self, token_bytes: int) -> int:
-        """Tokens that the cache holds, in whole pages and at least one: no conversation can be longer.
+        """Return the number of tokens that the cache holds, in whole pages and at least one: no conversation can be
+        longer.
 
         Args:
             token_bytes: size of one token's keys and values, over all layers.
@@ -116,11 +123,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return max(1, self.kv_bytes // state_bytes)
 
     def idle_pages(self, page_bytes: int) -> int | None:
-        """Pages of the cache that idle conversations may hold; None for all."""
+        """Return the number of pages of the cache that idle conversations may occupy; None for all."""
         return self.idle_kv_bytes // page_bytes if self.idle_kv_bytes else None
 
     def host_pages(self, page_bytes: int) -> int:
-        """Pages in host memory."""
+        """Return the number of pages in host memory."""
         return self.offload_bytes // page_bytes if self.kv_across_turns == "offload" else 0
 
     def __post_init__(self) -> None:
@@ -133,7 +140,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.update_timeout_s > 0:
             raise ValueError(f"update_timeout_s must be above 0, got {self.update_timeout_s}")
-        for name in ("kv_tokens", "idle_kv_bytes", "offload_bytes"):
+        for name in ("kv_tokens", "idle_kv_bytes", "offload_bytes", "update_retries", "update_retry_delay_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if self.max_batch_tokens < self.max_running:

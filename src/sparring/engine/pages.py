@@ -76,7 +76,7 @@ class PagePool:
             del self._page_of[digest]
 
     def is_idle(self, page: int) -> bool:
-        """Whether a page has idle references only, and so can be evicted."""
+        """Return True if all references to a page are idle, so that it can be evicted."""
         return page != self.hole and 0 < self._idle[page] == self.references[page]
 
     def _count(self, page: int, change: int, idle: bool) -> None:

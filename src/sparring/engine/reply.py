@@ -33,7 +33,7 @@ class Reply:
 
     @property
     def given(self) -> bool:
-        """Whether the result or the error is there."""
+        """True once there is a result or an error."""
         return self._future.done() and not self._future.cancelled()
 
     async def within(self, timeout_s: float) -> bool:

@@ -1,9 +1,9 @@
 """Plan of each step: continuous batching with chunked prefill over a limited number of pages. Torch-free.
 
-Requests are served by rank (priority, then arrival). A step holds one token of every request that generates and, within
-the token budget, chunks of prompts. It cannot deadlock: a request is accepted only if it fits into the cache alone,
-pages for a prompt are allocated whole at admission, and where generation runs out of pages the request of the lowest
-rank returns its own and starts again from its tokens.
+Requests are served by rank (priority, then the admission of their rollouts, then arrival). A step holds one token of
+every request that generates and, within the token budget, chunks of prompts. It cannot deadlock: a request is accepted
+only if it fits into the cache alone, pages for a prompt are allocated whole when it enters, and where generation runs
+out of pages the request of the lowest rank returns its own and starts again from its tokens.
 """
 
 from __future__ import annotations
@@ -374,9 +374,9 @@ def _begun(sequence: Sequence, count: int, version: int) -> Prefix:
 
 
 def _above(sequence: Sequence, other: Sequence) -> bool:
-    """Whether it has the higher priority, regardless of arrival."""
+    """Return whether it has the higher priority, regardless of admission and arrival."""
     return sequence.rank[0] < other.rank[0]
 
 
-def _rank(sequence: Sequence) -> tuple[int, int]:
+def _rank(sequence: Sequence) -> tuple[int, int, int]:
     return sequence.rank

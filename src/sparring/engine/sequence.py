@@ -137,9 +137,10 @@ class Sequence:
         return self.tokens if self.scored_from is None else self.tokens[: self.scored_from + 1]
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Order of service: higher priority first, then earlier arrival."""
-        return (-self.request.priority, self.arrival)
+    def rank(self) -> tuple[int, int, int]:
+        """Order of service: higher priority first, then the rollout that was admitted first, then earlier arrival."""
+        request = self.request
+        return (-request.priority, request.admission if isinstance(request, GenerateRequest) else 0, self.arrival)
 
     @property
     def pending(self) -> int:
@@ -187,9 +188,12 @@ class Sequence:
 
     def branch(self, name: str, seed: int) -> GenerateRequest:
         """Return a request that continues this one from here with another seed."""
-        sampled, given = self.tokens[self.num_prompt :], self.request.sampling
+        sampled, sampling = self.tokens[self.num_prompt :], self.request.sampling
         sampling = replace(
-            given, seed=seed, max_tokens=self.max_new - len(sampled), min_tokens=max(0, given.min_tokens - len(sampled))
+            sampling,
+            seed=seed,
+            max_tokens=self.max_new - len(sampled),
+            min_tokens=max(0, sampling.min_tokens - len(sampled)),
         )
         allowed, ends = self.request.allowed, self.request.ends
         return replace(

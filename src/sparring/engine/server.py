@@ -124,8 +124,8 @@ class TokenServer:
                     ]
                 await send(message)
 
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if self._api_key and scope["path"].startswith("/v1/") and not hmac.compare_digest(given, expected):
+            authorization = dict(scope["headers"]).get(b"authorization", b"")
+            if self._api_key and scope["path"].startswith("/v1/") and not hmac.compare_digest(authorization, expected):
                 wrong = refusal(
                     "authorization", "the server's API key as a bearer token", "a wrong key or none", "send it"
                 )

@@ -93,7 +93,8 @@ class PrefillSharing:
             self._seen.popitem(last=False)
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """Whether a running request is computing a prefix of this one's prompt, whose state it should start from."""
+        """Return True if a running request computes a prefix of this one's prompt, so that it should wait for the state
+        there."""
         if not self._leaders or self._states.num_tokens(sequence.conversation):
             return False
         digests = self._digests(sequence)

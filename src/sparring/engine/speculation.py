@@ -37,7 +37,7 @@ class Speculation:
         self._most = config.speculation_tokens if config.speculation == "ngram" else 0
 
     def applies(self, chunks: list[Chunk]) -> bool:
-        """Whether a step can speculate: all its requests generate, and they leave rows for guesses."""
+        """Return True if a step can speculate: all its requests generate, and they leave rows for guesses."""
         few = 0 < len(chunks) <= ROWS // 2
         return self._most > 0 and few and all(chunk.count == 1 and chunk.samples for chunk in chunks)
 

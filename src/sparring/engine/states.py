@@ -60,7 +60,7 @@ class StateSlots:
 
     @property
     def available(self) -> bool:
-        """Whether `take` would return a slot."""
+        """True if `take` would return a slot."""
         return bool(self._free or self._parked)
 
     def take(self) -> int | None:

@@ -29,7 +29,7 @@ class Update:
 
     @property
     def claimed(self) -> bool:
-        """Whether it was claimed; before its turn that means that the caller has withdrawn it."""
+        """True if the update was claimed. Claimed before its turn, it was withdrawn by the caller."""
         return self._once.locked()
 
     def claim(self) -> bool:

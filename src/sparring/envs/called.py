@@ -25,7 +25,7 @@ class ByName:
         self._texts = {name for name, hint in typing.get_type_hints(function).items() if hint is str}
 
     def check(self, task: Task) -> None:
-        """The row has the columns that the function asks for.
+        """Refuse a row without the columns that the function takes.
 
         Raises:
             BadInput: it lacks one.
@@ -40,5 +40,5 @@ class ByName:
     def arguments(self, completion: str, task: Task) -> dict[str, Any]:
         """Return the arguments of its call. A column that it hints as `str` arrives as text even where the file has a
         number."""
-        given = {**task.data, "completion": completion, "task": task}
-        return {name: str(given[name]) if name in self._texts else given[name] for name in self._wants}
+        available = {**task.data, "completion": completion, "task": task}
+        return {name: str(available[name]) if name in self._texts else available[name] for name in self._wants}

@@ -38,7 +38,7 @@ def _from_package(source: str, where: str) -> Any:
 def _from_file(path: Path, where: str) -> Any:
     if not path.is_file():
         raise refusal(
-            where, f"a Python file {path}", "no such file", "check the path; it is relative to where you stand"
+            where, f"a Python file {path}", "no such file", "check the path; it is relative to the working directory"
         )
     name = f"sparring_user_{path.resolve().as_posix().strip('/').removesuffix('.py').replace('/', '_')}"
     spec = importlib.util.spec_from_file_location(name, path)

@@ -20,7 +20,7 @@ Program = Callable[[str], str]
 
 
 def expert_for(task: Task) -> Expert | None:
-    """The expert of a task's dataset: one call of the python tool, then its output; None where there is none."""
+    """Return the expert of a task's dataset: one call of the python tool, then its output; None where there is none."""
     name = task.data["dataset"]
     if name == "calendar_arithmetic":
         program: Program = functools.partial(_calendar, year=task.data["params"].get("year", 2022))
@@ -32,7 +32,7 @@ def expert_for(task: Task) -> Expert | None:
 
 
 def has_expert(name: str) -> bool:
-    """Whether a dataset has an expert."""
+    """Return True if a dataset has an expert."""
     return name in PROGRAMS or name == "calendar_arithmetic"
 
 
@@ -118,9 +118,9 @@ def _prime_factorization(question: str) -> str:
 
 
 def _base_conversion(question: str) -> str:
-    found = re.search(r"convert the (\S+) number (\S+) to (\S+)", question)
-    assert found is not None, "every question of base_conversion has this sentence"
-    source, number, target = found.groups()
+    match = re.search(r"convert the (\S+) number (\S+) to (\S+)", question)
+    assert match is not None, "every question of base_conversion has this sentence"
+    source, number, target = match.groups()
     base = {"binary": "2", "hexadecimal": "16"}
     source, target = (base.get(name, name.removeprefix("base-")) for name in (source, target))
     digits = "0123456789abcdefghijklmnopqrstuvwxyz"[: max(16, int(target))]
@@ -163,9 +163,9 @@ def _decimal_arithmetic(question: str) -> str:
 
 
 def _number_filtering(question: str) -> str:
-    found = re.match(r"(Keep|Remove) all numbers (larger|smaller) than (\S+) in this list: (.*)", question)
-    assert found is not None, "every question of number_filtering has this sentence"
-    verb, than, limit, numbers = found.groups()
+    match = re.match(r"(Keep|Remove) all numbers (larger|smaller) than (\S+) in this list: (.*)", question)
+    assert match is not None, "every question of number_filtering has this sentence"
+    verb, than, limit, numbers = match.groups()
     test = {"Keep larger": ">", "Keep smaller": "<", "Remove larger": "<=", "Remove smaller": ">="}[f"{verb} {than}"]
     return f"print([x for x in {numbers} if float(x){test}{limit}])"
 
@@ -236,15 +236,15 @@ def _recurring(question: str, ordinal: str, weekday: str) -> str:
 
 
 def _dates(question: str, year: int) -> list[date]:
-    """The dates of a question in order; one that lies before its predecessor is of the next year, as the library means
-    it."""
+    """Return the dates of a question in order; one that lies before its predecessor is of the next year, as the library
+    means it."""
     numeric = re.findall(r"(\d\d)/(\d\d)/(\d{4})", question)
     named = re.findall(rf"({_MONTHS}) (\d{{1,2}})\b", question)
-    found = [date(int(y), int(m), int(d)) for m, d, y in numeric]
-    found += [date(year, list(calendar.month_name).index(m), int(d)) for m, d in named]
-    if len(found) == 2 and found[1] < found[0]:
-        found[1] = found[1].replace(year=year + 1)
-    return found
+    dates = [date(int(y), int(m), int(d)) for m, d, y in numeric]
+    dates += [date(year, list(calendar.month_name).index(m), int(d)) for m, d in named]
+    if len(dates) == 2 and dates[1] < dates[0]:
+        dates[1] = dates[1].replace(year=year + 1)
+    return dates
 
 
 def _source(day: date) -> str:

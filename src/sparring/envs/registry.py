@@ -43,10 +43,10 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
         world = RubricWorldWithPython if "python" in config.tools else RubricWorld
         return WorldFactory("rubric", functools.partial(world, rubric), config, read_rows)
     if config.name not in BUILT_IN and ":" not in config.name:
-        known = ", ".join(sorted(BUILT_IN))
+        names = ", ".join(sorted(BUILT_IN))
         raise refusal(
             "env.name",
-            f"one of {known}, or package.module:Name, or path/to/file.py:Name",
+            f"one of {names}, or package.module:Name, or path/to/file.py:Name",
             repr(config.name),
             "correct it",
         )

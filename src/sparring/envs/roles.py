@@ -1,4 +1,4 @@
-"""Which roles a world has, and what a world of several needs."""
+"""Roles of an environment, and the requirements of one that has several."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def check_roles(env: AnyEnv) -> tuple[str, ...]:
     for method in ("step_of", "score_all") if len(roles) > 1 else ():
         if getattr(type(env), method, getattr(Env, method)) is getattr(Env, method):
             do = f"write {method}, or name one role"
-            raise refusal(where, f"a method {method} in a world of the roles {', '.join(roles)}", "none", do)
+            raise refusal(where, f"a method {method} in an environment of the roles {', '.join(roles)}", "none", do)
     return roles

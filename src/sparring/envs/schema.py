@@ -20,7 +20,7 @@ _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 def tool_spec(function: Callable[..., Any], *, name: str | None = None, description: str | None = None) -> ToolSpec:
-    """The tool as the model sees it: name, first paragraph of the docstring, JSON schema of the parameters.
+    """Return the tool as the model sees it: name, first paragraph of the docstring, JSON schema of the parameters.
 
     Args:
         function: a function or bound method; every parameter needs a type hint. Argument descriptions come from the
@@ -53,7 +53,7 @@ def tool_spec(function: Callable[..., Any], *, name: str | None = None, descript
 
 
 def parameters(function: Callable[..., Any], where: str) -> dict[str, tuple[Any, Any]]:
-    """Parameter name -> (type, default or `inspect.Parameter.empty`), in order, without a method's `self`.
+    """Return parameter name -> (type, default or `inspect.Parameter.empty`), in order, without a method's `self`.
 
     Raises:
         BadInput: a parameter has no type hint, or the hint names something that does not exist.
@@ -61,8 +61,10 @@ def parameters(function: Callable[..., Any], where: str) -> dict[str, tuple[Any,
     try:
         hints = typing.get_type_hints(function)
     except NameError as error:
-        raise refusal(where, "type hints that exist", str(error), "import the type at the top of its module") from error
-    found: dict[str, tuple[Any, Any]] = {}
+        raise refusal(
+            where, "type hints that can be resolved", str(error), "import the type at the top of its module"
+        ) from error
+    types: dict[str, tuple[Any, Any]] = {}
     for position, (key, parameter) in enumerate(inspect.signature(function).parameters.items()):
         if position == 0 and key == "self":
             continue
@@ -70,13 +72,13 @@ def parameters(function: Callable[..., Any], where: str) -> dict[str, tuple[Any,
             raise refusal(where, "parameters that can be given by name", str(parameter), "write each one out")
         if key not in hints:
             raise refusal(where, f"a type hint on {key!r}", "none", f"write {key}: str, or what it is")
-        found[key] = (hints[key], parameter.default)
-    return found
+        types[key] = (hints[key], parameter.default)
+    return types
 
 
 def schema_of(annotation: Any, where: str) -> dict[str, Any]:
-    """The JSON schema of one type: str, int, float, bool, list[...], dict, Literal, Optional and unions, dataclass,
-    TypedDict.
+    """Return the JSON schema of one type: str, int, float, bool, list[...], dict, Literal, Optional and unions,
+    dataclass, TypedDict.
 
     Raises:
         BadInput: any other type.
@@ -106,7 +108,8 @@ def schema_of(annotation: Any, where: str) -> dict[str, Any]:
 
 
 def arguments_type(function: Callable[..., Any], where: str) -> type[msgspec.Struct]:
-    """A struct with the function's parameters as fields: what `msgspec.convert` checks a call's arguments against.
+    """Return a struct with the function's parameters as fields: what `msgspec.convert` checks a call's arguments
+    against.
 
     Raises:
         BadInput: as `parameters`.
@@ -119,7 +122,7 @@ def arguments_type(function: Callable[..., Any], where: str) -> type[msgspec.Str
 
 
 def checked(arguments: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """The arguments, converted to the function's types.
+    """Return the arguments, converted to the function's types.
 
     Raises:
         ValueError: they do not fit, in words for the model: `code: expected a string, got 3`.
@@ -132,7 +135,7 @@ def checked(arguments: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[st
 
 
 def env_args(args: dict[str, Any], kind: type[msgspec.Struct]) -> Any:
-    """`[env.args]` as the world's own struct.
+    """Return `[env.args]` as the environment's own struct.
 
     Raises:
         BadInput: with the path of what does not fit.
@@ -140,9 +143,9 @@ def env_args(args: dict[str, Any], kind: type[msgspec.Struct]) -> Any:
     try:
         return msgspec.convert(args, kind, strict=True)
     except msgspec.ValidationError as error:
-        known = ", ".join(kind.__struct_fields__) or "no settings"
+        names = ", ".join(kind.__struct_fields__) or "no settings"
         got = _complaint(args, kind, error)
-        raise refusal("env.args", f"settings of this world ({known})", got, "correct them") from error
+        raise refusal("env.args", f"settings of this world ({names})", got, "correct them") from error
 
 
 def _complaint(arguments: Mapping[str, Any], kind: type[msgspec.Struct], error: msgspec.ValidationError) -> str:
@@ -170,7 +173,7 @@ def _first_paragraph(text: str) -> str:
 
 
 def _argument_notes(text: str) -> dict[str, str]:
-    """`Args:` of a Google-style docstring: name -> description, continuation lines joined."""
+    """Parse `Args:` of a Google-style docstring: name -> description, continuation lines joined."""
     block = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)+)", text + "\n", flags=re.MULTILINE)
     if not block:
         return {}

@@ -74,7 +74,7 @@ class Inbox:
             self._home.call_soon_threadsafe(self._take)
 
     def _take(self) -> None:
-        """At home: hand the results over."""
+        """Hand the results over, at home."""
         self._awake = False
         while self._calls:
             self._calls.popleft().arrive()
@@ -136,7 +136,7 @@ class LoopThreads:
             self._idle.append(thread)
 
     def _empty(self, thread: LoopThread, tries: int) -> None:
-        """On the thread itself: make it idle, or cancel what is left and look again."""
+        """Make a thread idle, or cancel what is left on it and look again. Runs on the thread itself."""
         if not thread.tasks:
             self._idle.append(thread)
         elif tries < 10:
@@ -231,7 +231,7 @@ class _Call:
         return self.ended
 
     def arrive(self) -> None:
-        """At home: hand the result over."""
+        """Hand the result over, at home."""
         assert self._task is not None
         self.ended = True
         if self._over is not None and not self._over.done():
@@ -239,18 +239,18 @@ class _Call:
         copy_result(self._task, self.result)
 
     def _begin(self) -> None:
-        """On the thread: begin the call."""
+        """Begin the call, on the thread."""
         HOME.set(self._home)
         self._task = asyncio.Task(self._work, loop=self._loop)
         self._task.add_done_callback(self._answer)
 
     def _cancel(self) -> None:
-        """On the thread: cancel what goes on."""
+        """Cancel the call, on the thread."""
         if self._task is not None:
             self._task.cancel()
 
     def _answer(self, task: asyncio.Task[Any]) -> None:
-        """On the thread: the call is over."""
+        """Send the call home once it is over, from the thread."""
         self._inbox.put(self)
 
 

@@ -1,1 +1,1 @@
-"""Who holds the conversation: the in-process chat loop or any Python callable."""
+"""Harnesses, which hold the conversation of a rollout: the in-process chat loop, or any Python callable."""

@@ -25,7 +25,7 @@ class ChatHarness:
         messages = [*episode.task.messages, *observation.messages]
         while not observation.done:
             if not messages or messages[-1].role == "assistant":
-                raise EnvError(f"{where}: not done, but nothing was said that the policy could reply to")
+                raise EnvError(f"{where}: expected the end or a message to reply to, got neither")
             try:
                 reply = await session.complete(messages, env.tools, constraint=observation.constraint)
             except BadInput as cause:  # the run's own constraint was tried before the run

@@ -48,8 +48,10 @@ def load_harness(name: str, roles: Sequence[str]) -> Harness:
     """
     if name in BUILT_IN:
         if len(roles) > 1:
-            do = f"name one that asks episode.session(role) for each: {KEY} = 'file.py:function'"
-            raise refusal(KEY, f"a harness for the roles {', '.join(roles)}", f"{name!r}, which speaks for one", do)
+            do = f"name one that uses episode.session(role) for each: {KEY} = 'file.py:function'"
+            raise refusal(
+                KEY, f"a harness for the roles {', '.join(roles)}", f"{name!r}, which speaks for one role", do
+            )
         return BUILT_IN[name]()
     if ":" not in name:
         expected = f"one of {', '.join(sorted(BUILT_IN))}, or package.module:name, or path/to/file.py:name"

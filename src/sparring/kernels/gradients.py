@@ -161,9 +161,9 @@ class Broadcast(Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         """Return the gradient of x: the sum over its copies."""
-        whole = (1,) * (grad.dim() - len(ctx.shape)) + tuple(ctx.shape)
-        copies = [d for d, size in enumerate(whole) if size != grad.shape[d]]
-        others = [d for d, size in enumerate(whole) if size == grad.shape[d]]
+        aligned = (1,) * (grad.dim() - len(ctx.shape)) + tuple(ctx.shape)
+        copies = [d for d, size in enumerate(aligned) if size != grad.shape[d]]
+        others = [d for d, size in enumerate(aligned) if size == grad.shape[d]]
         rows = grad.permute(*copies, *others).flatten(0, len(copies) - 1) if copies else grad.unsqueeze(0)
         return sum_rows(rows.reshape(len(rows), -1)).to(grad.dtype).view(ctx.shape), None
 

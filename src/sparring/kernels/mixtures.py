@@ -69,8 +69,8 @@ class _Route(Function):
         pulled = grad - (grad * shares).sum(-1, keepdim=True)
         if ctx.renormalised:
             return torch.zeros_like(logits).scatter_(1, chosen.long(), shares * pulled), None, None
-        whole = logits.softmax(-1) * (pulled - grad)[:, :1]
-        return whole.scatter_(1, chosen.long(), shares * pulled), None, None
+        gradient = logits.softmax(-1) * (pulled - grad)[:, :1]
+        return gradient.scatter_(1, chosen.long(), shares * pulled), None, None
 
 
 def linear_groups(

@@ -69,11 +69,11 @@ class KernelPath(Protocol):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether it is a `FusedPath`, or stands for one."""
+        """True if this is a `FusedPath`, or stands for one."""
 
     @property
     def transposes_keys(self) -> bool:
-        """Whether pages keep keys in transposed blocks of 16 positions; see `KvPages`."""
+        """True if pages keep keys in transposed blocks of 16 positions; see `KvPages`."""
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
         """Join weights[i] [M_i, K] to one [M, K] in the order in which `linear` reads it.

@@ -19,7 +19,7 @@ from sparring.kernels.torch.path import TorchPath
 ALL_PATHS = (*COMPILED, TorchPath.name, DevicePath.name)
 """All paths that there are, those of the CPU best first."""
 SETTINGS = {"off": TorchPath.name, "portable": NAME, "pairs": PAIRS_NAME, "tiles": TILES_NAME}
-"""What SPARRING_KERNELS may say, and the path that it means."""
+"""Values of SPARRING_KERNELS, each with the path that it selects."""
 
 _SOFTWARE = {TILES_NAME: SOFTWARE_TILES, PAIRS_NAME: SOFTWARE_PAIRS}
 _PROBES = {TILES_NAME: "has_tiles", PAIRS_NAME: "has_pairs"}
@@ -79,12 +79,12 @@ def path_name(device: torch.device | str = "cpu") -> str:
 
 
 def transposes_keys(device: torch.device | str = "cpu") -> bool:
-    """Whether the path in use on a device keeps keys in transposed blocks; see `KvPages`."""
+    """Return True if the path in use on a device keeps keys in transposed blocks; see `KvPages`."""
     return _of_device(device).transposes_keys
 
 
 def is_compiled(device: torch.device | str = "cpu") -> bool:
-    """Whether the path in use on a device is one of the compiled kernels, which compute a step in one call."""
+    """Return True if the path in use on a device is a compiled one, which computes a step in one call."""
     return _of_device(device).is_compiled
 
 

@@ -1,1 +1,1 @@
-"""Where the parts of a run are made and put together: what `sparring.run` and the command line start from."""
+"""The parts of a run, made and put together: `sparring.run` and the command line start here."""

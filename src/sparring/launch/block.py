@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 def block(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. Where a loop is running already, `work` gets a thread and a loop of its own, and that one
-    waits.
+    """Run a coroutine to its end and return its result. Inside a running loop it gets a thread and a loop of its own,
+    and the caller waits.
 
     Raises:
         KeyboardInterrupt: the user stopped it; `work` was cancelled and has cleaned up.

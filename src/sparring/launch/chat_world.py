@@ -34,7 +34,7 @@ class _PythonWorld(PythonTool, Env):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatSetting:
-    """What a chat is held in.
+    """Environment, tasks and sandbox of a chat.
 
     Attributes:
         make: makes a world for one conversation.
@@ -67,10 +67,10 @@ def setting_of(config: RunConfig) -> ChatSetting:
     Raises:
         BadInput: its world is not there any more, has several roles, or needs a box that this machine cannot make.
     """
-    factory = load_env(config.env, read_rows, Judges(_no_judge))
+    factory = load_env(config.world, read_rows, Judges(_no_judge))
     roles = GuardedEnv(factory.make).roles
     if len(roles) > 1:
-        raise refusal("sparring chat", "a world of one role", f"the roles {', '.join(roles)}", "talk without its tools")
+        raise refusal("sparring chat", "an environment of one role", f"the roles {', '.join(roles)}", "use --no-tools")
     source = factory.tasks("eval", config.run.seed)
     held_out = [task for task in islice(iter(source.next, None), LOOKED_AT) if task is not None]
     kinds: dict[str, Task] = {}
@@ -80,14 +80,14 @@ def setting_of(config: RunConfig) -> ChatSetting:
     box = held_out[0].box if held_out else None
     if box is not None:
         check_sandbox(config.sandbox)
-    system = (Message(role="system", content=config.env.system),) if config.env.system else ()
+    system = (Message(role="system", content=config.world.system),) if config.world.system else ()
     blank = Task(id="chat", env=factory.name, messages=system, limits=UNLIMITED, box=box)
     return ChatSetting(make=factory.make, tasks=tuple(tasks), blank=blank, sandbox=config.sandbox)
 
 
 async def _no_judge(name: str) -> Replies:
     """Refuse to open a judge: a chat scores nothing."""
-    raise JudgeError(f"model {name}: a chat asks no judge")
+    raise JudgeError(f"model {name}: expected a chat, which scores nothing, got a request to a judge")
 
 
 class ChatWorld:
@@ -107,7 +107,7 @@ class ChatWorld:
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        """What the model may call."""
+        """Tools that the model may call."""
         return self._world.tools
 
     async def begin(self, task: Task | None) -> list[Message]:

@@ -1,4 +1,4 @@
-"""Where a checkpoint's folder is, for verbs that take one: the folder itself, or the newest weights of a run."""
+"""The folder of a checkpoint, for verbs that take one: the folder itself, or the newest weights of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLACES = ("", "export", *(f"{stage}/model" for stage in reversed(ORDER) if stage
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The Hugging Face or adapter folder that `path` means.
+    """Return the Hugging Face or adapter folder that `path` means.
 
     Raises:
         BadInput: there is none.

@@ -124,9 +124,9 @@ class CheckpointEngine:
         if not prompts or samples < 1:
             got = f"{len(prompts)} prompts and samples={samples}"
             raise refusal("sparring.Engine.generate", "a prompt and samples of 1 or more", got, "give both")
-        given = Sampling(**{"stop": self._renderer.stop_ids, **sampling})
+        settings = Sampling(**{"stop": self._renderer.stop_ids, **sampling})
         requests = [
-            self._request(prompt, tools, given, (p, s)) for p, prompt in enumerate(prompts) for s in range(samples)
+            self._request(prompt, tools, settings, (p, s)) for p, prompt in enumerate(prompts) for s in range(samples)
         ]
         completions = block(_together(engine, requests))
         return [
@@ -187,11 +187,11 @@ class CheckpointEngine:
 
     def _opened(self) -> NativeEngine:
         if self._engine is None:
-            raise refusal("sparring.Engine", "an open engine", "one that was closed", "open the checkpoint again")
+            raise refusal("sparring.Engine", "an open engine", "a closed one", "open the checkpoint again")
         return self._engine
 
     def _request(
-        self, prompt: Prompt, tools: Sequence[ToolSpec], given: Sampling, number: tuple[int, int]
+        self, prompt: Prompt, tools: Sequence[ToolSpec], settings: Sampling, number: tuple[int, int]
     ) -> GenerateRequest:
         """Return the request of one reply; prompt and sample decide its seed."""
         messages = (Message(role="user", content=prompt),) if isinstance(prompt, str) else tuple(prompt)
@@ -201,11 +201,11 @@ class CheckpointEngine:
             do = "give a text, or a list of sparring.Message"
             raise refusal("sparring.Engine.generate", "a text or a conversation", got, do)
         self._requests += 1
-        seed = xxhash.xxh3_64_intdigest(msgspec.msgpack.encode((given.seed, *number)))
+        seed = xxhash.xxh3_64_intdigest(msgspec.msgpack.encode((settings.seed, *number)))
         request = GenerateRequest(
             id=f"generate/{self._requests}",
             tokens=tuple(self._renderer.render(messages, tools, generation=True).tokens),
-            sampling=replace(given, seed=seed),
+            sampling=replace(settings, seed=seed),
         )
         return self._renderer.bind(request)
 

@@ -13,7 +13,7 @@ import msgspec
 import xxhash
 
 from sparring.engine.config import EngineConfig
-from sparring.envs.rubrics.config import Function, judging
+from sparring.envs.rubrics.config import Function
 from sparring.errors import refusal
 from sparring.launch.block import block
 from sparring.launch.checkpoint import find_checkpoint
@@ -30,10 +30,10 @@ from sparring.stages.context import POLICY, Context
 from sparring.stages.models.reward_scorers import OWN
 
 ENDPOINT = ("http://", "https://", "unix:")
-"""How the address of an endpoint begins."""
+"""Beginnings of an endpoint's address."""
 
 REWARD_MODEL = "own_reward_model"
-"""What the reward model of the run is called in the recipe of an evaluation."""
+"""Name of the run's reward model in the recipe of an evaluation."""
 
 CONTENT = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
 """Endings of the files that decide what a checkpoint says."""
@@ -41,7 +41,7 @@ CONTENT = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """What is evaluated: the weights of a folder, or what answers at an endpoint, of which the folder has the
+    """Subject of an evaluation: the weights of a folder, or a model behind an endpoint. The folder then has its
     tokenizer."""
 
     name: str
@@ -69,47 +69,48 @@ def evaluate_subjects(config: RunConfig, subjects: Sequence[Subject | Path], gat
         EvaluationFailed: infrastructure or judge broke too many rollouts.
     """
     config = resolve(config)
-    known = {index: read_result(path) for index, path in enumerate(subjects) if isinstance(path, Path)}
+    results = {index: read_result(path) for index, path in enumerate(subjects) if isinstance(path, Path)}
     if gate is not None and len(subjects) < 2:
-        do = "name the baseline first, then the other"
-        raise refusal("--gate", "a baseline and what is held against it", "one subject", do)
+        do = "name the baseline first, then the one to compare with it"
+        raise refusal("--gate", "two checkpoints or endpoints to compare", "one", do)
     if gate is not None and gate.figure:
-        _check_figure(gate.figure, config.eval, [known.get(index) for index in range(len(subjects))])
+        _check_figure(gate.figure, config.eval, [results.get(index) for index in range(len(subjects))])
     evaluations = []
     for index, subject in enumerate(subjects):
-        evaluations.append(known[index] if isinstance(subject, Path) else block(_evaluated(config, subject)))
+        evaluations.append(results[index] if isinstance(subject, Path) else block(_evaluated(config, subject)))
     comparisons = [compared(evaluations[0], other, gate) for other in evaluations[1:]]
     return Results(evaluations=tuple(evaluations), comparisons=tuple(comparisons))
 
 
 def compared(before: Evaluated, after: Evaluated, gate: Gate | None = None) -> Compared:
-    """The comparison of two evaluations.
+    """Return the comparison of two evaluations.
 
     Raises:
         BadInput: they are not of the same tasks, or have no figure of the gate's name.
     """
-    found = compare(before.evaluation, after.evaluation)
+    comparison = compare(before.evaluation, after.evaluation)
     if gate is None:
-        return Compared(before=before.name, after=after.name, comparison=found)
-    figure = gate.figure or found.figure
-    if figure not in found.changes:
-        raise _no_such_figure(figure, list(found.changes))
-    says = verdict(found.changes[figure], gate.margin)
+        return Compared(before=before.name, after=after.name, comparison=comparison)
+    figure = gate.figure or comparison.figure
+    if figure not in comparison.changes:
+        raise _no_such_figure(figure, list(comparison.changes))
+    says = verdict(comparison.changes[figure], gate.margin)
     return Compared(
-        before=before.name, after=after.name, comparison=found, figure=figure, margin=gate.margin, verdict=says
+        before=before.name, after=after.name, comparison=comparison, figure=figure, margin=gate.margin, verdict=says
     )
 
 
-def _check_figure(figure: str, config: EvalConfig, known: Sequence[Evaluated | None]) -> None:
-    """A gate's figure will come out: before hours of sampling for it. None stands for what is not evaluated yet.
+def _check_figure(figure: str, config: EvalConfig, results: Sequence[Evaluated | None]) -> None:
+    """Refuse a gate's figure that no evaluation will have, before hours of sampling. None stands for an evaluation
+    still to be made.
 
     Raises:
         BadInput: it will not.
     """
-    found = [result.evaluation for result in known if result is not None]
-    samples = min(config.samples if result is None else result.evaluation.samples for result in known)
-    ks = config.ks if known[0] is None else sorted(map(int, known[0].evaluation.pass_at))
-    solving = all(evaluation.success.tasks for evaluation in found)
+    evaluations = [result.evaluation for result in results if result is not None]
+    samples = min(config.samples if result is None else result.evaluation.samples for result in results)
+    ks = config.ks if results[0] is None else sorted(map(int, results[0].evaluation.pass_at))
+    solving = all(evaluation.success.tasks for evaluation in evaluations)
     passes = [f"pass{sign}{k}" for sign in "@^" for k in ks if k <= samples and solving]
     figures = [*(["success"] if solving else []), "reward", *passes]
     if figure not in figures:
@@ -150,22 +151,23 @@ def check_writable(path: Path) -> None:
         BadInput: it cannot.
     """
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-        raise refusal(str(path), "a file in a folder that can be written", "none", "choose another")
+        raise refusal(str(path), "a file in a writable folder", "none", "choose another")
 
 
 def evaluation_folder(config: RunConfig, subject: Subject) -> Path:
-    """Where the record of an evaluation lies: named by the subject and by a digest of what decides what is sampled."""
-    told = _recipe(config, subject, "", "")
-    run = RunSection(name="-", seed=told.run.seed, device=told.run.device)
-    settings = msgspec.to_builtins(msgspec.structs.replace(told, run=run, observe=ObserveConfig()))
-    found = xxhash.xxh3_64(msgspec.json.encode(settings, order="sorted"))
+    """Return the folder of an evaluation's record. Its name is the subject and a digest of all settings that decide
+    what is sampled."""
+    recipe = _recipe(config, subject, "", "")
+    run = RunSection(name="-", seed=recipe.run.seed, device=recipe.run.device)
+    settings = msgspec.to_builtins(msgspec.structs.replace(recipe, run=run, observe=ObserveConfig()))
+    digest = xxhash.xxh3_64(msgspec.json.encode(settings, order="sorted"))
     for path in _deciding(config, subject):
-        found.update(path.name.encode())
+        digest.update(path.name.encode())
         with path.open("rb") as file:
             while part := file.read(1 << 24):
-                found.update(part)
+                digest.update(part)
     slug = re.sub(r"[^A-Za-z0-9.]+", "-", subject.name).strip("-.")[-48:]
-    return Path(config.run.directory) / config.run.name / "evaluations" / f"{slug}-{found.hexdigest()[:10]}"
+    return Path(config.run.directory) / config.run.name / "evaluations" / f"{slug}-{digest.hexdigest()[:10]}"
 
 
 async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
@@ -213,18 +215,18 @@ def _told(context: Context, subject: Subject, evaluation: Evaluation, folder: Pa
 
 
 def _write_recipe(folder: Path, recipe: RunConfig) -> None:
-    """What was evaluated and how, beside the record; the digest in the folder's name says that it is no other."""
+    """Write the recipe of an evaluation beside its record. The digest in the folder's name tells it from any other."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).write_text(dump(recipe), encoding="utf-8")
     except OSError as error:
         raise refusal(
-            str(folder), "a folder that can be made", error.strerror or str(error), "choose another --name"
+            str(folder), "a folder that can be created", error.strerror or str(error), "choose another --name"
         ) from error
 
 
 def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> RunConfig:
-    """Those parts of a recipe that an evaluation reads, and nothing that only says how much of it is done or told."""
+    """Return the sections of a recipe that an evaluation reads, without settings of its size and its reports."""
     served = _served(config.engine, subject.endpoint) if subject.endpoint else None
     spec = msgspec.structs.replace(config.models[POLICY], path=str(subject.folder), init=None, lora=None, served=served)
     run = config.run
@@ -239,6 +241,7 @@ def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> R
         ),
         models={**config.models, **_reward_model(config), POLICY: spec},
         env=config.env,
+        envs=config.envs,
         sandbox=config.sandbox,
         engine=config.engine,
         rollout=config.rollout,
@@ -249,13 +252,13 @@ def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> R
 
 
 def _rewards(config: RunConfig) -> RlConfig:
-    """The reward model that scores, where the recipe has one: that of the run under a name of its own."""
+    """Return the reward model that scores, where the recipe has one: that of the run under a name of its own."""
     name = REWARD_MODEL if config.rl.reward_model == OWN else config.rl.reward_model
     return RlConfig(reward_model=name, reward_weight=config.rl.reward_weight)
 
 
 def _reward_model(config: RunConfig) -> dict[str, ModelConfig]:
-    """What the run's own stage made, as a model, where it scores.
+    """Return the reward model that the run's own stage has trained, if the run scores with it.
 
     Raises:
         BadInput: it has not made it.
@@ -265,12 +268,12 @@ def _reward_model(config: RunConfig) -> dict[str, ModelConfig]:
     folder = Path(config.run.directory) / config.run.name / OWN / "model"
     if not folder.is_dir():
         do = "run the recipe first, or name a model: --set rl.reward_model=NAME"
-        raise refusal("rl.reward_model", f"what the stage {OWN} writes, {folder}", "nothing", do)
+        raise refusal("rl.reward_model", f"the model of the stage {OWN} in {folder}", "no such folder", do)
     return {REWARD_MODEL: msgspec.structs.replace(config.models[POLICY], path=str(folder), init=None, lora=None)}
 
 
 def _served(engine: EngineConfig, url: str) -> ServedConfig:
-    """Who answers at an endpoint: OpenAI's completions where the address ends in /v1, else `sparring serve`."""
+    """Return the server at an endpoint: OpenAI's completions if the address ends in /v1, else `sparring serve`."""
     kind = "openai" if url.rstrip("/").endswith("/v1") else "remote"
     return ServedConfig(kind=kind, url=url, api_key_env=engine.api_key_env, served_model=engine.served_model)
 
@@ -281,13 +284,16 @@ def _deciding(config: RunConfig, subject: Subject) -> list[Path]:
     from sparring.model.hub import base_folder, local_folder
 
     models, reward = {**config.models, **_reward_model(config)}, _rewards(config).reward_model
-    beside = sorted({*judging(config.env.rubric), *config.rollout.roles.values()} - {POLICY})
+    beside = sorted({*config.judging, *config.rollout.roles.values()} - {POLICY})
     specs = [models[name] for name in (reward, *beside) if name in models]
     named = [subject.folder, *(local_folder(spec.path) for spec in specs if spec.path is not None)]
     folders = dict.fromkeys(folder for each in named for folder in (each, base_folder(each)))
     files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in CONTENT]
-    env = config.env
-    functions = [part.function for part in env.rubric.values() if isinstance(part, Function)]
-    sources = [name.rpartition(":")[0] for name in (env.name, env.reward, config.rollout.harness, *functions)]
-    given = [Path(part) for part in (*sources, env.data, env.eval_data) if part]
-    return files + [path for path in given if path.is_file()]
+    environments = list(config.environments.values())
+    functions = [p.function for env in environments for p in env.rubric.values() if isinstance(p, Function)]
+    harnesses = [config.rollout.harness, *(domain.harness for domain in config.envs.values())]
+    worlds = [name for env in environments for name in (env.name, env.reward)]
+    sources = [name.rpartition(":")[0] for name in (*worlds, *harnesses, *functions)]
+    data = [path for env in environments for path in (env.data, env.eval_data)]
+    paths = [Path(part) for part in (*sources, *data) if part]
+    return files + [path for path in paths if path.is_file()]

@@ -110,12 +110,12 @@ def evaluate(
     if not checkpoints:
         do = "name a Hugging Face folder, the folder of a run, or an endpoint"
         raise refusal("sparring.evaluate", "at least one checkpoint", "none", do)
-    wrong = [given for given in checkpoints if not isinstance(given, (str, os.PathLike))]
+    wrong = [path for path in checkpoints if not isinstance(path, (str, os.PathLike))]
     if wrong:
         do = "name a Hugging Face folder, the folder of a run, or an endpoint"
         raise refusal("sparring.evaluate", "paths of checkpoints", type(wrong[0]).__name__, do)
-    given = {"tasks": tasks, "samples": samples, "ks": None if ks is None else list(ks)}
-    changed = {key: value for key, value in given.items() if value is not None}
+    options = {"tasks": tasks, "samples": samples, "ks": None if ks is None else list(ks)}
+    changed = {key: value for key, value in options.items() if value is not None}
     config = _validated(config, "sparring.evaluate", eval=changed)
     folder = None if tokenizer is None else Path(tokenizer)
     return evaluate_subjects(config, [evaluated_as(config, os.fspath(name), folder) for name in checkpoints])

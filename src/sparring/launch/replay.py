@@ -23,7 +23,7 @@ from sparring.types import Rollout
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replayed:
-    """Whether every bit came back, and the finding in words."""
+    """Result of a replay: true if every bit came back, and the report in words."""
 
     identical: bool
     lines: list[str]
@@ -49,8 +49,8 @@ async def _replayed(folder: Path, rollout_id: str) -> Replayed:
         raise refusal(str(folder), "the folder of a run", got, "give one, like runs/quickstart")
     config = load(folder / "config.toml")
     if not config.engine.exact:
-        got = f"{config.engine.kind}, whose random numbers hang on more than the seed and the place"
-        raise refusal(str(folder), "a run of an engine that can replay", got, "replay runs of engine.kind = native")
+        got = f'"{config.engine.kind}", which cannot sample the same tokens again from seed and position'
+        raise refusal(str(folder), 'a run with engine.kind = "native"', got, "choose such a run")
     store = SqliteStore(folder / "store.sqlite", read_only=True)
     try:
         rollout, others = _of_policy(store.load(rollout_id))
@@ -78,8 +78,10 @@ async def _replayed(folder: Path, rollout_id: str) -> Replayed:
     ]
     lines += [f"role {role}: another model than the policy spoke; it is not sampled again" for role in others]
     if report.difference is not None:
-        left = report.difference
-        lines.append(f"segment {left.segment}, position {left.position}: {left.what} {left.expected} -> {left.got}")
+        change = report.difference
+        lines.append(
+            f"segment {change.segment}, position {change.position}: {change.what} {change.expected} -> {change.got}"
+        )
     return Replayed(identical=report.identical, lines=lines)
 
 
@@ -92,7 +94,7 @@ def _of_policy(rollout: Rollout) -> tuple[Rollout, list[str]]:
 
 
 def version_of(rollout: Rollout) -> int:
-    """The one weight version that sampled a rollout.
+    """Return the one weight version that sampled a rollout.
 
     Raises:
         BadInput: none or several did.
@@ -106,12 +108,13 @@ def version_of(rollout: Rollout) -> int:
     }
     if len(versions) != 1:
         got = f"versions {sorted(versions)}" if versions else f"no sampled token ({rollout.outcome.kind})"
-        raise refusal(rollout.id, "a rollout that one weight version sampled", got, "pick another")
+        raise refusal(rollout.id, "a rollout sampled by one weight version", got, "choose another")
     return versions.pop()
 
 
 def _weights(config: RunConfig, folder: Path, store: SqliteStore, rollout: Rollout, made: Path) -> Path:
-    """A folder with the weights of the rollout's version: a stage's output, or its input with a checkpoint's tensors.
+    """Return a folder with the weights of the rollout's version: a stage's output, or its input with a checkpoint's
+    tensors.
 
     Raises:
         BadInput: its checkpoint is no longer kept; says which rollouts can be replayed.
@@ -130,33 +133,34 @@ def _weights(config: RunConfig, folder: Path, store: SqliteStore, rollout: Rollo
         source = folder / "lora"
     if version == 0:
         return source
-    kept = {
+    checkpoints = {
         int(path.parent.name[5:]): path for path in (folder / stage).glob("checkpoints/step-??????/model.safetensors")
     }
-    if version not in kept:
+    if version not in checkpoints:
         raise refusal(
             rollout.id,
             f"the checkpoint of version {version}, which sampled it",
-            f"{'none' if not kept else 'only those of ' + ', '.join(map(str, sorted(kept)))}",
-            f"replay {_replayable(store, stage, {0, *kept})}; a run with a higher train.keep_last keeps more",
+            f"{'none' if not checkpoints else 'only those of ' + ', '.join(map(str, sorted(checkpoints)))}",
+            f"replay {_replayable(store, stage, {0, *checkpoints})}; a run with a higher train.keep_last keeps more",
         )
     from safetensors.torch import load_file
 
-    write_weights(load_file(kept[version]), source, made / "model")
+    write_weights(load_file(checkpoints[version]), source, made / "model")
     return made / "model"
 
 
 def _output(config: RunConfig, folder: Path, stage: str) -> Path:
-    """The Hugging Face folder that a stage wrote; of init, the checkpoint that the recipe names if it names one."""
-    given = config.models[POLICY].path
-    return local_folder(given) if stage == "init" and given is not None else folder / stage / "model"
+    """Return the Hugging Face folder that a stage wrote; of init, the checkpoint that the recipe names if it names
+    one."""
+    start = config.models[POLICY].path
+    return local_folder(start) if stage == "init" and start is not None else folder / stage / "model"
 
 
 def _replayable(store: SqliteStore, stage: str, versions: set[int]) -> str:
-    """The groups of a stage that these versions sampled, in words."""
-    found = [group.index for group in store.groups(stage=stage) if group.version in versions]
+    """Return the groups of a stage that these versions sampled, in words."""
+    indices = [group.index for group in store.groups(stage=stage) if group.version in versions]
     spans: list[list[int]] = []
-    for index in found:
+    for index in indices:
         if spans and index == spans[-1][1] + 1:
             spans[-1][1] = index
         else:
@@ -165,7 +169,7 @@ def _replayable(store: SqliteStore, stage: str, versions: set[int]) -> str:
 
 
 def _from_zero(rollout: Rollout) -> Rollout:
-    """The rollout as if its weights were an engine's first: version 0, which is what a fresh engine serves."""
+    """Return the rollout as if its weights were an engine's first: version 0, which is what a fresh engine serves."""
     from sparring.generation import Runs
 
     trajectories = tuple(

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -26,9 +26,10 @@ from sparring.stages.runtime.baselines import remember_others
 from sparring.stages.runtime.summary import write_summary
 
 if TYPE_CHECKING:
-    from sparring.envs.rubrics.judges import Replies
-    from sparring.protocols import Cluster
+    from sparring.envs.rubrics.judges import Judges, Replies
+    from sparring.protocols import Cluster, EnvFactory, Harness
 
+T = TypeVar("T")
 CONFIG = "config.toml"
 STORE = "store.sqlite"
 UNDER_WAY = "memory/under_way"
@@ -65,16 +66,19 @@ def run_with_earlier(config: RunConfig) -> Path:
 
 
 def _earlier(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
-    """The recipes that `config` waits for, and theirs before them: all are read before any is run."""
-    found = []
+    """Return the recipes that `config` waits for, and theirs before them: all are read before any is run."""
+    recipes = []
     for recipe in config.run.after:
         if recipe in begun:
             raise refusal(
-                "run.after", "recipes that do not wait for each other", " -> ".join((*begun, recipe)), "leave one out"
+                "run.after",
+                "recipes that do not follow each other in a circle",
+                " -> ".join((*begun, recipe)),
+                "leave one out",
             )
         after = load(recipe)
-        found += [*_earlier(after, (*begun, recipe)), after]
-    return found
+        recipes += [*_earlier(after, (*begun, recipe)), after]
+    return recipes
 
 
 async def _run(config: RunConfig) -> Path:
@@ -98,18 +102,18 @@ async def _run(config: RunConfig) -> Path:
 
 @contextmanager
 def _telling_memory(context: Context) -> Iterator[None]:
-    """While stages run, the store holds what was said of the run's memory: where memory runs out, the error says it
-    again. A process that ends without an error was killed, by the kernel, it may be, and the next one says it.
+    """Keep the run's memory warning in the store while stages run: an error for want of memory repeats it, and so does
+    the next process if this one was killed, which is likely the kernel's doing.
 
     Raises:
         InfraError: memory ran out.
     """
-    told = context.store.get(TOLD)
+    warning = context.store.get(TOLD)
     if (before := context.store.get(UNDER_WAY)) is not None:
         context.sink.event("run", f"the process before this one was killed; before it began, it was told: {before}")
-    context.store.put(UNDER_WAY, told)
+    context.store.put(UNDER_WAY, warning)
     try:
-        with naming_memory(str(told)):
+        with naming_memory(str(warning)):
             yield
     finally:
         context.store.put(UNDER_WAY, None)
@@ -133,20 +137,16 @@ async def _stage(context: Context, name: str) -> None:
 
 @asynccontextmanager
 async def opened(config: RunConfig) -> AsyncIterator[Context]:
-    """The parts of a run, its folder locked for this process, closed at the end.
+    """Open the parts of a run, its folder locked for this process, closed at the end.
 
     Raises:
         BadInput: another process runs in the folder, it holds a run with another config, or it cannot be made.
     """
     from sparring.cluster.inline import InlineCluster
-    from sparring.envs.registry import load_env
-    from sparring.envs.roles import check_roles
     from sparring.envs.rubrics.judges import Judges
-    from sparring.harness.load import load_harness
     from sparring.sandbox.bubblewrap import BubblewrapBoxes
     from sparring.stages.preflight.run import check_directory
     from sparring.store.sqlite import SqliteStore
-    from sparring.tasks.files import read_rows
 
     cluster = InlineCluster(
         models=config.models,
@@ -156,14 +156,13 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
         threads=config.run.threads,
     )
     judges = Judges(partial(_open_model, config, cluster))
-    factory = load_env(config.env, read_rows, judges)
-    harness = load_harness(config.rollout.harness, check_roles(factory.make()))
+    factory, harness = _worlds(config, judges)
     folder = Path(config.run.directory) / config.run.name
     check_directory(Path(config.run.directory))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise refusal("run.directory", "a folder to write to", str(error), "choose another") from error
+        raise refusal("run.directory", "a writable folder", str(error), "choose another") from error
     store = SqliteStore(folder / STORE)
     judges.remember(store, partial(_who, config))
     try:
@@ -193,8 +192,37 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
         store.close()
 
 
+def _worlds(config: RunConfig, judges: Judges) -> tuple[EnvFactory, Harness]:
+    """Return the environment and the harness of a run; of several environments, one of each that stands for all."""
+    from sparring.envs.domains import Domains
+    from sparring.envs.registry import load_env
+    from sparring.envs.roles import check_roles
+    from sparring.harness.by_environment import HarnessByEnvironment
+    from sparring.harness.load import load_harness
+    from sparring.tasks.files import read_rows
+
+    factories = {key: load_env(env, read_rows, judges) for key, env in config.environments.items()}
+    harnesses = {
+        key: load_harness(_harness_of(config, key), check_roles(each.make())) for key, each in factories.items()
+    }
+    if config.env is not None:
+        return factories["env"], harnesses["env"]
+    return Domains(_by_domain(factories)), HarnessByEnvironment(_by_domain(harnesses))
+
+
+def _harness_of(config: RunConfig, key: str) -> str:
+    """Return the harness of the environment under a key of `RunConfig.environments`."""
+    domain = config.envs.get(key.partition(".")[2])
+    return domain.harness if domain is not None and domain.harness else config.rollout.harness
+
+
+def _by_domain(parts: Mapping[str, T]) -> dict[str, T]:
+    """Return parts by the names of several environments in the place of their keys."""
+    return {key.partition(".")[2]: part for key, part in parts.items()}
+
+
 async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies:
-    """Who answers for a model of `[models]`, as it is."""
+    """Open a model of `[models]` for replies, without training it."""
     from sparring.engine.adapters.chat_endpoint import ChatEndpoint
     from sparring.engine.adapters.client import read_api_key
     from sparring.envs.rubrics.judges import EngineReplies
@@ -211,14 +239,14 @@ async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies
 
 
 def _who(config: RunConfig, name: str) -> str:
-    """What a model of `[models]` is: its settings and, where they lie here, its files. What a server has changed nobody
-    tells."""
+    """Describe a model of `[models]` by its settings and, if they are on this machine, its files. Changes on a server
+    stay unseen."""
     from sparring.model.hub import local_folder
 
     spec = config.models[name]
     files = [] if spec.path is None else sorted(file for file in local_folder(spec.path).iterdir() if file.is_file())
-    found = [(file.name, (status := file.stat()).st_size, status.st_mtime_ns) for file in files]
-    return repr((msgspec.to_builtins(spec), config.engine.kind, config.run.device, found))
+    stats = [(file.name, (status := file.stat()).st_size, status.st_mtime_ns) for file in files]
+    return repr((msgspec.to_builtins(spec), config.engine.kind, config.run.device, stats))
 
 
 def _claim(folder: Path, config: RunConfig) -> None:
@@ -231,7 +259,7 @@ def _claim(folder: Path, config: RunConfig) -> None:
 
 
 def _compare(folder: Path, config: RunConfig) -> None:
-    """The config must be the one that the folder's run was started with, and one that can be written down.
+    """Refuse a config other than the one that the folder's run was started with, or one that cannot be written as TOML.
 
     Raises:
         BadInput: the folder holds a run with another config.
@@ -247,21 +275,21 @@ def _compare(folder: Path, config: RunConfig) -> None:
         raise refusal(
             str(folder),
             "the config that this run was started with",
-            f"another: {', '.join(differing[:4])}",
+            f"a different one: {', '.join(differing[:4])}",
             "choose another [run] name (--name), or remove the folder",
         )
 
 
 def _filtered_by_default(file: Path) -> bool:
-    """Whether a run filters groups of equal rewards though its config does not say so: one that began when these
-    credits did so by default has no such key, every other has it."""
+    """Return True if a run filters groups of equal rewards though its config does not say so. Early runs did so by
+    default with these credits; their configs have no such key, all later ones do."""
     algo = tomllib.loads(file.read_text(encoding="utf-8")).get("algo", {})
-    said = "zero_variance_filter" in algo or "kl_reward" in algo
-    return not said and algo.get("credit", {}).get("name") in ("grpo", "maxrl", "opo", "pass_at_k", "rloo")
+    explicit = "zero_variance_filter" in algo or "kl_reward" in algo
+    return not explicit and algo.get("credit", {}).get("name") in ("grpo", "maxrl", "opo", "pass_at_k", "rloo")
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Which keys differ, as `path (old -> new)`. How progress is shown and whether memory is refused do not count."""
+    """Return the keys that differ, as `path (old -> new)`. Progress display and the memory check do not count."""
     if path in ("observe", "run.memory"):
         return []
     if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -271,7 +299,8 @@ def _differences(old: Any, new: Any, path: str = "") -> list[str]:
 
 
 def check_recipe(config: RunConfig) -> list[str]:
-    """Everything that can be known to be wrong before a run. The same as `sparring check`; trains and leaves nothing.
+    """Refuse a recipe for everything that can be known to be wrong before a run, as `sparring check`. Trains and leaves
+    nothing.
 
     Raises:
         BadInput: what a run would be refused for.

@@ -36,7 +36,7 @@ REMEMBERED = 8
 """Sets of stop tokens whose text rules are kept."""
 
 GRACE_S = 10.0
-"""How long answers that are being written may take when the server is stopped."""
+"""Seconds that answers in progress may take after the server is stopped."""
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def engine_config(settings: Sequence[str]) -> EngineConfig:
-    """`[engine]` with settings as `--set` takes them.
+    """Return `[engine]` with settings as `--set` takes them.
 
     Raises:
         BadInput: a key is none of the engine's, or its value none for it.
@@ -67,7 +67,9 @@ def engine_config(settings: Sequence[str]) -> EngineConfig:
     recipe = {"run": {"name": "serve"}, "models": {"policy": {"path": "."}}, "env": {"name": "none"}}
     engine = from_data(recipe, "the engine's settings", settings).engine
     if engine.kind != "native":
-        raise refusal("engine.kind", '"native", which is what is served', repr(engine.kind), "leave it out")
+        raise refusal(
+            "engine.kind", '"native", the only kind that this command serves', repr(engine.kind), "leave it out"
+        )
     return engine
 
 
@@ -123,7 +125,7 @@ def _open_engine(config: ServeConfig) -> NativeEngine:
 
 
 def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], None]) -> StoppingServer:
-    """What serves an engine and, when it is stopped, closes it.
+    """Make the server of an engine. When the server is stopped, it closes the engine.
 
     Args:
         engine: made of `config.folder`.
@@ -158,12 +160,12 @@ class StoppingServer(uvicorn.Server):
         self._engine, self._ready = engine, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, and says that it is done."""
+        """Start uvicorn's server, then report that it is ready."""
         await super().startup(sockets)
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, behind the engine's end.
+        """Close the engine, then shut uvicorn's server down.
 
         First nobody is let in any longer, and only later are the listening sockets closed: asyncio loses a connection
         that it has accepted but not yet made known when they are (`Server._attach` fails unheard), and whoever opened
@@ -176,7 +178,8 @@ class StoppingServer(uvicorn.Server):
 
 
 def _sweep() -> None:
-    """What imports torch waits until the engine does."""
+    """Remove shared-memory files of publishers that died. Imported here because it imports torch, which is loaded with
+    the engine."""
     from sparring.weights.shared_memory import sweep
 
     sweep()
@@ -189,15 +192,15 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def text_rules(folder: Path) -> Bind:
-    """What makes text rules with the tokenizer of a checkpoint folder; a request's stop tokens are what ends its
-    turn."""
+    """Return a function that makes a request's text rules with the tokenizer of a checkpoint folder. The request's stop
+    tokens end its turn."""
     tokenizer = cache(lambda: load_tokenizer(base_folder(folder)))
     by_stop_ids = lru_cache(REMEMBERED)(lambda stop_ids: TextRules(tokenizer(), stop_ids))
     return lambda request: by_stop_ids(request.sampling.stop).bind(request)
 
 
 def _listen(config: ServeConfig, stack: ExitStack) -> tuple[socket.socket, str]:
-    """A socket that listens, before anything that takes time, and its address; `stack` takes it back."""
+    """Return a socket that listens, before anything that takes time, and its address; `stack` takes it back."""
     if config.unix is not None:
         return _listen_unix(config.unix, stack), f"unix:{config.unix}"
     where = f"{config.host}:{config.port}"
@@ -205,17 +208,17 @@ def _listen(config: ServeConfig, stack: ExitStack) -> tuple[socket.socket, str]:
         family, *_ = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError, UnicodeError) as error:
-        raise refusal(where, "an address that is free", str(error), "choose another --host or --port") from error
+        raise refusal(where, "a free address", str(error), "choose another --host or --port") from error
     stack.callback(listening.close)
     host = f"[{config.host}]" if family == socket.AF_INET6 else config.host
     return listening, f"http://{host}:{listening.getsockname()[1]}"
 
 
 def _listen_unix(path: Path, stack: ExitStack) -> socket.socket:
-    """A socket in the file system, readable by its owner alone; one that a dead server left is taken over."""
+    """Return a socket in the file system, readable by its owner alone; one that a dead server left is taken over."""
     # of anything else, connecting says the same as of a socket without a server
     if path.exists() and not path.is_socket():
-        raise refusal(str(path), "a path that is free, or a socket", "something else", "choose another --unix")
+        raise refusal(str(path), "a free path, or a socket", "another kind of file", "choose another --unix")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
@@ -226,7 +229,7 @@ def _listen_unix(path: Path, stack: ExitStack) -> socket.socket:
         except OSError as error:
             raise refusal(str(path), "a path for a socket", str(error), "choose another --unix") from error
         else:
-            raise refusal(str(path), "a path that is free", "a server that answers there", "choose another --unix")
+            raise refusal(str(path), "a free path", "a running server there", "choose another --unix")
     listening = socket.socket(socket.AF_UNIX)
     stack.callback(listening.close)
     before = os.umask(0o177)

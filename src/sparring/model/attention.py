@@ -78,7 +78,8 @@ Attention = Packed | Paged
 CURRENT_ATTENTION: ContextVar[Attention | None] = ContextVar(
     "attention of the library's forward under way", default=None
 )
-"""How the tokens of this thread's call of the library lie: not every model hands keywords on to its attention."""
+"""Layout of the tokens in this thread's call of the library. It is passed here because not every model hands keywords
+on to its attention."""
 
 
 def attend(

@@ -58,8 +58,8 @@ class CausalModel:
         self.decoder = forward if isinstance(forward, LlamaDecoder) else None
         self.kv_heads = {} if self.decoder is None else self.decoder.kv_heads
         # looked up once: every update walks them several times
-        kept, non_text = module.state_dict().keys(), NonTextParts(module)
-        buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
+        saved, non_text = module.state_dict().keys(), NonTextParts(module)
+        buffers = {name: buffer for name, buffer in module.named_buffers() if name in saved}
         every = {**dict(module.named_parameters()), **buffers}
         self._parameters = {name: parameter for name, parameter in every.items() if name not in non_text}
         self.library = library = forward if isinstance(forward, LibraryForward) else None
@@ -151,9 +151,9 @@ class CausalModel:
         """Raise WeightsError where `state` has other names or shapes than the parameters."""
         own = self._parameters
         if own.keys() != state.keys():
-            odd = sorted(own.keys() ^ state.keys())
+            mismatched = sorted(own.keys() ^ state.keys())
             raise WeightsError(
-                f"weights: expected the {len(own)} parameters of this model, got a difference in {odd[:4]}"
+                f"weights: expected the {len(own)} parameters of this model, got a difference in {mismatched[:4]}"
             )
         for name, parameter in own.items():
             if parameter.shape != state[name].shape:

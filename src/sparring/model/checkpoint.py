@@ -22,7 +22,7 @@ def checkpoint_outline(folder: Path) -> Outline:
     folder = base_folder(folder)
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
         raise refusal(
-            str(folder), "weights (*.safetensors)", "a folder without", "copy or download the whole checkpoint"
+            str(folder), "weights (*.safetensors)", "none in the folder", "copy or download the whole checkpoint"
         )
     _check_config(folder / "config.json")
     return outline(folder, numerics="fast")
@@ -39,4 +39,6 @@ def _check_config(file: Path) -> None:
     with boundary(BadInput, str(file), "a config that the library knows", "check the model's path"):
         parsed = AutoConfig.from_pretrained(file.parent)
     if class_of(parsed) is AutoModelForCausalLM and type(parsed) not in AutoModelForCausalLM._model_mapping:
-        raise refusal(str(file), "a causal LM's config", f"one of {parsed.model_type}", "check the model's path")
+        raise refusal(
+            str(file), "a causal LM's config", f"the config of a {parsed.model_type} model", "check the model's path"
+        )

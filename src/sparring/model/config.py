@@ -28,7 +28,7 @@ class InitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_positions: int = 2048
     """Longest sequence in tokens."""
     tie_embeddings: bool = True
-    """Whether the LM head is the embedding matrix."""
+    """Use the embedding matrix as LM head."""
     rope_theta: float = 10000.0
     """Base of the rotary frequencies."""
     initializer_range: float = 0.02
@@ -113,7 +113,7 @@ class ServedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     api_key_env: str = ""
     """Environment variable with the key that it wants; empty: none."""
     served_model: str = ""
-    """What an openai server calls the model; empty: the only one that it has."""
+    """Name of the model on an openai server; empty: the server's only model."""
 
     def __post_init__(self) -> None:
         if not self.url:
@@ -130,19 +130,19 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     init: InitConfig | None = None
     """Shape of a fresh model; None: loaded from `path`."""
     dtype: DType = "float32"
-    """What forward and generation compute in; the trainer keeps float32 masters either way."""
+    """Number format of forward passes and generation; the trainer keeps float32 masters either way."""
     numerics: Numerics = "exact"
     """exact: trainer and engine agree to the bit, or the model is refused; fast: whatever computes fastest, nothing
     promised."""
     renderer: str = "auto"
-    """What turns messages into tokens: a name of the `renderers` library, `template` (the checkpoint's own), or
-    auto."""
+    """Renderer, which turns messages into tokens: a name of the `renderers` library, `template` (the checkpoint's own),
+    or auto."""
     thinking: bool = False
-    """Whether the model may think before it speaks, where its format knows thoughts."""
+    """Let the model think before it speaks, if its format has thoughts."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""
     served: ServedConfig | None = None
-    """Who answers for a teacher or judge that is served elsewhere; None: an engine of this run, as `[engine]` says."""
+    """Server of a teacher or judge that runs elsewhere; None: an engine of this run, as `[engine]` says."""
     lora: LoraConfig | None = None
     """Train adapters beside frozen weights; None: train the weights."""
 

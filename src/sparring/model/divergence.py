@@ -36,7 +36,7 @@ def from_teacher(
     hidden: torch.Tensor,
     teacher: Head,
     teacher_hidden: torch.Tensor,
-    asked: TargetRows,
+    targets: TargetRows,
     form: Divergence,
 ) -> torch.Tensor:
     """Compute the divergence over the vocabulary, between softmax((logits + bias) / temperature) of the model and of
@@ -51,24 +51,25 @@ def from_teacher(
         hidden: [M, D].
         teacher: whose head is applied to `teacher_hidden`.
         teacher_hidden: [M, E], without gradient.
-        asked: from what each of the M tokens was drawn.
+        targets: the distribution that each of the M tokens was drawn from.
         form: what is computed.
 
     Returns:
         [M], with gradient for the model.
     """
 
-    def chunk(rows: torch.Tensor, theirs: torch.Tensor, of: TargetRows) -> torch.Tensor:
+    def chunk(rows: torch.Tensor, teacher_rows: torch.Tensor, of: TargetRows) -> torch.Tensor:
         with torch.no_grad():
-            given = teacher.logits(theirs)
-        ours = model.logits(rows)
-        shared = min(ours.shape[1], given.shape[1])
+            teacher_logits = teacher.logits(teacher_rows)
+        policy_logits = model.logits(rows)
+        shared = min(policy_logits.shape[1], teacher_logits.shape[1])
         log_q, log_p = (
-            sampling_logits(add_bias(logits, of.bias), of)[:, :shared].log_softmax(1) for logits in (ours, given)
+            sampling_logits(add_bias(logits, of.bias), of)[:, :shared].log_softmax(1)
+            for logits in (policy_logits, teacher_logits)
         )
         return between(log_p, log_q, form)
 
-    return _in_chunks(chunk, *(rows.split(CHUNK_ROWS) for rows in (hidden, teacher_hidden)), asked.split(CHUNK_ROWS))
+    return _in_chunks(chunk, *(rows.split(CHUNK_ROWS) for rows in (hidden, teacher_hidden)), targets.split(CHUNK_ROWS))
 
 
 def from_tops(
@@ -116,18 +117,18 @@ def outcomes(logits: torch.Tensor, ids: torch.Tensor, logprobs: torch.Tensor) ->
         log p [M, K + 1] and log q [M, K + 1], minus infinity where there is no outcome.
     """
     there = (ids >= 0) & (ids < logits.shape[1])
-    asked = there.any(1)
+    has_ids = there.any(1)
     log_z = logits.logsumexp(1, keepdim=True)
     nothing = torch.full_like(log_z, -math.inf)
     log_q = torch.where(there, logits.gather(1, ids.where(there, 0)) - log_z, nothing)
     log_p = torch.where(there, logprobs.to(logits.dtype), nothing)
     taken = logits.new_zeros(len(logits), logits.shape[1] + 1, dtype=torch.bool)
     taken = taken.scatter(1, ids.where(there, logits.shape[1]), True)[:, :-1]
-    some = (asked & ~taken.all(1))[:, None]
+    some = (has_ids & ~taken.all(1))[:, None]
     # where nothing is left, something finite goes through logsumexp, whose gradient there would be no number
     rest = torch.where(some, logits.masked_fill(taken & some, -math.inf).logsumexp(1, keepdim=True) - log_z, nothing)
-    given = (1.0 - log_p.exp().sum(1, keepdim=True)).clamp(min=LEAST_REST).log()
-    return torch.cat((log_p, torch.where(some, given, nothing)), 1), torch.cat((log_q, rest), 1)
+    log_rest = (1.0 - log_p.exp().sum(1, keepdim=True)).clamp(min=LEAST_REST).log()
+    return torch.cat((log_p, torch.where(some, log_rest, nothing)), 1), torch.cat((log_q, rest), 1)
 
 
 def between(log_p: torch.Tensor, log_q: torch.Tensor, form: Divergence) -> torch.Tensor:

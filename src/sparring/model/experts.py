@@ -29,7 +29,7 @@ class ExpertAdapters(Protocol):
 
     @property
     def adds(self) -> bool:
-        """Whether they add anything for a row of the call under way."""
+        """True if an adapter adds to any row of the call under way."""
 
     def __call__(self, rows: Sequence[torch.Tensor]) -> list[AdaptedExpert]:
         """Return, for each expert, the function that adds to its products; rows: of the call under way, those [n] of
@@ -81,7 +81,7 @@ class RowExperts(nn.Module):
 
     @property
     def is_plain(self) -> bool:
-        """Whether `ops.mixture` computes them: gated by SiLU, without biases."""
+        """True if `ops.mixture` computes the experts: gated by SiLU, without biases."""
         return self._gate is ops.swiglu and self.gate_up_proj_bias is None and self.down_proj_bias is None
 
     @row_invariant
@@ -123,12 +123,12 @@ class RowExperts(nn.Module):
         pairs = zip(*self._weights(), *(stack.matrices for stack in self.stacks), strict=True)
         packed = [(gate_up.with_weights(one), down.with_weights(other)) for one, other, gate_up, down in pairs]
         biases = list(zip(*self._biases(), strict=True))
-        found = [
+        outputs = [
             self._expert(part, packed[e], biases[e], adapted and adapted[e])
             for e, part in enumerate(x.split(loads.tolist()))
             if len(part)
         ]
-        return torch.cat(found)
+        return torch.cat(outputs)
 
     def _expert(
         self,

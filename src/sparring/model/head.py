@@ -22,7 +22,7 @@ offsets[m + 1]; an id beyond the vocabulary stands for nothing."""
 
 QUANTITIES = frozenset({"logprob", "entropy", "probability_squares"})
 SCALAR_QUANTITIES = frozenset({"value"})
-"""What a scalar head gives: of each target, what the text before it is worth."""
+"""Quantities of a scalar head: for each target, the value of the text before it."""
 CHUNK_ROWS, CHUNK_ELEMENTS = 1024, 1 << 24
 """A chunk is this many rows at most, and 64 MiB of float32 logits, but never fewer than 16 rows."""
 KEEP_ELEMENTS = 1 << 25
@@ -83,51 +83,55 @@ def token_quantities(
     Raises:
         BadInput: an unknown name is needed, or a target is not among its kept ids.
     """
-    known = SCALAR_QUANTITIES if model.is_scalar else QUANTITIES
-    unknown = set(needs) - known
+    supported = SCALAR_QUANTITIES if model.is_scalar else QUANTITIES
+    unknown = set(needs) - supported
     if unknown:
-        raise refusal("token_quantities", f"names out of {sorted(known)}", f"{sorted(unknown)}", "use another loss")
+        raise refusal("token_quantities", f"names out of {sorted(supported)}", f"{sorted(unknown)}", "use another loss")
     if model.is_scalar:
         return {"value": model.values(hidden)}
     recompute = torch.is_grad_enabled() and hidden.shape[0] * model.vocab_size > keep_elements
     hidden, total = model.weight_sum(hidden) if recompute else (hidden, None)
 
-    def of_chunk(rows: torch.Tensor, asked: TargetRows) -> dict[str, torch.Tensor]:
-        return _quantities(add_bias(model.logits(rows, total), asked.bias), asked, needs)
+    def of_chunk(rows: torch.Tensor, target_rows: TargetRows) -> dict[str, torch.Tensor]:
+        return _quantities(add_bias(model.logits(rows, total), target_rows.bias), target_rows, needs)
 
-    size, asked = _chunk_rows(model.vocab_size), TargetRows(targets, temperature, kept, bias)
+    size, target_rows = _chunk_rows(model.vocab_size), TargetRows(targets, temperature, kept, bias)
     # split, not slices: the gradient of each slice would be a whole [M, D] of its own
     chunks = [
         checkpoint(of_chunk, *arguments, use_reentrant=False) if recompute else of_chunk(*arguments)
-        for arguments in zip(hidden.split(size), asked.split(size), strict=True)
+        for arguments in zip(hidden.split(size), target_rows.split(size), strict=True)
     ]
     return {
         name: torch.cat([chunk[name] for chunk in chunks]) if len(chunks) > 1 else chunks[0][name] for name in chunks[0]
     }
 
 
-def _quantities(logits: torch.Tensor, asked: TargetRows, needs: Set[str]) -> dict[str, torch.Tensor]:
+def _quantities(logits: torch.Tensor, target_rows: TargetRows, needs: Set[str]) -> dict[str, torch.Tensor]:
     """Compute quantities of the logits of one chunk, logits[M, V], biases added: the one place that does. Each [M,
     ...]."""
-    logprob, entropy = ops.token_logprobs(logits, asked.targets, asked.temperature, asked.kept)
-    found = {name: value for name, value in (("logprob", logprob), ("entropy", entropy)) if name in needs}
-    return found | {"probability_squares": _squares(logits, asked)} if "probability_squares" in needs else found
+    logprob, entropy = ops.token_logprobs(logits, target_rows.targets, target_rows.temperature, target_rows.kept)
+    quantities = {name: value for name, value in (("logprob", logprob), ("entropy", entropy)) if name in needs}
+    return (
+        quantities | {"probability_squares": _squares(logits, target_rows)}
+        if "probability_squares" in needs
+        else quantities
+    )
 
 
 @torch.no_grad()
-def _squares(logits: torch.Tensor, asked: TargetRows) -> torch.Tensor:
+def _squares(logits: torch.Tensor, target_rows: TargetRows) -> torch.Tensor:
     """Compute sum_v p(v)^2 = exp(logsumexp(2 z) - 2 logsumexp(z)) of each row of logits z [M, V], over the kept ids."""
-    scaled = sampling_logits(logits, asked)
+    scaled = sampling_logits(logits, target_rows)
     return ((2 * scaled).logsumexp(1) - 2 * scaled.logsumexp(1)).exp()
 
 
-def sampling_logits(logits: torch.Tensor, asked: TargetRows) -> torch.Tensor:
+def sampling_logits(logits: torch.Tensor, target_rows: TargetRows) -> torch.Tensor:
     """Return logits [M, V], biases added, of the distribution that each token was drawn from: divided by its
     temperature, minus infinity at ids that were not kept. The softmax of a row is its distribution."""
-    scaled = logits / torch.where(asked.temperature == 0, 1.0, asked.temperature)[:, None]
-    if asked.kept is None:
+    scaled = logits / torch.where(target_rows.temperature == 0, 1.0, target_rows.temperature)[:, None]
+    if target_rows.kept is None:
         return scaled
-    offsets, ids = asked.kept
+    offsets, ids = target_rows.kept
     counts = offsets.diff()
     inside = (counts == 0)[:, None].repeat(1, logits.shape[1])
     rows, there = torch.repeat_interleave(torch.arange(len(counts), device=ids.device), counts), ids < logits.shape[1]

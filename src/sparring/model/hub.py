@@ -10,7 +10,7 @@ from sparring.model.peft import base_of, is_adapter
 
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "tokenizer.model")
 ANSWER_S = 10.0
-"""How long the hub may take to say whether it has a model."""
+"""Seconds that the hub may take to answer whether it has a model."""
 
 
 def local_folder(name: str) -> Path:
@@ -68,7 +68,7 @@ def _fetched(name: str) -> Path:
 
 
 def _complete(folder: Path) -> bool:
-    """Whether a download was not broken off: config, tokenizer and every file of weights are there."""
+    """Return True if a download is complete: config, tokenizer and every file of weights are there."""
     index = folder / "model.safetensors.index.json"
     weights = ["model.safetensors"]
     if index.is_file():

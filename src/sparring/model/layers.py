@@ -16,7 +16,7 @@ from sparring.kernels import ops
 from sparring.model.rowwise import row_invariant
 
 Values = Callable[[nn.Parameter], torch.Tensor]
-"""What a parameter is to be."""
+"""Function that gives the tensor to put in a parameter's place."""
 Changes = list[tuple[object, str, Any]]
 """Of which objects which attributes are to have which values."""
 
@@ -209,8 +209,8 @@ class RotaryPhases(nn.Module):
     ) -> None:
         super().__init__()
         positions = torch.arange(max_positions, device=device).unsqueeze(0)
-        found = rotary(torch.empty(0, dtype=dtype, device=device), positions)
-        self.register_buffer("phases", found[0].contiguous(), persistent=False)
+        phases = rotary(torch.empty(0, dtype=dtype, device=device), positions)
+        self.register_buffer("phases", phases[0].contiguous(), persistent=False)
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """Look up position_ids[B, N] -> [B, N, d / 2], in the library's signature."""

@@ -26,16 +26,16 @@ class NonTextParts:
 
     def __init__(self, module: nn.Module) -> None:
         self._module, text = module, text_model(module)
-        kept = {text, module.get_output_embeddings(), getattr(module, "score", None)}
+        text_parts = {text, module.get_output_embeddings(), getattr(module, "score", None)}
         self._paths: list[str] = []
         bases = {"": module, f"{module.base_model_prefix}.": module.base_model}
         for prefix, parent in bases.items() if text is not module.base_model else ():
             parts = {name: {*part.modules()} for name, part in parent.named_children()}
             parts |= {name: set() for name, _ in parent.named_parameters(recurse=False)}
-            self._paths += [f"{prefix}{name}" for name, inside in parts.items() if not inside & kept]
+            self._paths += [f"{prefix}{name}" for name, inside in parts.items() if not inside & text_parts]
 
     def __contains__(self, name: str) -> bool:
-        """Whether a parameter or buffer of the model is of these parts."""
+        """Return True if a parameter or buffer belongs to these parts."""
         return any(name == path or name.startswith(f"{path}.") for path in self._paths)
 
     def drop(self) -> None:

@@ -86,7 +86,7 @@ def module_of(
         _without_report(),
         boundary(BadInput, where, "a checkpoint that the library loads", "repair it or take another"),
     ):
-        module, found = found_in.from_pretrained(
+        module, report = found_in.from_pretrained(
             where,
             dtype=DTYPES[dtype],
             attn_implementation=IMPLEMENTATION,
@@ -95,9 +95,9 @@ def module_of(
             **({} if head == "tokens" else {"num_labels": 1}),
         )
     if head == "new scalar":
-        found = {name: {key for key in keys if "score.weight" not in key} for name, keys in found.items()}
+        report = {name: {key for key in keys if "score.weight" not in key} for name, keys in report.items()}
         nn.init.zeros_(module.score.weight)
-    refuse_incomplete(where, found["missing_keys"], found["mismatched_keys"])
+    refuse_incomplete(where, report["missing_keys"], report["mismatched_keys"])
     return module.to(device)
 
 
@@ -145,11 +145,11 @@ def build_model(module: nn.Module, where: str, *, numerics: str, gradient_checkp
     path_name = ops.path_name(device)
     swapped = exact or ops.is_compiled(device)
     with boundary(BadInput, where, "a causal LM that calls the library's interfaces", "choose another model"):
-        ours = swapped and swap(module, max_positions, exact=exact)
+        has_own_layers = swapped and swap(module, max_positions, exact=exact)
         with boundary(BadInput, where, "recurrent layers that go on from a cache of states", "choose another model"):
             recurrent = {} if exact else split(module)
         # the decoder knows one activation; with another one the library's forward does
-        lean = ours and config.model_type in FAMILY and config.hidden_act in ("silu", "swish")
+        lean = has_own_layers and config.model_type in FAMILY and config.hidden_act in ("silu", "swish")
         model = CausalModel(
             module,
             forward_of(

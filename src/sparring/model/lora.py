@@ -27,7 +27,7 @@ from sparring.model.layers import RowLinear
 from sparring.model.targets import AdaptableWeight, linears_of, shape_of, targets_of, unknown_target
 
 A, B, SCALE = "lora_A.weight", "lora_B.weight", "lora_scale"
-"""How a state names the two factors of a layer, behind its name, and the one number beside them."""
+"""Names in a state, behind the layer's name, of its two factors and of the number beside them."""
 
 RowGroup = tuple["Adapter", torch.Tensor | None]
 """An adapter and the rows [n] int64 that have it; None for all."""
@@ -61,8 +61,10 @@ class Adapter:
         names = sorted({name.removesuffix(f".{A}").removesuffix(f".{B}") for name in state if name != SCALE})
         wanted = {SCALE, *(f"{name}.{factor}" for name in names for factor in (A, B))}
         if wanted != state.keys() or not names:
-            odd = sorted(wanted ^ state.keys())[:3]
-            raise refusal("adapter", "two factors for each layer, and the scale", f"a difference in {odd}", "repair it")
+            mismatched = sorted(wanted ^ state.keys())[:3]
+            raise refusal(
+                "adapter", "two factors for each layer, and the scale", f"a difference in {mismatched}", "repair it"
+            )
         self.scale = float(state[SCALE])
         self._parameters = {
             name: nn.Parameter(state[name].to(dtype=dtype, device=device, copy=True), requires_grad=False)
@@ -253,7 +255,7 @@ class MixtureAdapters:
 
     @property
     def adds(self) -> bool:
-        """Whether they add anything for a row of the call under way."""
+        """True if an adapter adds to any row of the call under way."""
         return any(target in adapter.terms for adapter in self._adapters.active for target in self.targets)
 
     def __call__(self, rows: Sequence[torch.Tensor]) -> list[AdaptedExpert]:
@@ -316,7 +318,7 @@ class Adapters:
 
     @property
     def used(self) -> bool:
-        """Whether any row of the call under way may have an adapter."""
+        """True if any row of the call under way may have an adapter."""
         return self.everywhere is not None if self._current is None else bool(self._current.groups)
 
     def groups(self, num_rows: int) -> Sequence[RowGroup]:
@@ -345,8 +347,8 @@ class Adapters:
     def groups_among(self, parts: Sequence[torch.Tensor]) -> list[Sequence[RowGroup]]:
         """Return the `groups` of products over parts[i][n] of the rows of the call under way."""
         if self._current is None or all(rows is None for _, rows in self._current.groups):
-            each = self.groups(0) if self._current is None else self._current.groups
-            return [each] * len(parts)
+            groups = self.groups(0) if self._current is None else self._current.groups
+            return [groups] * len(parts)
         numbers = self._current.numbers[torch.cat(list(parts)).cpu().numpy()]
         bounds = np.cumsum([len(part) for part in parts])[:-1]
         return [self._grouped(one).groups if len(one) else () for one in np.split(numbers, bounds)]
@@ -369,12 +371,15 @@ class Adapters:
             self._current = before
 
     def _grouped(self, numbers: np.ndarray) -> AdapterAssignment:
-        found = np.unique(numbers)
-        each = [(self._by_number[number], np.flatnonzero(numbers == number)) for number in found[found >= 0].tolist()]
-        whole = len(numbers)
+        used = np.unique(numbers)
+        rows_of = [(self._by_number[number], np.flatnonzero(numbers == number)) for number in used[used >= 0].tolist()]
+        num_rows = len(numbers)
         return AdapterAssignment(
             numbers,
-            [(one, None if len(rows) == whole else torch.from_numpy(rows).to(self._device)) for one, rows in each],
+            [
+                (one, None if len(rows) == num_rows else torch.from_numpy(rows).to(self._device))
+                for one, rows in rows_of
+            ],
         )
 
     def fit(self, adapter: Adapter) -> Adapter:

@@ -109,8 +109,8 @@ class Outline:
     @property
     def tables(self) -> int:
         """Return the bytes of tables, such as rotary cosines."""
-        kept = self.model.parameters().values()
-        return sum(one.nbytes for one in self.model.module.buffers() if not any(one is other for other in kept))
+        parameters = self.model.parameters().values()
+        return sum(one.nbytes for one in self.model.module.buffers() if not any(one is other for other in parameters))
 
     def staged(self) -> tuple[Size, Size]:
         """Return the size that an update brings: weights, or an adapter's factors, and the same packed."""
@@ -137,8 +137,8 @@ class Outline:
             hidden = self._hidden(tokens)
             needs = frozenset({"value"} if self.model.is_scalar else {"logprob", "entropy"})
             targets, heat = (torch.empty(tokens, dtype=kind, device="meta") for kind in (torch.int64, torch.float32))
-            found = token_quantities(self.model, hidden, targets, heat, needs)
-            torch.autograd.grad(sum(one.sum() for one in found.values()), self.trained, allow_unused=True)
+            quantities = token_quantities(self.model, hidden, targets, heat, needs)
+            torch.autograd.grad(sum(one.sum() for one in quantities.values()), self.trained, allow_unused=True)
         return live.peak
 
     def step(self, tokens: int, sampled: int) -> Size:
@@ -192,8 +192,8 @@ class Outline:
 def _trainable(outline: Outline) -> Iterator[None]:
     """Let the trained tensors, and those alone, take gradients, as in a trainer."""
     outline.model.module.requires_grad_(False)
-    for one in outline.trained:
-        one.requires_grad_(True)
+    for parameter in outline.trained:
+        parameter.requires_grad_(True)
     yield
 
 
@@ -289,7 +289,7 @@ class AllocationMeter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._now, self._most = [0, 0], [0, 0]
-        self._known: set[int] = set()
+        self._noted: set[int] = set()
 
     @property
     def peak(self) -> Size:
@@ -299,22 +299,28 @@ class AllocationMeter(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count the results of an operation of torch; torch calls this for every operation."""
         result = function(*args, **(kwargs or {}))
-        given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
-        for one in tree_leaves(result):
-            if isinstance(one, torch.Tensor) and one.untyped_storage()._cdata not in given:  # a view takes nothing
-                self._note(one.untyped_storage())
+        inputs = {
+            tensor.untyped_storage()._cdata
+            for tensor in tree_leaves((args, kwargs))
+            if isinstance(tensor, torch.Tensor)
+        }
+        for tensor in tree_leaves(result):
+            if (
+                isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in inputs
+            ):  # a view takes nothing
+                self._note(tensor.untyped_storage())
         return result
 
     def _note(self, storage: Any) -> None:
-        if (key := storage._cdata) in self._known:
+        if (key := storage._cdata) in self._noted:
             return
         size = storage.nbytes()
         kind = int(size >= OWN_MAPPING)
-        self._known.add(key)
+        self._noted.add(key)
         self._now[kind] += size
         self._most[kind] = max(self._most[kind], self._now[kind])
         weakref.finalize(storage, self._forget, key, kind, size)
 
     def _forget(self, key: int, kind: int, size: int) -> None:
-        self._known.discard(key)
+        self._noted.discard(key)
         self._now[kind] -= size

@@ -21,8 +21,8 @@ CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """Before a layer's name in the file."""
 EXPERTS, INNER = "experts", "base_layer"
-"""What the module of experts is called. Where both of its parameters have factors, the first's lie one wrapper further
-in."""
+"""Name of the module of experts, and of the inner of its two wrappers: if both of its parameters have factors, the
+first's lie there."""
 
 UNSERVED = (
     *("modules_to_save", "use_dora", "lora_bias"),
@@ -40,7 +40,7 @@ scale."""
 
 
 def is_adapter(path: str | Path) -> bool:
-    """Whether a folder holds an adapter in place of a model."""
+    """Return True if a folder holds an adapter in place of a model."""
     return (Path(path) / CONFIG).is_file()
 
 
@@ -119,7 +119,7 @@ def _by_parameter(state: Mapping[str, torch.Tensor], path: str | Path) -> dict[s
     That library wraps the module of the experts once for each of their parameters, and keeps of E experts A as [E R, K]
     and B as [M, R E].
     """
-    config, settings, found = read_config(path), _settings(path), {}
+    config, settings, factors = read_config(path), _settings(path), {}
     for name, tensor in state.items():
         layer, _, factor = name.rpartition(".lora_")
         if factor not in ("A.weight", "B.weight"):
@@ -140,8 +140,8 @@ def _by_parameter(state: Mapping[str, torch.Tensor], path: str | Path) -> dict[s
             tensor = tensor.view(-1, rank, along // rank).permute(2, 0, 1)
         elif stacked:
             tensor = tensor.view(along // rank, rank, -1)
-        found[f"{target}.lora_{factor}"] = tensor.contiguous()
-    return found
+        factors[f"{target}.lora_{factor}"] = tensor.contiguous()
+    return factors
 
 
 def _means(targets: Sequence[str], name: str) -> bool:
@@ -172,7 +172,7 @@ def _patterns(state: Mapping[str, torch.Tensor], config: LoraConfig) -> dict[str
 
 def _as_kept(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Name each factor as in the file: the inverse of `_by_parameter`."""
-    kept = {}
+    factors = {}
     for name, tensor in state.items():
         path, _, factor = name.rpartition(".lora_")
         if tensor.dim() == 3:
@@ -180,8 +180,8 @@ def _as_kept(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             both = all(f"{module}.{one}.lora_{factor}" in state for one in STACKED)
             path = f"{module}.{INNER}" if both and parameter == STACKED[0] else module
             tensor = tensor.permute(1, 2, 0).flatten(1) if factor.startswith("B") else tensor.flatten(0, 1)
-        kept[f"{PREFIX}{path}.lora_{factor}"] = tensor.detach().cpu().contiguous()
-    return kept
+        factors[f"{PREFIX}{path}.lora_{factor}"] = tensor.detach().cpu().contiguous()
+    return factors
 
 
 def write(state: Mapping[str, torch.Tensor], config: LoraConfig, base: str | Path, out: str | Path) -> Path:

@@ -26,13 +26,13 @@ LAYOUT = "sparring_layout"
 class MixerBatch(NamedTuple):
     """Sequences that a mixer computes side by side.
 
-    rows [b, n] int64: where their tokens lie; of these the first `known` are computed for their state alone, because
-    they lie in another batch too. slots [b] int64: where their states are kept, None where the tokens are whole
-    sequences. `begun`: a state is there. `assignment`: which of their tokens, end to end, have which adapter.
+    rows [b, n] int64: indices of their tokens; the first `num_shared` are computed for their state alone, because they
+    are in another batch too. slots [b] int64: indices of their states, None for whole sequences. `begun`: a state is
+    there. `assignment`: the adapter of each of their tokens, end to end.
     """
 
     rows: torch.Tensor
-    known: int
+    num_shared: int
     slots: torch.Tensor | None
     begun: bool
     assignment: AdapterAssignment | None
@@ -52,24 +52,26 @@ class MixerLayout(NamedTuple):
         """Group sequences of equal length that begin alike into batches."""
         paths, slots, states = _paths(attention)
         members: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
-        for index, (rows, known, begun) in enumerate(paths):
-            if len(rows) > known:
-                members[len(rows), known, begun].append(index)
+        for index, (rows, num_shared, begun) in enumerate(paths):
+            if len(rows) > num_shared:
+                members[len(rows), num_shared, begun].append(index)
         batches = []
-        for (_, known, begun), same in members.items():
+        for (_, num_shared, begun), same in members.items():
             rows = torch.stack([paths[index].rows for index in same])
             where = None if slots is None else slots[same].to(device)
-            batches.append(MixerBatch(rows.to(device), known, where, begun, adapters.assignment_of(rows.flatten())))
-        order = torch.cat([batch.rows[:, batch.known :].flatten() for batch in batches]).argsort()
+            batches.append(
+                MixerBatch(rows.to(device), num_shared, where, begun, adapters.assignment_of(rows.flatten()))
+            )
+        order = torch.cat([batch.rows[:, batch.num_shared :].flatten() for batch in batches]).argsort()
         return MixerLayout(batches, order, states, adapters)
 
 
 class _SequenceRows(NamedTuple):
-    """Rows [n] of a sequence's tokens; `known` of them another sequence has too; `begun`: others were computed
-    before."""
+    """Rows [n] of a sequence's tokens. Another sequence has the first `num_shared` too. `begun`: earlier tokens were
+    computed before."""
 
     rows: torch.Tensor
-    known: int
+    num_shared: int
     begun: bool
 
 
@@ -87,9 +89,9 @@ def _paths(attention: Attention) -> tuple[list[_SequenceRows], torch.Tensor | No
     offsets = attention.cu_seqlens.tolist()
     shared = [0] * len(offsets) if attention.shared is None else attention.shared.tolist()
     paths, path = [], torch.arange(0)
-    for begin, end, known in zip(offsets, offsets[1:], shared, strict=False):
-        path = torch.cat([path[:known], torch.arange(begin, end)])
-        paths.append(_SequenceRows(path, known, False))
+    for begin, end, num_shared in zip(offsets, offsets[1:], shared, strict=False):
+        path = torch.cat([path[:num_shared], torch.arange(begin, end)])
+        paths.append(_SequenceRows(path, num_shared, False))
     return paths, None, None
 
 
@@ -114,7 +116,7 @@ def split(module: nn.Module) -> RecurrentLayers:
 
 
 def _is_mixer(part: nn.Module) -> bool:
-    """Whether it takes a cache of states, has a convolution and knows its layer."""
+    """Return True if a module takes a cache of states, has a convolution and knows its layer."""
     convolves = isinstance(getattr(part, "conv1d", None), nn.Conv1d) and hasattr(part, "layer_idx")
     return convolves and "cache_params" in inspect.signature(part.forward).parameters
 
@@ -125,7 +127,7 @@ def _forward(mix: Any, layer: int, hidden_states: torch.Tensor, **options: Any) 
     if layout is None:
         return mix(hidden_states, **options)
     outputs = []
-    for rows, known, slots, begun, assignment in layout.batches:
+    for rows, num_shared, slots, begun, assignment in layout.batches:
         carried = None
         if slots is not None:
             carried = layout.states.read(layer, slots) if begun else MixerCache()
@@ -135,5 +137,5 @@ def _forward(mix: Any, layer: int, hidden_states: torch.Tensor, **options: Any) 
             output = mix(inputs, cache_params=carried)
         if carried is not None:
             layout.states.write(layer, slots, carried)
-        outputs.append(output[:, known:].flatten(0, 1))
+        outputs.append(output[:, num_shared:].flatten(0, 1))
     return torch.cat(outputs).index_select(0, layout.order).unsqueeze(0)

@@ -112,8 +112,8 @@ class RowWise(TorchFunctionMode):
             self._has_complex = True
             self._safe.clear()
         is_complex = self._has_complex and _is_complex((*args, *named.values()))
-        known = function.__name__.strip("_") in SAFE and not is_complex and SUMMING.isdisjoint(named)
-        if known or name == "view_as_complex":
+        row_safe = function.__name__.strip("_") in SAFE and not is_complex and SUMMING.isdisjoint(named)
+        if row_safe or name == "view_as_complex":
             return function(*args, **named)
         if name in ("mul", "rmul") and is_complex and len(args) == 2 and not named:
             self.replaced.add(name)
@@ -124,12 +124,17 @@ class RowWise(TorchFunctionMode):
                 self.replaced.add(name)
                 return result
         result = function(*args, **named)
-        found = result if isinstance(result, (tuple, list)) else (result,)
-        if any(isinstance(one, torch.Tensor) and (one.is_floating_point() or one.is_complex()) for one in found):
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        if any(isinstance(one, torch.Tensor) and (one.is_floating_point() or one.is_complex()) for one in results):
             self.unknown.add(name)
             if self.is_proven:
-                got = f"{name}, which it did not call at load and which is not known to go row by row"
-                raise refusal("exact numerics", "the model's functions", got, 'set numerics = "fast" for this model')
+                got = f"{name}, which was not tested when the model was loaded"
+                raise refusal(
+                    "exact numerics",
+                    "functions that compute each row by itself",
+                    got,
+                    'set numerics = "fast" for this model',
+                )
         return result
 
     @staticmethod
@@ -242,9 +247,10 @@ def broadcast_weight(function: Callable[..., Any], args: tuple[Any, ...], named:
 
 
 def _repeats_rows(x: torch.Tensor, shape: torch.Size) -> bool:
-    """Whether x has gradients and is repeated, not only along the last dimension: what stands in one row is its own."""
+    """Return True if x has gradients and is repeated along another dimension than the last: each row then needs a copy
+    of its own."""
     sizes = (1,) * (len(shape) - x.dim()) + tuple(x.shape)
-    return x.requires_grad and any(size < whole for size, whole in zip(sizes[:-1], shape[:-1], strict=True))
+    return x.requires_grad and any(size < new_size for size, new_size in zip(sizes[:-1], shape[:-1], strict=True))
 
 
 def _layer_norm(

@@ -70,8 +70,8 @@ def _non_text_parts(source: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]
         return {}
     module = class_of(empty.config).from_pretrained(source, dtype="auto")
     non_text = NonTextParts(module)
-    found = {name: tensor for name, tensor in module.state_dict().items() if name in non_text}
-    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in found.items()}
+    tensors = {name: tensor for name, tensor in module.state_dict().items() if name in non_text}
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 def skeleton(source: str | Path) -> transformers.PreTrainedModel:

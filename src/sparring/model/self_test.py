@@ -61,15 +61,15 @@ def verify_against_library(model: CausalModel, where: str, *, exact: bool) -> No
             "choose another model",
         )
     with _short_windows(model.module):
-        whole, continued = _outputs(model, rows[-1:]), _continued(model, rows[-1])
-    if not _close(model, whole, continued):
+        single_pass, continued = _outputs(model, rows[-1:]), _continued(model, rows[-1])
+    if not _close(model, single_pass, continued):
         expected = "a model that continues from cached keys and values, and from recurrent states"
         raise refusal(
             where, expected, f"{name}, whose logits differ when it continues from its cache", "choose another model"
         )
     rowwise = model.library and model.library.rowwise
     unknown = sorted(rowwise.unknown) if rowwise else []
-    pairs = [(whole, continued), *zip(alone, packed, strict=True)]
+    pairs = [(single_pass, continued), *zip(alone, packed, strict=True)]
     if not exact or (not unknown and all(torch.equal(a, b) for a, b in pairs)):
         if rowwise and not rowwise.replaced:
             model.library.rowwise = None  # it takes time
@@ -117,13 +117,13 @@ def _find_logits(model: CausalModel, row: torch.Tensor, wanted: torch.Tensor) ->
         value = getattr(text, name, None)
         scales += [float(value), 1.0 / float(value)] if value else []
     for model.logit_cap in dict.fromkeys((model.logit_cap, None)):
-        found = []
+        outputs = []
         for model.logit_scale in scales:
-            found.append(_outputs(model, [row]))
-        distances = [_distance(one, wanted) for one in found]
+            outputs.append(_outputs(model, [row]))
+        distances = [_distance(one, wanted) for one in outputs]
         best = distances.index(min(distances))
         model.logit_scale = scales[best]
-        if _close(model, found[best], wanted):
+        if _close(model, outputs[best], wanted):
             return
 
 

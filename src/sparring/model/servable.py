@@ -61,13 +61,15 @@ def _check_headers(where: str, config: Any, files: list[Path]) -> None:
     with torch.device("meta"), boundary(BadInput, where, "a config that the library makes a model of", "repair it"):
         module = class_of(config).from_config(config)
     expected = {name: list(parameter.shape) for name, parameter in module.named_parameters()}  # a tied weight once
-    found: dict[str, list[int]] = {}
+    shapes: dict[str, list[int]] = {}
     with boundary(BadInput, where, "safetensors files", "copy or download the checkpoint again"):
         for file in files:
             with safe_open(file, framework="pt") as tensors:
-                found |= {name: list(tensors.get_slice(name).get_shape()) for name in tensors.keys()}
-    wrong = [(name, found[name], shape) for name, shape in expected.items() if name in found and found[name] != shape]
-    refuse_incomplete(where, expected.keys() - found.keys(), wrong)
+                shapes |= {name: list(tensors.get_slice(name).get_shape()) for name in tensors.keys()}
+    wrong = [
+        (name, shapes[name], shape) for name, shape in expected.items() if name in shapes and shapes[name] != shape
+    ]
+    refuse_incomplete(where, expected.keys() - shapes.keys(), wrong)
 
 
 def _shortened(config: Any) -> Any:
@@ -101,7 +103,7 @@ def _with_few_layers(fields: Mapping[str, Any]) -> dict[str, Any]:
     halves = ((0, kinds[:own]), (own, kinds[own:]))
     parts = [[begin + part.index(kind) for kind in dict.fromkeys(part)] for begin, part in halves]
     chosen = [layer for part in parts for layer in sorted(part)]
-    each = {int(layer): value for layer, value in fields["per_layer_config"].items()}
-    few = {new: each[old] for new, old in enumerate(chosen) if old in each}
+    by_layer = {int(layer): value for layer, value in fields["per_layer_config"].items()}
+    few = {new: by_layer[old] for new, old in enumerate(chosen) if old in by_layer}
     counts = {"num_hidden_layers": len(chosen), "num_kv_shared_layers": len(parts[1])}
     return {**fields, **counts, "layer_types": [kinds[layer] for layer in chosen], "per_layer_config": few}

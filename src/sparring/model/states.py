@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 Kind = tuple[str, int]
-"""Which of a mixer's states: "conv" or "recurrent", and which of that kind."""
+"""Key of one state of a mixer: its kind, "conv" or "recurrent", and its number of that kind."""
 
 
 RecurrentLayers = Mapping[int, Mapping[Kind, torch.Tensor]]
@@ -36,7 +36,7 @@ class MixerCache:
         return self.states.get(("recurrent", state_idx))
 
     def is_recording_past(self, _layer: int) -> bool:
-        """Whether states can be taken back; they cannot."""
+        """Return False: states cannot be taken back."""
         return False
 
     def update_conv_state(
@@ -45,9 +45,9 @@ class MixerCache:
         """Keep the last K of new[b, C, n] and the inputs before them, which are zeros at the beginning; return all
         inputs."""
         before = self.states.get(("conv", state_idx))
-        whole = torch.cat([new.new_zeros(*new.shape[:2], conv_kernel_size) if before is None else before, new], dim=-1)
-        self.states["conv", state_idx] = whole[..., -conv_kernel_size:]
-        return whole
+        window = torch.cat([new.new_zeros(*new.shape[:2], conv_kernel_size) if before is None else before, new], dim=-1)
+        self.states["conv", state_idx] = window[..., -conv_kernel_size:]
+        return window
 
     def update_recurrent_state(self, state: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> torch.Tensor:
         """Keep the state after the last token."""

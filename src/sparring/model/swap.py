@@ -93,8 +93,8 @@ def _norm(norm: nn.Module) -> nn.Module | None:
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     if weight is None or eps is None or getattr(norm, "bias", None) is not None or not _takes_one(norm):
         return None
-    ours = [RowNorm(weight, eps), WideNorm(weight, eps, 0.0), WideNorm(weight, eps, 1.0)]
-    return _alike(norm, ours, _random(64, weight.shape[0], like=weight))
+    candidates = [RowNorm(weight, eps), WideNorm(weight, eps, 0.0), WideNorm(weight, eps, 1.0)]
+    return _alike(norm, candidates, _random(64, weight.shape[0], like=weight))
 
 
 def _router(router: nn.Module) -> RowRouter | None:
@@ -103,16 +103,16 @@ def _router(router: nn.Module) -> RowRouter | None:
         return None if knows_more else RowRouter(router, renormalise=True)
     # in float32: theirs rounds its logits to bfloat16, and a row with nearly equal ones may then have other experts
     # than ours
-    theirs = copy.deepcopy(router).float()
-    weight = theirs.weight
+    reference = copy.deepcopy(router).float()
+    weight = reference.weight
 
     def shares(route: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
-        _, found, chosen = route(x)
-        return torch.zeros(len(x), weight.shape[0], device=x.device).scatter_(1, chosen, found.float())
+        _, weights, chosen = route(x)
+        return torch.zeros(len(x), weight.shape[0], device=x.device).scatter_(1, chosen, weights.float())
 
     kinds, x = (True, False), _random(64, weight.shape[1], like=weight)
-    ours = [shares(RowRouter(theirs, renormalise=kind), x) for kind in kinds]
-    at = _closest(shares(theirs, x), ours, weight.dtype)
+    outputs = [shares(RowRouter(reference, renormalise=kind), x) for kind in kinds]
+    at = _closest(shares(reference, x), outputs, weight.dtype)
     return None if at is None else RowRouter(router, renormalise=kinds[at])
 
 
@@ -123,17 +123,17 @@ def _experts(experts: nn.Module) -> RowExperts | None:
     return None if at is None else RowExperts(experts, gates[at])
 
 
-def _alike(theirs: nn.Module, ours: Sequence[nn.Module], x: torch.Tensor) -> nn.Module | None:
-    at = _closest(theirs(x), [one(x) for one in ours], x.dtype)
-    return None if at is None else ours[at]
+def _alike(reference: nn.Module, candidates: Sequence[nn.Module], x: torch.Tensor) -> nn.Module | None:
+    at = _closest(reference(x), [one(x) for one in candidates], x.dtype)
+    return None if at is None else candidates[at]
 
 
-def _closest(expected: torch.Tensor, found: Sequence[torch.Tensor], dtype: torch.dtype) -> int | None:
+def _closest(expected: torch.Tensor, outputs: Sequence[torch.Tensor], dtype: torch.dtype) -> int | None:
     """Return the index of the first of the closest candidates, None where none is close."""
     if expected.is_meta:
         return 0
     scale = float(expected.detach().float().abs().mean())
-    errors = [float((one.detach().float() - expected.detach().float()).abs().mean()) for one in found]
+    errors = [float((one.detach().float() - expected.detach().float()).abs().mean()) for one in outputs]
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     best = min(range(len(errors)), key=errors.__getitem__)
     return best if errors[best] <= tolerance * scale else None
@@ -148,20 +148,20 @@ def _random(*shape: int, like: torch.Tensor) -> torch.Tensor:
 def _rotary(path: str, rotary: nn.Module, max_positions: int, exact: bool) -> nn.Module | None:
     kind = getattr(rotary, "rope_type", "default")
     kinds = kind if isinstance(kind, dict) else {"": kind}
-    for one in kinds.values():
-        if one == "longrope" or "dynamic" in str(one):
+    for rope_type in kinds.values():
+        if rope_type == "longrope" or "dynamic" in str(rope_type):
             if not exact:
                 return None
             raise refusal(
                 path,
                 "rotary frequencies that depend on the position alone",
-                f"rope_type {one!r}",
+                f"rope_type {rope_type!r}",
                 'set numerics = "fast" for this model',
             )
     where = (max_positions, getattr(rotary.config, "dtype", None) or torch.float32, next(rotary.buffers()).device)
     if not isinstance(kind, dict):
-        found = rotary(torch.empty(0, device=where[2]), torch.zeros(1, 1, dtype=torch.int64, device=where[2]))
-        if not isinstance(found, tuple):
+        phases = rotary(torch.empty(0, device=where[2]), torch.zeros(1, 1, dtype=torch.int64, device=where[2]))
+        if not isinstance(phases, tuple):
             return RotaryPhases(rotary, *where)
         table = RotaryTable(rotary, *where)
         table.config = rotary.config  # Granite looks there

@@ -80,20 +80,20 @@ def targeted(
         ends = {name.rpartition(".")[2] for name in names}
         target_modules = [end for end in DEFAULT if end in ends]
     stacks = [name for name, target in targets_of(module).items() if len(target.shape) == 3]
-    found = [*names] if target_modules == "all-linear" else []
-    for known, targets in ((names, () if found else target_modules), (stacks, target_parameters)):
+    selected = [*names] if target_modules == "all-linear" else []
+    for available, targets in ((names, () if selected else target_modules), (stacks, target_parameters)):
         for target in targets:
-            meant = [name for name in known if name == target or name.endswith(f".{target}")]
+            meant = [name for name in available if name == target or name.endswith(f".{target}")]
             if not meant:
-                raise unknown_target(target, known, "target_modules" if known is names else "target_parameters")
-            found += [name for name in meant if name not in found]
-    return found
+                raise unknown_target(target, available, "target_modules" if available is names else "target_parameters")
+            selected += [name for name in meant if name not in selected]
+    return selected
 
 
 def unknown_target(
-    name: str, known: Sequence[str] | Mapping[str, object], setting: str = "target_modules"
+    name: str, available: Sequence[str] | Mapping[str, object], setting: str = "target_modules"
 ) -> Exception:
     """Make the refusal of an adapter for a weight that the model does not have."""
-    ends = ", ".join(sorted({one.rpartition(".")[2] for one in known})) or "none"
+    ends = ", ".join(sorted({one.rpartition(".")[2] for one in available})) or "none"
     what = "linear layers" if setting == "target_modules" else "stacked matrices of experts"
     return refusal(f"lora {setting}", f"{what} of the model: {ends}", repr(name), "name some of these")

@@ -115,31 +115,31 @@ class Comparison:
 
 
 def success_rate(tasks: Sequence[TaskResult]) -> Estimate:
-    """The share of samples that solve their task, over tasks."""
-    known = [task for task in tasks if task.solved]
-    return rate([_solved(task) for task in known], sum(len(task.solved) for task in known))
+    """Return the share of samples that solve their task, over tasks."""
+    scored = [task for task in tasks if task.solved]
+    return rate([_solved(task) for task in scored], sum(len(task.solved) for task in scored))
 
 
 def mean_reward(tasks: Sequence[TaskResult]) -> Estimate:
-    """The mean reward, over tasks."""
+    """Return the mean reward, over tasks."""
     return mean([_reward(task) for task in tasks if task.rewards])
 
 
-def passes(tasks: Sequence[TaskResult], k: int, one: Callable[[int, int, int], float]) -> Estimate:
-    """pass@k or pass^k over the tasks with at least `k` scored samples.
+def passes(tasks: Sequence[TaskResult], k: int, estimator: Callable[[int, int, int], float]) -> Estimate:
+    """Return pass@k or pass^k over the tasks with at least `k` scored samples.
 
     Args:
         tasks: all of them.
         k: samples at a time.
-        one: `pass_at_k` or `pass_hat_k`.
+        estimator: `pass_at_k` or `pass_hat_k`.
     """
-    known = [task for task in tasks if len(task.solved) >= k]
-    values = [one(len(task.solved), sum(task.solved), k) for task in known]
-    return rate(values, sum(len(task.solved) / k for task in known))
+    scored = [task for task in tasks if len(task.solved) >= k]
+    values = [estimator(len(task.solved), sum(task.solved), k) for task in scored]
+    return rate(values, sum(len(task.solved) / k for task in scored))
 
 
 def success_by_tag(tasks: Sequence[TaskResult]) -> dict[str, Estimate]:
-    """`success_rate` of each tag that has some."""
+    """Return `success_rate` of each tag that has any."""
     tags = sorted({task.tag for task in tasks if task.tag and task.solved})
     return {tag: success_rate([task for task in tasks if task.tag == tag]) for tag in tags}
 
@@ -151,14 +151,13 @@ def reward_by_role(tasks: Sequence[TaskResult]) -> dict[str, Estimate]:
     return {role: mean([reward for reward in of_role if reward is not None]) for role, of_role in earned.items()}
 
 
-def narrowed(one: Evaluation, other: Evaluation) -> Evaluation:
-    """Return `one` of the tasks alone that both scored: its success, reward, success by tag, reward by role and
-    tasks."""
-    both = sorted(_scored(one) & _scored(other))
-    results = [one.tasks[name] for name in both]
+def narrowed(evaluation: Evaluation, other: Evaluation) -> Evaluation:
+    """Return `evaluation` over the tasks that both scored: success, reward, success by tag, reward by role, tasks."""
+    both = sorted(_scored(evaluation) & _scored(other))
+    results = [evaluation.tasks[name] for name in both]
     tasks = dict(zip(both, results, strict=True))
     return replace(
-        one,
+        evaluation,
         success=success_rate(results),
         reward=mean_reward(results),
         by_tag=success_by_tag(results),
@@ -185,9 +184,9 @@ def compare(before: Evaluation, after: Evaluation) -> Comparison:
         earned = _both(before, after, lambda task, role=role: _reward_of(task, role))
         if earned[0]:
             changes[f"reward/{role}"] = paired_mean_difference(*earned)
-    for sign, one, found in (("@", pass_at_k, before.pass_at), ("^", pass_hat_k, before.pass_hat)):
-        for k in sorted(map(int, found)):
-            pair = _both(before, after, lambda task, one=one, k=k: _passes(task, k, one))
+    for sign, estimator, figures in (("@", pass_at_k, before.pass_at), ("^", pass_hat_k, before.pass_hat)):
+        for k in sorted(map(int, figures)):
+            pair = _both(before, after, lambda task, estimator=estimator, k=k: _passes(task, k, estimator))
             if pair[0]:
                 changes[f"pass{sign}{k}"] = paired_difference(*pair, _samples(before, after, k))
     if not changes:
@@ -210,16 +209,16 @@ def kept(before: Evaluation, after: Evaluation) -> Estimate:
 
 
 def verdict(change: Estimate, margin: float) -> Verdict:
-    """Whether a figure held, or fell by more than `margin`: what its whole 95 % interval says; undecided where that is
-    on both sides of -margin."""
+    """Decide by the whole 95 % interval if a figure held, or fell by more than `margin`. It is undecided if the
+    interval contains -margin."""
     if change.interval is None:
         return "undecided"
     low, high = change.interval
     return "held" if low >= -margin else "regressed" if high < -margin else "undecided"
 
 
-def _scored(one: Evaluation) -> set[str]:
-    return {name for name, task in one.tasks.items() if task.rewards}
+def _scored(evaluation: Evaluation) -> set[str]:
+    return {name for name, task in evaluation.tasks.items() if task.rewards}
 
 
 def _check_same(before: Evaluation, after: Evaluation) -> None:
@@ -236,11 +235,11 @@ def _nothing_in_common(before: Evaluation, after: Evaluation) -> Exception:
 def _both(
     before: Evaluation, after: Evaluation, figure: Callable[[TaskResult], float | None]
 ) -> tuple[list[float], list[float]]:
-    """A figure of every task that has it in both, in one order."""
+    """Return a figure of every task that has it in both, in one order."""
     names = sorted(before.tasks.keys() & after.tasks.keys())
     pairs = [(figure(before.tasks[name]), figure(after.tasks[name])) for name in names]
-    known = [(b, a) for b, a in pairs if b is not None and a is not None]
-    return [b for b, _ in known], [a for _, a in known]
+    scored = [(b, a) for b, a in pairs if b is not None and a is not None]
+    return [b for b, _ in scored], [a for _, a in scored]
 
 
 def _samples(before: Evaluation, after: Evaluation, k: int = 1) -> float:
@@ -264,5 +263,5 @@ def _reward_of(task: TaskResult, role: str) -> float | None:
     return sum(rewards) / len(rewards) if rewards else None
 
 
-def _passes(task: TaskResult, k: int, one: Callable[[int, int, int], float]) -> float | None:
-    return one(len(task.solved), sum(task.solved), k) if len(task.solved) >= k else None
+def _passes(task: TaskResult, k: int, estimator: Callable[[int, int, int], float]) -> float | None:
+    return estimator(len(task.solved), sum(task.solved), k) if len(task.solved) >= k else None

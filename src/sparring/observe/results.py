@@ -10,7 +10,7 @@ from sparring.errors import refusal
 from sparring.observe.evaluation import Comparison, Evaluation, Verdict
 
 RESULT = "evaluation.json"
-"""Its name in the folder of an evaluation."""
+"""Name of the file in the folder of an evaluation."""
 
 
 class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_result(path: Path) -> Evaluated:
-    """The one evaluation of a result file.
+    """Return the one evaluation of a result file.
 
     Raises:
         BadInput: it cannot be read, is no such file, or has several.
@@ -65,8 +65,8 @@ def read_result(path: Path) -> Evaluated:
             str(path), f"a result file of sparring eval, such as {RESULT}", str(error), "check the path"
         ) from error
     if len(results.evaluations) != 1:
-        got = f"{len(results.evaluations)} of them"
-        raise refusal(str(path), "one evaluation", got, f"take the {RESULT} in the folder of the one that you mean")
+        got = str(len(results.evaluations))
+        raise refusal(str(path), "one evaluation", got, f"give the {RESULT} of one of them")
     return results.evaluations[0]
 
 

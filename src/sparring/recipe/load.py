@@ -40,7 +40,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def from_data(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The same for a recipe that is already parsed. `where` names its source in errors.
+    """Return the same for a recipe that is already parsed. `where` names its source in errors.
 
     Raises:
         BadInput: as `load`.
@@ -64,19 +64,19 @@ def _complaint(data: dict[str, Any]) -> InvalidValue | None:
     return None
 
 
-def _is_same(one: InvalidValue | None, other: InvalidValue) -> bool:
-    return one is not None and (one.keys, one.text) == (other.keys, other.text)
+def _is_same(error: InvalidValue | None, other: InvalidValue) -> bool:
+    return error is not None and (error.keys, error.text) == (other.keys, other.text)
 
 
 def _converted(data: dict[str, Any]) -> RunConfig:
     """Build the config; a name alone in the place of a table that bears it is that table in its defaults."""
-    whole = {**data, "algo": named(data["algo"])} if "algo" in data else dict(data)
+    complete = {**data, "algo": named(data["algo"])} if "algo" in data else dict(data)
     for (section, key), name in NAMED.items():
-        value = whole[section].get(key) if isinstance(whole.get(section), dict) else None
+        value = complete[section].get(key) if isinstance(complete.get(section), dict) else None
         if isinstance(value, (str, dict)):
             table = {"name": value} if isinstance(value, str) else {"name": name, **value}
-            whole[section] = {**whole[section], key: table}
-    return convert(whole, RunConfig)
+            complete[section] = {**complete[section], key: table}
+    return convert(complete, RunConfig)
 
 
 def _refused(wrong: InvalidValue, source: str) -> BadInput:
@@ -90,7 +90,7 @@ def _refused(wrong: InvalidValue, source: str) -> BadInput:
 def _advice(wrong: InvalidValue) -> str:
     """Name the key that was probably meant: a close name in the same table, or the same name in another section."""
     elsewhere = [section for section, names in _section_keys().items() if wrong.unknown in names]
-    close = difflib.get_close_matches(wrong.unknown, wrong.known, n=1, cutoff=0.85 if elsewhere else 0.6)
+    close = difflib.get_close_matches(wrong.unknown, wrong.allowed, n=1, cutoff=0.85 if elsewhere else 0.6)
     if close:
         return f"do you mean {dotted((*wrong.keys[:-1], close[0]))}?"
     return f"do you mean {elsewhere[0]}.{wrong.unknown}?" if elsewhere else wrong.do
@@ -107,7 +107,7 @@ def _section_keys() -> dict[str, set[str]]:
 
 
 def _overridden(data: dict[str, Any], override: str) -> dict[str, Any]:
-    """A copy of `data` with one `a.b=c` applied."""
+    """Return a copy of `data` with one `a.b=c` applied."""
     where = f"--set {override}"
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
@@ -133,7 +133,8 @@ def _overridden(data: dict[str, Any], override: str) -> dict[str, Any]:
 
 
 def _toml_value(text: str) -> Any:
-    """`text` as a TOML value; as itself where it is none, so that `--set run.name=first` needs no quotes."""
+    """Parse `text` as a TOML value; return it unchanged if it is none, so that `--set run.name=first` needs no
+    quotes."""
     try:
         parsed = tomllib.loads(f"value = {text.strip()}")
     except tomllib.TOMLDecodeError:

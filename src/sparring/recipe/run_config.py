@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ import tomli_w
 from sparring.algo.config import INEXACT, AlgoConfig, Correction
 from sparring.engine.config import EngineConfig
 from sparring.envs.config import EnvConfig
+from sparring.envs.rubrics.config import judging
 from sparring.errors import refusal
 from sparring.model.config import ModelConfig
 from sparring.observe.config import ObserveConfig
+from sparring.recipe.sections.domains import DomainConfig
 from sparring.recipe.sections.distill import DistillConfig
 from sparring.recipe.sections.evaluation import EvalConfig, ExportConfig
 from sparring.recipe.sections.imitation import CollectConfig, SftConfig
@@ -33,35 +36,41 @@ from sparring.sandbox.config import SandboxConfig
 from sparring.train.config import TrainConfig
 
 
+DOMAIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole run. Every section is the config of the part that bears its name."""
 
     run: RunSection
-    """What the run is called, where it lives and which stages it consists of."""
+    """Name, directory and stages of the run."""
 
     models: dict[str, ModelConfig]
     """Models stand once, by name; every part names one. `policy` is the one that is trained."""
 
-    env: EnvConfig
-    """The world."""
+    env: EnvConfig | None = None
+    """The world. A run has this table, or `[envs.<name>]` for each of several."""
+
+    envs: dict[str, DomainConfig] = {}
+    """Several worlds by name, mixed by their weights. A name is letters, digits, `_` and `-`."""
 
     sandbox: SandboxConfig = SandboxConfig()
-    """Where the policy's code runs."""
+    """Sandbox of the policy's code."""
 
     engine: EngineConfig = EngineConfig()
-    """How tokens are sampled."""
+    """Engine, which samples tokens."""
 
     render: RenderConfig = RenderConfig()
-    """How messages become tokens."""
+    """Rendering of messages to tokens."""
 
     rollout: RolloutConfig = RolloutConfig()
-    """How tasks become scored groups."""
+    """Rollouts, which make scored groups of tasks."""
 
     train: TrainConfig = TrainConfig()
-    """How weights are updated."""
+    """Trainer, which updates the weights."""
 
     algo: AlgoConfig = AlgoConfig()
-    """How scores become advantages and losses."""
+    """Algorithm, which makes advantages and losses of scores."""
 
     collect: CollectConfig = CollectConfig()
     """The stage that gathers a teacher's traces."""
@@ -88,11 +97,35 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The export stage."""
 
     observe: ObserveConfig = ObserveConfig()
-    """Where metrics go."""
+    """Metrics and the places that they are sent to."""
 
     def __post_init__(self) -> None:
         if "policy" not in self.models:
             raise ValueError(f"models must have a table [models.policy], got {sorted(self.models) or 'no table'}")
+        if (self.env is None) == (not self.envs):
+            raise ValueError(
+                f"exactly one of [env] and [envs.<name>] must be given, got {'both' if self.envs else 'none'}"
+            )
+        for name in self.envs:
+            if not DOMAIN_NAME.fullmatch(name):
+                raise ValueError(f"envs must have names of letters, digits, _ and -, got {name!r}")
+        if self.envs and not any(domain.weight for domain in self.envs.values()):
+            raise ValueError("envs must have a weight above 0 in one of them, got weights that are all 0")
+
+    @property
+    def environments(self) -> dict[str, EnvConfig]:
+        """The environments by the key of their tables: `env`, or `envs.<name>` of each."""
+        return {"env": self.env} if self.env is not None else {f"envs.{name}": each for name, each in self.envs.items()}
+
+    @property
+    def world(self) -> EnvConfig:
+        """The environment; of several the first."""
+        return next(iter(self.environments.values()))
+
+    @property
+    def judging(self) -> set[str]:
+        """Models that the rubrics of the environments ask."""
+        return {name for each in self.environments.values() for name in judging(each.rubric)}
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -125,7 +158,7 @@ def resolve(config: RunConfig) -> RunConfig:
 
 
 def dump(config: RunConfig) -> str:
-    """The complete config as TOML text that loads to an identical config.
+    """Return the complete config as TOML text that loads to an identical config.
 
     Raises:
         BadInput: a value that TOML cannot express, such as None where the default is something else.
@@ -146,7 +179,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _cuda_usable() -> bool:
-    """Whether the driver shows a device and the installed torch was built for it, asked without importing torch."""
+    """Return True if the driver shows a device and the installed torch was built for it, without importing torch."""
     torch = importlib.util.find_spec("torch")
     if torch is None or not torch.origin or not (Path(torch.origin).parent / "lib" / "libtorch_cuda.so").exists():
         return False

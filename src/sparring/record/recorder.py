@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import xxhash
 
@@ -57,6 +58,7 @@ class Recorder:
         seed: int,
         role: str = "policy",
         priority: int = 0,
+        admission: int = 0,
         limits: Limits | None = None,
     ) -> RecordedSession:
         """A session for one role of one rollout.
@@ -67,11 +69,20 @@ class Recorder:
             seed: decides, with a token's position, every random number of the session.
             role: who speaks.
             priority: of its requests at the engine.
+            admission: of its rollout, by which the engine ranks requests of one priority.
             limits: replaces the task's.
         """
+        rank = Rank(priority, admission)
         return RecordedSession(
-            self, task, rollout_id=rollout_id, seed=seed, role=role, priority=priority, limits=limits or task.limits
+            self, task, rollout_id=rollout_id, seed=seed, role=role, rank=rank, limits=limits or task.limits
         )
+
+
+class Rank(NamedTuple):
+    """Rank of a session's requests at the engine."""
+
+    priority: int
+    admission: int
 
 
 class RecordedSession:
@@ -85,7 +96,7 @@ class RecordedSession:
     """
 
     def __init__(
-        self, recorder: Recorder, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, limits: Limits
+        self, recorder: Recorder, task: Task, *, rollout_id: str, seed: int, role: str, rank: Rank, limits: Limits
     ) -> None:
         self.id = rollout_id if role == "policy" else f"{rollout_id}/{role}"
         self.usage = Usage()
@@ -94,7 +105,7 @@ class RecordedSession:
         self._recorder = recorder
         self._task = task
         self._role = role
-        self._priority = priority
+        self._rank = rank
         self._limits = limits
         self._seed = seed if role == "policy" else _derive(seed, role)
         self._tree = Tree(recorder.renderer)
@@ -218,7 +229,8 @@ class RecordedSession:
             tokens=self._tree.prompt(turn),
             sampling=sampling,
             conversation=self._conversation(turn.lane),
-            priority=self._priority,
+            priority=self._rank.priority,
+            admission=self._rank.admission,
         )
         self._lanes.add(turn.lane)
         clock = asyncio.get_running_loop().time

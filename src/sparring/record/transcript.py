@@ -44,7 +44,9 @@ class TextRecorder:
         self.reply = reply
         self.source = source
 
-    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int) -> TextSession:
+    def open(
+        self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int = 0
+    ) -> TextSession:
         """Open the session of one role of one rollout."""
         return TextSession(self, task, rollout_id, seed, role)
 

@@ -23,16 +23,16 @@ def reply_tokens(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec] =
     # Surrounding blanks would merge with the prompt's last token, and parsing drops them anyway.
     reply = dataclasses.replace(reply, content=reply.content.strip())
     prompt = renderer.render([_QUESTION], tools).tokens
-    whole = renderer.render([_QUESTION, reply], tools, generation=False)
-    marked = [at for at, sampled in enumerate(whole.sampled) if sampled and at >= len(prompt)]
-    if whole.tokens[: len(prompt)] != prompt or not marked:
+    conversation = renderer.render([_QUESTION, reply], tools, generation=False)
+    marked = [at for at, sampled in enumerate(conversation.sampled) if sampled and at >= len(prompt)]
+    if conversation.tokens[: len(prompt)] != prompt or not marked:
         raise refusal(
             "demonstration",
             "a reply that continues the generation prompt",
-            repr(renderer.decode(whole.tokens)[-120:]),
+            repr(renderer.decode(conversation.tokens)[-120:]),
             "leave out the reasoning, switch thinking, or name a renderer that knows this model",
         )
-    return whole.tokens[len(prompt) : marked[-1] + 1]
+    return conversation.tokens[len(prompt) : marked[-1] + 1]
 
 
 def demonstration_tokens(renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Rendered:

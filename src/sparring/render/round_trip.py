@@ -102,12 +102,12 @@ def _bridges(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> s
     if bridged is None or bridged[: len(prompt) + len(reply_ids)] != (*prompt, *reply_ids):
         raise _failed("a next prompt that begins with the ids so far", "none" if bridged is None else "other ids")
     added = renderer.decode(bridged[len(prompt) + len(reply_ids) :])
-    whole = renderer.render([question, reply, *new], tools).tokens
+    full = renderer.render([question, reply, *new], tools).tokens
     # some formats quote a tool's answer
     said_all = all(m.content in added or json.dumps(m.content, ensure_ascii=False) in added for m in new)
-    if not said_all or not renderer.decode(whole).endswith(added):
-        raise _failed(f"a bridge that ends like {renderer.decode(whole)[-200:]!r}", repr(added[-200:]))
-    if bridged == whole:
+    if not said_all or not renderer.decode(full).endswith(added):
+        raise _failed(f"a bridge that ends like {renderer.decode(full)[-200:]!r}", repr(added[-200:]))
+    if bridged == full:
         return "a bridge keeps the ids so far and equals the full render"
     return "a bridge keeps the ids so far (a full render rewrites the reply; sessions bridge)"
 

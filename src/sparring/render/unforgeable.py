@@ -113,7 +113,7 @@ def _count(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Tool
 def _controls(renderer: Renderer, tokens: Sequence[int]) -> Counter[int]:
     ids = set(renderer.control_ids.values())
     if MARK[1:-1] in renderer.decode(tokens):
-        raise _failed("a text that writes control tokens", "one that the template has changed")
+        raise _failed("a text that contains control tokens", "a text that the template has changed")
     return Counter(token for token in tokens if token in ids)
 
 

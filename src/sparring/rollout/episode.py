@@ -61,7 +61,7 @@ class OpenSession(Session, Protocol):
 class SessionRecorder(Protocol):
     """Opens sessions that know what they recorded: `record.Recorder`."""
 
-    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int) -> OpenSession:
+    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int) -> OpenSession:
         """Open the session of one role of one rollout."""
         ...
 
@@ -76,6 +76,7 @@ class GuardedEnv:
         executor: runs its author's code; None: the event loop.
         phases: of the attempt; None: of the default limits.
         timeout_s: seconds that the policy's own commands may take together.
+        at_once: its constructor is not its author's code, and does not block.
 
     Attributes:
         phases: of the attempt.
@@ -91,11 +92,12 @@ class GuardedEnv:
         phases: Phases | None = None,
         *,
         timeout_s: float = math.inf,
+        at_once: bool = False,
     ) -> None:
         self._make = make
         self._executor = InlineExecutor() if executor is None else executor
         self.phases = Phases(Waits(RolloutConfig())) if phases is None else phases
-        self._timeout_s = timeout_s
+        self._timeout_s, self._at_once = timeout_s, at_once
         self._made: AnyEnv | None = None
         self._roles = DEFAULT_ROLES
         self._tools: tuple[ToolSpec, ...] | None = None
@@ -144,13 +146,9 @@ class GuardedEnv:
         with boundary(EnvError, "env.tools"):
             return self._env.tools
 
-    async def make(self, *, at_once: bool = False) -> None:
-        """Make the environment, if that has not been done. Raises EnvError for whatever its code raises.
-
-        Args:
-            at_once: its constructor is not its author's code, and does not block.
-        """
-        if at_once:
+    async def make(self) -> None:
+        """Make the environment, if that has not been done. Raises EnvError for whatever its code raises."""
+        if self._at_once:
             _ = self._env
         if self._made is None:
             with self.phases.within("open"):
@@ -380,7 +378,15 @@ class RunningEpisode:
     opened when its role is first asked for."""
 
     def __init__(
-        self, task: Task, env: GuardedEnv, recorder: SessionRecorder, *, rollout_id: str, seed: int, priority: int
+        self,
+        task: Task,
+        env: GuardedEnv,
+        recorder: SessionRecorder,
+        *,
+        rollout_id: str,
+        seed: int,
+        priority: int,
+        admission: int = 0,
     ) -> None:
         self.task = task
         self.env = env
@@ -389,6 +395,7 @@ class RunningEpisode:
         self._rollout_id = rollout_id
         self._seed = seed
         self._priority = priority
+        self._admission = admission
         self._sessions: dict[str, OpenSession] = {}
         self._limited: dict[str, LimitedSession] = {}
 
@@ -468,6 +475,7 @@ class RunningEpisode:
                 seed=self._seed,
                 role=role,
                 priority=self._priority,
+                admission=self._admission,
             )
         return self._sessions[role]
 

@@ -1,10 +1,9 @@
-"""What a group tells about the rollouts of a step."""
+"""Figures of the rollouts of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from sparring.observe.metrics import Metrics
+from sparring.rollout.lengths import AdmittedLengths, lost_rollouts, sampled_tokens, turns
 from sparring.types import Group, Rollout
 
 
@@ -25,10 +24,8 @@ def measure(metrics: Metrics, group: Group, *, lag: int) -> None:
     metrics.add("rollout/groups", 1, "sum")
     attempts = len(group.rollouts) + len(group.failed)
     metrics.add("rollout/infra_failure_rate", len(group.failed), "ratio", weight=attempts)
-    last_attempts = {r.index: r for r in (*group.failed, *group.rollouts)}
-    metrics.add("rollout/left_rate", len(last_attempts) - len(group.rollouts), "ratio", weight=len(last_attempts))
-    for rollout in last_attempts.values():
-        metrics.add("rollout/admitted_tokens_mean", sampled_tokens(rollout))
+    lost = len(lost_rollouts(group))
+    metrics.add("rollout/left_rate", lost, "ratio", weight=lost + len(group.rollouts))
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         _measure_rollout(metrics, rollout)
         metrics.add("rollout/reward", score.reward or 0.0)
@@ -42,13 +39,11 @@ def measure(metrics: Metrics, group: Group, *, lag: int) -> None:
             metrics.add(f"rollout/part/{name}", value)
 
 
-def length_bias(values: Mapping[str, float]) -> dict[str, float]:
-    """The mean length of the rollouts that can be trained over the mean length of all that were admitted: 1 where no
-    rollout is lost for its length (law 5). Nothing where nothing was sampled."""
-    admitted = values.get("rollout/admitted_tokens_mean", 0.0)
-    if not admitted or "rollout/tokens_mean" not in values:
-        return {}
-    return {"rollout/length_bias": values["rollout/tokens_mean"] / admitted}
+def length_metrics(lengths: AdmittedLengths) -> dict[str, float]:
+    """Return the mean length that admitted rollouts would have had, and the length bias of those that can be trained;
+    each only where it is known."""
+    values = {"rollout/admitted_tokens_mean": lengths.admitted_tokens(), "rollout/length_bias": lengths.bias()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _measure_rollout(metrics: Metrics, rollout: Rollout) -> None:
@@ -56,7 +51,7 @@ def _measure_rollout(metrics: Metrics, rollout: Rollout) -> None:
     tokens = sampled_tokens(rollout)
     metrics.add("rollout/tokens_mean", tokens)
     metrics.add("rollout/tokens", tokens, "sum")
-    metrics.add("rollout/turns", sum(t.usage.turns for t in rollout.trajectories))
+    metrics.add("rollout/turns", turns(rollout))
     metrics.add("rollout/tool_calls", sum(t.usage.tool_calls for t in rollout.trajectories))
     ended = rollout.outcome.kind
     for kind in ("completed", "truncated", "policy_failed"):
@@ -65,8 +60,3 @@ def _measure_rollout(metrics: Metrics, rollout: Rollout) -> None:
     metrics.add("rollout/wall_s_mean", wall_s)
     metrics.add("rollout/wall_s_max", wall_s, "max")
     metrics.add("rollout/world_share", rollout.trajectories[0].timing.world_s, "ratio", weight=wall_s)
-
-
-def sampled_tokens(rollout: Rollout) -> int:
-    """Tokens that our models sampled, over all roles."""
-    return sum([t.usage.sampled_tokens for t in rollout.trajectories])

@@ -21,7 +21,7 @@ class RoleRecorder:
         self._policy = policy
         self._by_role = by_role
 
-    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int) -> OpenSession:
+    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int) -> OpenSession:
         """Open the session of one role of one rollout."""
         recorder = self._by_role.get(role, self._policy)
-        return recorder.open(task, rollout_id=rollout_id, seed=seed, role=role, priority=priority)
+        return recorder.open(task, rollout_id=rollout_id, seed=seed, role=role, priority=priority, admission=admission)

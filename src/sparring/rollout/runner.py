@@ -6,17 +6,35 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
+from types import MappingProxyType
+from typing import Any
 
+from sparring.backoff import retry_pause_s
+from sparring.envs.domains import Domains
 from sparring.envs.executor import Executor, InlineExecutor
-from sparring.errors import EngineError, EnvError, InfraError, JudgeError, LimitReached, PolicyFailure, boundary
+from sparring.errors import (
+    BadInput,
+    EngineError,
+    EnvError,
+    InfraError,
+    JudgeError,
+    LimitReached,
+    PolicyFailure,
+    TaskError,
+    boundary,
+)
 from sparring.protocols import Boxes, EnvFactory, Harness
 from sparring.record.transcript import Transcript
+from sparring.rollout.breaker import Breakers
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode, SessionRecorder, outcome_at
-from sparring.rollout.metrics import sampled_tokens
+from sparring.rollout.lengths import sampled_tokens
 from sparring.rollout.phases import Phases, Recorded, Waits, unrecorded
+from sparring.rollout.stalls import Stalls
 from sparring.types import Failure, Outcome, Purpose, Rollout, Score, Task, Timing
 
 MALFORMED = Outcome(kind="policy_failed", reason="malformed")
@@ -52,6 +70,20 @@ class Attempt:
     unjudged: bool = False
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machinery:
+    """Machinery around the environments of a runner.
+
+    Attributes:
+        executors: makes the executor of an environment, with `shared` as its factory says; an environment that blocks
+            stops `InlineExecutor` and its event loop.
+        recorded: takes note of the limits that strike and of the environments that are abandoned.
+    """
+
+    executors: Callable[..., Executor] = InlineExecutor
+    recorded: Recorded = unrecorded
+
+
 class RolloutRunner:
     """Runner of single rollouts: makes box, environment and sessions, lets the harness run under the limits, and scores
     while the environment is open.
@@ -62,11 +94,12 @@ class RolloutRunner:
         recorder: opens the sessions.
         harness: holds the conversation.
         config: limits, retries.
-        executors: makes the executor of an environment, with `shared` as the factory says; an environment that blocks
-            stops `InlineExecutor` and its event loop.
-        recorded: takes note of the limits that strike and of the environments that are abandoned.
+        report: called with a sentence for what a reader of the run has to know.
+        places: most rollouts that run at once, by environment; others have no bound of their own.
+        machinery: executors of environments, and the log of events.
 
     Attributes:
+        breakers: of the environments.
         close_failures: the latest environments and boxes that did not close; they change no outcome.
         waits: the phases that are under way.
         abandoned: environments whose code went on although it was cancelled.
@@ -80,22 +113,34 @@ class RolloutRunner:
         harness: Harness,
         config: RolloutConfig,
         *,
-        executors: Callable[..., Executor] = InlineExecutor,
-        recorded: Recorded = unrecorded,
+        report: Callable[[str], None] = lambda sentence: None,
+        places: Mapping[str, int] = MappingProxyType({}),
+        machinery: Machinery = Machinery(),
     ) -> None:
         self._factory = factory
         self._boxes = boxes
         self._recorder = recorder
         self._harness = harness
         self.config = config
-        self.executors = executors
-        self._recorded = recorded
+        self.machinery = machinery
+        self.report = report
+        self._places = {name: asyncio.Semaphore(number) for name, number in places.items()}
+        self.breakers = Breakers(config.outage_s, report)
         self.close_failures: deque[InfraError] = deque(maxlen=100)
         self.waits = Waits(config)
+        self._stalls = Stalls(self.waits, config.stalled_s, lambda sentence: self.report(sentence))
         self.abandoned = 0
 
     async def run(
-        self, task: Task, *, rollout_id: str, index: int, seed: int, purpose: Purpose = "train", priority: int = 0
+        self,
+        task: Task,
+        *,
+        rollout_id: str,
+        index: int,
+        seed: int,
+        purpose: Purpose = "train",
+        priority: int = 0,
+        admission: int = 0,
     ) -> Finished:
         """Run a task to an outcome.
 
@@ -111,18 +156,26 @@ class RolloutRunner:
             seed: of the sampling.
             purpose: what the rollout is for.
             priority: the engine's.
+            admission: number of its group; the engine serves the lowest of one priority first.
 
         Raises:
             CancelledError: the awaiting task was cancelled; world, box and sessions are closed.
+            Outage: the environment's infrastructure stays down; see `Breaker`.
         """
         broken: list[Rollout] = []
-        for attempt in range(self.config.retries + 1):
+        self._stalls.start()
+        tried = partial(
+            self.attempt, task, index=index, seed=seed, purpose=purpose, priority=priority, admission=admission
+        )
+        breaker, outages = self.breakers.of(task.env), 0
+        for attempt in count():
             if attempt:
-                await asyncio.sleep(self.config.retry_delay_s * 2 ** (attempt - 1))
+                await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, attempt, seed))
             name = f"{rollout_id}/retry-{attempt}" if attempt else rollout_id
-            done = await self.attempt(
-                task, rollout_id=name, index=index, seed=seed, purpose=purpose, priority=priority, number=attempt
-            )
+            async with self._place_of(task), breaker.trial(task.id) as trial:
+                done = await tried(rollout_id=name, number=attempt)
+                trial.error = done.error
+            outages += trial.is_excused
             if done.error is None:
                 return Finished(
                     rollout=done.rollout, score=done.score, broken=tuple(broken), transcripts=done.transcripts
@@ -133,10 +186,10 @@ class RolloutRunner:
                 )
                 score = Score(reward=self.config.policy_failure_reward, success=False)
                 return Finished(rollout=failed, score=score, broken=tuple(broken), transcripts=done.transcripts)
-            if done.unjudged:
-                return Finished(rollout=done.rollout, score=None, broken=tuple(broken), transcripts=done.transcripts)
+            if done.unjudged or attempt - outages >= self.config.retries or isinstance(done.error, TaskError):
+                break
             broken.append(done.rollout)
-        return Finished(rollout=broken.pop(), score=None, broken=tuple(broken))
+        return Finished(rollout=done.rollout, score=None, broken=tuple(broken))
 
     async def attempt(
         self,
@@ -147,6 +200,7 @@ class RolloutRunner:
         seed: int,
         purpose: Purpose = "train",
         priority: int = 0,
+        admission: int = 0,
         number: int = 0,
     ) -> Attempt:
         """Run a task once, its world closed whatever happens. `number` counts the attempts before it; the other
@@ -157,12 +211,34 @@ class RolloutRunner:
         """
         limits = self.config.limits(task.limits)
         task = task if limits == task.limits else replace(task, limits=limits)
-        phases = Phases(self.waits, rollout_id=rollout_id, recorded=self._recorded)
-        executor = self.executors(shared=getattr(self._factory, "shared_thread", False))
-        env = GuardedEnv(self._factory.make, executor, phases, timeout_s=limits.timeout_s)
-        episode = RunningEpisode(task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority)
+        factory = self._factory.factories[task.env] if isinstance(self._factory, Domains) else self._factory
+        executor = self.machinery.executors(shared=getattr(factory, "shared_thread", False))
+        env = GuardedEnv(
+            factory.make,
+            executor,
+            self.phases(rollout_id),
+            timeout_s=limits.timeout_s,
+            at_once=getattr(factory, "makes_at_once", False),
+        )
+        episode = RunningEpisode(
+            task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority, admission=admission
+        )
         made = partial(Rollout, id=rollout_id, task=task, index=index, attempt=number, purpose=purpose)
         return await self._played(made, episode)
+
+    def phases(self, name: str) -> Phases:
+        """Return the phases of an attempt or of a group's scoring, under this runner's limits."""
+        return Phases(self.waits, rollout_id=name, recorded=self._note)
+
+    def _note(self, kind: str, name: str, data: Mapping[str, Any]) -> None:
+        """Take note of an event; that an environment was abandoned is also said."""
+        self.machinery.recorded(kind, name, data)
+        if kind == "abandoned":
+            self.report(f"{name}: its environment ignores cancellation in {data['call']} and is left behind")
+
+    def _place_of(self, task: Task) -> AbstractAsyncContextManager[None]:
+        """Return what holds one of the places of a task's environment."""
+        return self._places.get(task.env) or nullcontext()
 
     async def _played(self, made: Callable[..., Rollout], episode: RunningEpisode) -> Attempt:
         """Play, score and close an episode. `made` takes the trajectories."""
@@ -182,7 +258,7 @@ class RolloutRunner:
 
         try:
             await self._take_box(episode)
-            await episode.env.make(at_once=getattr(self._factory, "makes_at_once", False))
+            await episode.env.make()
             outcome = await self._play(episode)
             rollout = left(outcome)
             scoring = True
@@ -195,17 +271,22 @@ class RolloutRunner:
         finally:
             self.close_failures.extend(await episode.close())
             self.abandoned += episode.env.abandoned
+            self._stalls.reset()
 
     async def _take_box(self, episode: RunningEpisode) -> None:
         """Give the episode its box. Waiting for one is not on the policy's clock.
 
         Raises:
             SandboxError: there is none, or not in time.
+            TaskError: there are no such boxes.
         """
         if episode.task.box is None:
             return
-        with episode.env.phases.within("box"):
-            episode.box = await self._boxes.take(episode.task.box)
+        try:
+            with episode.env.phases.within("box"):
+                episode.box = await self._boxes.take(episode.task.box)
+        except BadInput as error:
+            raise TaskError(str(error)) from error
 
     async def _play(self, episode: RunningEpisode) -> Outcome:
         """Let the harness run; return how it ended when nothing broke.
@@ -249,7 +330,7 @@ class RolloutRunner:
         """
         for retry in range(self.config.retries + 1):
             if retry:
-                await asyncio.sleep(self.config.retry_delay_s * 2 ** (retry - 1))
+                await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, retry, "score", rollout.id))
             try:
                 score = await episode.env.score(rollout.trajectories)
                 return episode.env.with_turns(score or Score(reward=None), rollout.trajectories)

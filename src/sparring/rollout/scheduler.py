@@ -12,8 +12,11 @@ from typing import Any, TypeVar
 from sparring.errors import InfraError, SparringError
 from sparring.observe.metrics import Metrics
 from sparring.protocols import Scorer, TaskSource
+from sparring.rollout.breaker import EmptySteps
+from sparring.rollout.feed import TaskFeed
 from sparring.rollout.group_scoring import GroupScoring
-from sparring.rollout.metrics import length_bias, measure
+from sparring.rollout.lengths import AdmittedLengths
+from sparring.rollout.metrics import length_metrics, measure
 from sparring.rollout.runner import Finished, RolloutRunner, failure_of
 from sparring.rollout.seeds import rollout_seed
 from sparring.rollout.window import Window
@@ -56,13 +59,17 @@ class Scheduler:
         baseline: RolloutRunner | None = None,
     ) -> None:
         self._runner = runner
-        self._source = source
+        self._source = TaskFeed(source, runner.report)
+        self._end_index: int | None = None
+        self._empty_steps = EmptySteps(window.groups_per_step, runner.report)
         self._window = window
         self._run_seed = run_seed
         self._engine_version = engine_version
         self._stage = stage
-        self._scoring = GroupScoring(scorers, runner.config, runner.executors)
+        self._scoring = GroupScoring(scorers, runner)
         self._baseline = baseline
+        if baseline is not None:
+            baseline.breakers = runner.breakers
         self._slots = asyncio.Semaphore(runner.config.max_concurrent_rollouts)
         self._pending: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -71,6 +78,7 @@ class Scheduler:
         self._fresh = True
         self._dead: asyncio.Future[None] | None = None
         self._metrics = Metrics()
+        self._lengths = AdmittedLengths()
 
     async def groups(self) -> AsyncIterator[Group]:
         """Every group, in admission order, until the source or the window ends.
@@ -89,12 +97,15 @@ class Scheduler:
                 self._source.observe(group)
                 self._observed = group.index + 1
                 measure(self._metrics, group, lag=self._lag(group))
+                self._lengths.add(group)
+                self._empty_steps.add(group)
                 yield group
         finally:
             await self.close()
 
     async def close(self) -> None:
         """Stop everything that is in flight and wait until worlds and boxes are closed. Safe to call twice."""
+        self._source.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -103,9 +114,12 @@ class Scheduler:
             self._dead.exception()  # it has been raised, or nobody listens any more
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the groups yielded since the last call."""
-        values = self._metrics.take()
-        return {**values, **length_bias(values)}
+        """Return the metrics of the groups yielded since the last call."""
+        lengths, self._lengths = self._lengths, AdmittedLengths()
+        if self._source.left_out:
+            self._metrics.add("rollout/tasks_left_out", self._source.left_out, "sum")
+            self._source.left_out = 0
+        return {**self._metrics.take(), **self._runner.breakers.metrics.take(), **length_metrics(lengths)}
 
     def state(self, step: int) -> dict[str, Any]:
         """What a resume after `step` steps needs: the source as it was before the first group of the next step was
@@ -118,7 +132,7 @@ class Scheduler:
             ValueError: its state is not known, because it is not the last released step.
         """
         first = step * self._window.groups_per_step
-        if first == self._window.next_index:
+        if first == self._window.next_index or self._end_index is not None and first > self._end_index:
             return self._snapshot(first)
         if first not in self._states:
             raise ValueError(f"no state of step {step}: {self._window.released_steps} steps are released")
@@ -177,8 +191,9 @@ class Scheduler:
                 released = self._window.released_steps * self._window.groups_per_step
                 self._states = {i: state for i, state in self._states.items() if i >= released}
                 self._states[index] = self._snapshot(index)
-            task = self._source.next()
+            task = await self._source.next()
             if task is None:
+                self._end(index)
                 break
             version = self._engine_version()
             rollouts = []
@@ -192,6 +207,13 @@ class Scheduler:
             self._pending.put_nowait(self._spawn(self._group(task, index, version, rollouts)))
         self._pending.put_nowait(None)
 
+    def _end(self, index: int) -> None:
+        """Take note that the source ended before group `index`: the last step is made of what there is."""
+        self._end_index = index
+        steps, groups = divmod(index, self._window.groups_per_step)
+        smaller = f", the last of them of {groups} of {self._window.groups_per_step}" if groups else ""
+        self._runner.report(f"the tasks end after {index} groups: {steps + bool(groups)} steps{smaller}")
+
     async def _rollout(self, task: Task, index: int, place: int) -> Finished:
         """One rollout in its place."""
         try:
@@ -200,6 +222,7 @@ class Scheduler:
                 rollout_id=f"{self._stage}/{index}/{place}",
                 index=place,
                 seed=self._seed("train", task, index, place),
+                admission=index,
             )
         finally:
             self._slots.release()
@@ -213,6 +236,7 @@ class Scheduler:
                 index=self._runner.config.group_size,
                 seed=self._seed("baseline", task, index, 0),
                 purpose="baseline",
+                admission=index,
             )
         finally:
             self._slots.release()

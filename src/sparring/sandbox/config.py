@@ -24,7 +24,7 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Commands that run at the same time; later ones wait in order. 0 = twice the number of CPUs."""
 
     grace_s: float = 30.0
-    """How long after a command's own time limit its box may still take to answer before it is given up as broken."""
+    """Seconds that a box may take to answer after a command's own time limit; then it is given up as broken."""
 
     def __post_init__(self) -> None:
         if self.servers < 0 or self.concurrency < 0:

@@ -42,7 +42,7 @@ module.serve()
 
 
 def find_python(config: SandboxConfig) -> str:
-    """The interpreter for the boxes: the configured one, else the system's, else the one that this one was made
+    """Return the interpreter for the boxes: the configured one, else the system's, else the one that this one was made
     from."""
     if config.python != "auto":
         return config.python
@@ -53,7 +53,8 @@ def find_python(config: SandboxConfig) -> str:
 
 
 def command_line(config: SandboxConfig) -> list[str]:
-    """The bubblewrap command of one fork server. Only /usr, its loader's tables and the interpreter are the host's."""
+    """Return the bubblewrap command of one fork server. Only /usr, its loader's tables and the interpreter are the
+    host's."""
     python = find_python(config)
     arguments = [config.bwrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     arguments += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
@@ -88,8 +89,8 @@ def _identity() -> dict[str, Any]:
     """Return the user that bubblewrap starts as, for Popen: NOBODY where Sparring is root and that user exists here,
     else nothing."""
     rows = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    known = any(first <= NOBODY < first + count for first, _, count in rows)
-    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 and known else {}
+    is_mapped = any(first <= NOBODY < first + count for first, _, count in rows)
+    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 and is_mapped else {}
 
 
 class Server:
@@ -114,21 +115,21 @@ class Server:
         Raises:
             SandboxError: bubblewrap could not be started.
         """
-        ours, theirs = socket.socketpair()
+        local, remote = socket.socketpair()
         try:
             if self._process is None or self._process.poll() is not None:
                 self._start()
             try:
-                await self._hand_over([theirs.fileno(), *joined])
+                await self._hand_over([remote.fileno(), *joined])
             except OSError:  # it died just now
                 self._start()
-                await self._hand_over([theirs.fileno(), *joined])
+                await self._hand_over([remote.fileno(), *joined])
         except OSError as error:
-            ours.close()
+            local.close()
             raise SandboxError(f"sandbox: the fork server takes no boxes: {error}{self.last_words()}") from error
         finally:
-            theirs.close()
-        return ours
+            remote.close()
+        return local
 
     async def _hand_over(self, files: list[int]) -> None:
         assert self._control is not None
@@ -144,7 +145,7 @@ class Server:
         program = shutil.which(self._config.bwrap)
         if program is None:
             raise SandboxError(f"sandbox: no program {self._config.bwrap!r}")
-        self._control, theirs = socket.socketpair()
+        self._control, remote = socket.socketpair()
         self._control.setblocking(False)
         errors, theirs_errors = os.pipe()
         os.set_blocking(errors, False)
@@ -153,7 +154,7 @@ class Server:
             self._process = subprocess.Popen(
                 command_line(self._config),
                 executable=program,
-                stdin=theirs,
+                stdin=remote,
                 stdout=theirs_errors,
                 stderr=theirs_errors,
                 cwd="/",
@@ -163,7 +164,7 @@ class Server:
         except (OSError, subprocess.SubprocessError) as error:
             raise SandboxError(f"sandbox: {program} does not start: {error}") from error
         finally:
-            theirs.close()
+            remote.close()
             os.close(theirs_errors)
 
     def last_words(self) -> str:

@@ -33,7 +33,7 @@ CONSTANT = 1 << 16
 PLAIN_INT = 1 << 63
 """From here on an int is written in hexadecimal: Python bounds decimal digits."""
 PASSED = "passed\n"
-"""What a borrower whose code came to its end writes to stdout."""
+"""Line that a borrower writes to stdout when its code has run to its end."""
 
 NOT_RAISED_AS_THEMSELVES = {"StopIteration", "StopAsyncIteration", "GeneratorExit"}
 """In the borrower's code these would end a loop (`all(map(f, cases))`) and not the code: they arrive as RuntimeError,
@@ -62,15 +62,15 @@ class Broken(Exception):
 
 
 def _write(value: object, depth: int = 0) -> object:
-    """The value as JSON has it. It is read by its base's own methods, and arrives as its base."""
+    """Return the value as JSON has it. It is read by its base's own methods, and arrives as its base."""
     kind = type(value)
     if value is None or kind is bool:
         return value
     if depth > DEEPEST:
         raise Uncrossable("a value more than %d levels deep" % DEEPEST)
     if isinstance(value, int):
-        whole = int.__pos__(value)
-        return whole if -PLAIN_INT < whole < PLAIN_INT else ["int", hex(whole)]
+        integer = int.__pos__(value)
+        return integer if -PLAIN_INT < integer < PLAIN_INT else ["int", hex(integer)]
     if isinstance(value, float):
         return float.__pos__(value)
     if isinstance(value, str):
@@ -88,13 +88,13 @@ def _write(value: object, depth: int = 0) -> object:
     raise Uncrossable("a value of type %s" % kind.__name__)
 
 
-def _read(given: object) -> object:
-    """The value of what `_write` made. Whatever else it is given, it raises."""
-    if not isinstance(given, list):
-        if isinstance(given, dict):
+def _read(value: object) -> object:
+    """Return the value of what `_write` made. Whatever else it is given, it raises."""
+    if not isinstance(value, list):
+        if isinstance(value, dict):
             raise Broken("an object of JSON, which no value is written as")
-        return given
-    name, items = given[0], given[1:]
+        return value
+    name, items = value[0], value[1:]
     if name in SEQUENCES:
         return SEQUENCES[name](map(_read, items))
     if name == "dict":
@@ -176,11 +176,11 @@ def lend(program: str) -> None:
     _send(ANSWERED, [names, constants])
     while True:
         try:
-            word, name, given, named = _receive(ASKED)
+            word, name, positional, named = _receive(ASKED)
         except Broken:
             return  # the borrower is done
         try:
-            _send(ANSWERED, [word, *_answer(scope[name], _read(given), _read(named))])
+            _send(ANSWERED, [word, *_answer(scope[name], _read(positional), _read(named))])
         except Uncrossable as error:
             _send(ANSWERED, [word, "uncrossable", str(error)])
 
@@ -189,24 +189,24 @@ class _Call:
     """A call of the program's: what is to be answered, however it ends."""
 
     def __init__(self) -> None:
-        self.said: list = []
+        self.answer: list = []
 
     def __enter__(self) -> _Call:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> bool:
         if isinstance(error, Uncrossable):
-            self.said = ["uncrossable", str(error)]
+            self.answer = ["uncrossable", str(error)]
         elif error is not None:
             name = next(base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins")
-            self.said = ["error", name if name in ERRORS else "RuntimeError"]
+            self.answer = ["error", name if name in ERRORS else "RuntimeError"]
         return True
 
 
-def _answer(function: object, given: list, named: dict) -> list:
+def _answer(function: object, positional: list, named: dict) -> list:
     with _Call() as call:
-        call.said = ["value", _write(function(*given, **named))]
-    return call.said
+        call.answer = ["value", _write(function(*positional, **named))]
+    return call.answer
 
 
 # ---- the borrower ----
@@ -239,17 +239,17 @@ def _may_be_lent(name: object) -> bool:
 
 
 def _stand_in(name: str) -> dict:
-    def stand_in(*given: object, **named: object) -> object:
+    def stand_in(*positional: object, **named: object) -> object:
         word = os.urandom(8).hex()
         try:
-            _send(ANSWERED, [word, name, _write(list(given)), _write(named)])
+            _send(ANSWERED, [word, name, _write(list(positional)), _write(named)])
         except Uncrossable as error:
             _fail("an argument of %s cannot cross: %s" % (name, error))
         except Broken as error:
             _fail("%s has no process to run in: %s" % (name, error))
         try:
-            said, kind, value = _receive(ASKED)
-            if said != word:
+            answered, kind, value = _receive(ASKED)
+            if answered != word:
                 raise Broken("an answer to no question")
             if kind == "value":
                 return _read(value)

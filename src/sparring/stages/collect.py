@@ -21,7 +21,7 @@ from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.render.dialect import message_dicts
 from sparring.render.load import load_renderer
 from sparring.rollout.episode import SessionRecorder
-from sparring.rollout.runner import Finished, RolloutRunner
+from sparring.rollout.runner import Finished, Machinery, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import Conversation, rendered
@@ -61,46 +61,49 @@ async def run(context: Context) -> dict[str, Any]:
         others = open_role_engines(context)
         for engine in others.values():
             stack.push_async_callback(engine.close)
-        asked = {name: await stack.enter_async_context(_teacher(context, name, others)) for name in teachers}
+        runners = {name: await stack.enter_async_context(_teacher(context, name, others)) for name in teachers}
         gate = asyncio.Semaphore(config.max_concurrent_rollouts)
-        each = (
-            _task(context, asked[teacher_of(config.by_domain, task)], gate, index, task)
+        pending = (
+            _task(context, runners[teacher_of(config.by_domain, task)], gate, index, task)
             for index, task in enumerate(tasks)
         )
-        done = await asyncio.gather(*each)
-    rows = [trace for found in done for trace in found["traces"]]
+        done = await asyncio.gather(*pending)
+    rows = [trace for collected in done for trace in collected["traces"]]
     totals = {
-        name: sum(found.get(name, 0) for found in done) for name in ("rollouts", "failed", "unscored", "unfinished")
+        name: sum(collected.get(name, 0) for collected in done)
+        for name in ("rollouts", "failed", "unscored", "unfinished")
     }
     if not rows:
         why = "{failed} failed, {unscored} had no reward, {unfinished} were cut short".format(**totals)
         got = f"none among {totals['rollouts']} rollouts: {why}"
-        raise refusal("collect.min_reward", "a rollout that earns it", got, "lower it, or take another teacher")
-    for index, found in enumerate(done):
-        context.store.put(f"collect/{index}", found)
-    kept = _said(context, rows) if "sft" in context.config.run.stages else rows
-    totals["unsaid"] = len(rows) - len(kept)
+        raise refusal(
+            "collect.min_reward", "a rollout with at least this reward", got, "lower it, or take another teacher"
+        )
+    for index, collected in enumerate(done):
+        context.store.put(f"collect/{index}", collected)
+    sayable = _said(context, rows) if "sft" in context.config.run.stages else rows
+    totals["unsaid"] = len(rows) - len(sayable)
     out = context.folder / "collect" / FILE
     out.parent.mkdir(parents=True, exist_ok=True)
     staging = out.with_name(out.name + ".tmp")
-    staging.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
+    staging.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in sayable), encoding="utf-8")
     staging.rename(out)
-    return {"data": str(out), "tasks": len(tasks), "traces": len(kept), **totals}
+    return {"data": str(out), "tasks": len(tasks), "traces": len(sayable), **totals}
 
 
 async def _task(
     context: Context, teacher: RolloutRunner, gate: asyncio.Semaphore, index: int, task: Task
 ) -> dict[str, Any]:
-    """What one task gives, unless the run already has it."""
-    found = context.store.get(f"collect/{index}")
-    if found is None:
+    """Roll one task out, unless the run has its result already, and return the result."""
+    collected = context.store.get(f"collect/{index}")
+    if collected is None:
         finished = await _rolled_out(context, teacher, gate, index, task)
-        found = _kept(task, finished, context)
-        if not found["failed"]:
-            context.store.put(f"collect/{index}", found)
-        told = {"collect/traces": float(len(found["traces"])), "collect/unscored": float(found["unscored"])}
-        context.sink.log("collect", index + 1, told)
-    return found
+        collected = _kept(task, finished, context)
+        if not collected["failed"]:
+            context.store.put(f"collect/{index}", collected)
+        metrics = {"collect/traces": float(len(collected["traces"])), "collect/unscored": float(collected["unscored"])}
+        context.sink.log("collect", index + 1, metrics)
+    return collected
 
 
 async def _rolled_out(
@@ -141,14 +144,14 @@ def _kept(task: Task, finished: Sequence[Finished], context: Context) -> dict[st
 
 
 def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that the policy could say: of a malformed reply (half a tool call in its text) a chat template may make
-    another.
+    """Return the traces that the policy could have sampled: a chat template may change a malformed reply, such as one
+    with half a tool call in its text.
 
     Raises:
-        BadInput: it could say fewer than nine in ten; why not the first.
+        BadInput: fewer than nine in ten remain; it names the reason for the first that does not.
     """
     renderer, tools = context.renderer(context.input("sft")), context.factory.make().tools
-    kept: list[dict[str, Any]] = []
+    sayable: list[dict[str, Any]] = []
     refused: list[BadInput] = []
     for number, row in enumerate(rows, 1):
         name = f"trace {number}"
@@ -157,12 +160,12 @@ def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, An
         except BadInput as error:
             refused.append(error)
         else:
-            kept.append(row)
-    if len(kept) < 0.9 * len(rows):
+            sayable.append(row)
+    if len(sayable) < 0.9 * len(rows):
         raise refused[0]
     if refused:
         context.sink.event("collect", f"{len(refused)} of {len(rows)} conversations left out; {refused[0]}")
-    return kept
+    return sayable
 
 
 @asynccontextmanager
@@ -195,7 +198,12 @@ async def _teacher(context: Context, name: str, others: Mapping[str, Engine]) ->
     try:
         speaking = with_roles(context, recorder, others)
         yield RolloutRunner(
-            context.factory, context.boxes, speaking, context.harness, config.rollout, executors=THREADS.executor
+            context.factory,
+            context.boxes,
+            speaking,
+            context.harness,
+            config.rollout,
+            machinery=Machinery(executors=THREADS.executor),
         )
     finally:
         await close()

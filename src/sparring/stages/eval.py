@@ -53,10 +53,10 @@ async def run(context: Context) -> dict[str, Any]:
 async def _once(
     context: Context, label: str, folder: Path, tasks: Sequence[Task], model: str = POLICY
 ) -> dict[str, Any]:
-    """One evaluation, unless the run already has it."""
-    found = context.store.get(f"eval/{label}")
-    if found is not None:
-        return found
+    """Return one evaluation, unless the run already has it."""
+    recorded = context.store.get(f"eval/{label}")
+    if recorded is not None:
+        return recorded
     config = context.config
     plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples, stage=f"eval/{label}")
     result = msgspec.to_builtins(await evaluate_folder(context, str(folder), plan, model))
@@ -65,15 +65,15 @@ async def _once(
 
 
 def _taught(context: Context, tasks: Sequence[Task]) -> dict[str, list[Task]]:
-    """With `[eval] teachers`, by teacher other than the policy, those of `tasks` that it teaches."""
+    """Return `tasks` by the teacher that teaches them, the policy left out, for `[eval] teachers`."""
     stage = context.config.distill
-    found: dict[str, list[Task]] = {}
+    by_teacher: dict[str, list[Task]] = {}
     for task in tasks if context.config.eval.teachers and context.done("distill") is not None else ():
         if (name := teacher_of(stage.teachers, task)) not in OWN:
-            found.setdefault(name, []).append(task)
-    return dict(sorted(found.items()))
+            by_teacher.setdefault(name, []).append(task)
+    return dict(sorted(by_teacher.items()))
 
 
 def _spread(tasks: Sequence[Task], count: int) -> list[Task]:
-    """`count` tasks, evenly spaced over the list."""
+    """Return `count` tasks, evenly spaced over the list."""
     return [tasks[place * len(tasks) // count] for place in range(min(count, len(tasks)))]

@@ -65,11 +65,11 @@ async def run(context: Context) -> dict[str, Any]:
         lambda chosen, step: preference_batch(chosen, step=step, model=POLICY),
         SHOWN,
     )
-    found = await _judged(trainer, loss, others) if others else None
-    if found is not None:
-        context.sink.event("preference", in_words(found, "replies are on the right side"))
+    judged = await _judged(trainer, loss, others) if others else None
+    if judged is not None:
+        context.sink.event("preference", in_words(judged, "replies are on the right side"))
     await write_model(trainer, source, context.output("preference"))
-    return {"rows": len(trained), "held_out": found, "model": str(context.output("preference")), **totals}
+    return {"rows": len(trained), "held_out": judged, "model": str(context.output("preference")), **totals}
 
 
 def _units(context: Context, renderer: Renderer, rows: Sequence[Preference], longest: int) -> Iterator[Unit]:
@@ -78,31 +78,31 @@ def _units(context: Context, renderer: Renderer, rows: Sequence[Preference], lon
     single = isinstance(section.loss, KtoConfig)
     for row in rows:
         unit = []
-        for label, said in ((CHOSEN, row.chosen), (REJECTED, row.rejected)):
-            if said is None:
+        for label, replied in ((CHOSEN, row.chosen), (REJECTED, row.rejected)):
+            if replied is None:
                 continue
-            tokens, ours = rendered_reply(renderer, tools, row.where, row.prompt, said, longest)
+            tokens, sampled = rendered_reply(renderer, tools, row.where, row.prompt, replied, longest)
             id = f"{row.where} {'chosen' if label == CHOSEN else 'rejected'}"
             imitate = label == CHOSEN and section.imitates > 0
             share = 1.0 if single else PAIR_SHARE
-            unit.append(reply(tokens, ours, id=id, group=row.where, label=label, share=share, imitate=imitate))
+            unit.append(reply(tokens, sampled, id=id, group=row.where, label=label, share=share, imitate=imitate))
         yield from ([one] for one in unit) if single else [unit]
 
 
 def _with_strangers(units: Sequence[Unit], longest: int, seed: int) -> list[Unit]:
-    """Each reply with a mismatched row: its prompt and the next reply to another one, in an order that the seed
+    """Pair each reply with a mismatched row: its prompt and the next reply to another one, in an order that the seed
     decides."""
     rows = [row for unit in units for row in unit]
     order = sorted(rows, key=lambda row: xxhash.xxh3_64_intdigest(f"kto/{seed}/{row.id}".encode()))
     place = {row.id: number for number, row in enumerate(order)}
-    found = []
+    pairs = []
     for row in rows:
         following = (order[(place[row.id] + step) % len(order)] for step in range(1, len(order)))
         other = next((candidate for candidate in following if _prompt(candidate) != _prompt(row)), None)
         if other is None:
             raise refusal("preference.data", "replies to at least two prompts with kto", "one to train on", "add rows")
-        found.append([row, mismatched(row, other, longest)])
-    return found
+        pairs.append([row, mismatched(row, other, longest)])
+    return pairs
 
 
 def _prompt(row: Sample) -> tuple[int, ...]:
@@ -110,11 +110,11 @@ def _prompt(row: Sample) -> tuple[int, ...]:
 
 
 async def _referred(trainer: Trainer, units: Sequence[Unit]) -> list[Unit]:
-    """The units with what the trainer's model says of them now as the annotation `reference`."""
+    """Return the units with what the trainer's model says of them now as the annotation `reference`."""
     rows = [row for unit in units for row in unit]
-    known = iter(await trainer.forward(rows, frozenset({"logprob"})))
+    outputs = iter(await trainer.forward(rows, frozenset({"logprob"})))
     return [
-        [replace(row, annotations={Annotation.REFERENCE: next(known)["logprob"]}) for row in unit] for unit in units
+        [replace(row, annotations={Annotation.REFERENCE: next(outputs)["logprob"]}) for row in unit] for unit in units
     ]
 
 

@@ -48,11 +48,11 @@ async def run(context: Context) -> dict[str, Any]:
         lambda chosen, step: preference_batch(chosen, step=step, model=POLICY),
         {"loss": f"loss_{loss.term}", "accuracy": "accuracy"},
     )
-    found = await _judged(trainer, others) if others else None
-    if found is not None:
-        context.sink.event("reward_model", in_words(found, "pairs, steps or turns are judged right"))
+    judged = await _judged(trainer, others) if others else None
+    if judged is not None:
+        context.sink.event("reward_model", in_words(judged, "pairs, steps or turns are judged right"))
     await write_model(trainer, source, context.output("reward_model"))
-    return {"rows": len(trained), "held_out": found, "model": str(context.output("reward_model")), **totals}
+    return {"rows": len(trained), "held_out": judged, "model": str(context.output("reward_model")), **totals}
 
 
 def _loss(config: BradleyTerryConfig | StepsConfig | TurnsConfig) -> Loss:
@@ -67,12 +67,12 @@ def _unit(context: Context, renderer: Renderer, row: Preference | Solution | Jud
     if isinstance(row, Solution):
         return [_solution(context, renderer, row, longest)]
     if isinstance(row, JudgedTurns):
-        tokens, ours = rendered_reply(renderer, tools, row.where, row.prompt, row.reply, longest)
-        return [labelled_steps(tokens, turn_labels(ours, row), id=row.where)]
+        tokens, sampled = rendered_reply(renderer, tools, row.where, row.prompt, row.reply, longest)
+        return [labelled_steps(tokens, turn_labels(sampled, row), id=row.where)]
     unit = []
-    for label, said in ((CHOSEN, row.chosen), (REJECTED, row.rejected)):
-        assert said is not None, "a pair has two sides"
-        tokens, _ = rendered_reply(renderer, tools, row.where, row.prompt, said, longest)
+    for label, replied in ((CHOSEN, row.chosen), (REJECTED, row.rejected)):
+        assert replied is not None, "a pair has two sides"
+        tokens, _ = rendered_reply(renderer, tools, row.where, row.prompt, replied, longest)
         side = "chosen" if label == CHOSEN else "rejected"
         unit.append(whole_text(tokens, id=f"{row.where} {side}", group=row.where, label=label, margin=row.margin))
     return unit
@@ -81,40 +81,42 @@ def _unit(context: Context, renderer: Renderer, row: Preference | Solution | Jud
 def _solution(context: Context, renderer: Renderer, row: Solution, longest: int) -> Sample:
     loss, tools = context.config.reward_model.loss, context.factory.make().tools
     assert isinstance(loss, StepsConfig), "solutions are read with this loss alone"
-    whole = [loss.separator.join(row.steps[: count + 1]) for count in range(len(row.steps))]
-    said = (Message(role="assistant", content=whole[-1]),)
-    tokens, ours = rendered_reply(renderer, tools, row.where, row.prompt, said, longest)
-    ends = step_ends(renderer, tokens, ours.index(True), whole)
+    prefixes = [loss.separator.join(row.steps[: count + 1]) for count in range(len(row.steps))]
+    replied = (Message(role="assistant", content=prefixes[-1]),)
+    tokens, sampled = rendered_reply(renderer, tools, row.where, row.prompt, replied, longest)
+    ends = step_ends(renderer, tokens, sampled.index(True), prefixes)
     labels: Mapping[int, float] = dict(zip(ends, row.labels, strict=True))
     if len(labels) != len(row.steps):
-        raise refusal(f"{row.where}, steps", "steps that end in different tokens", "two in one", "join them")
+        raise refusal(
+            f"{row.where}, steps", "steps that end in different tokens", "two that end in the same token", "join them"
+        )
     return labelled_steps(tokens, labels, id=row.where)
 
 
-def turn_labels(ours: Sequence[bool], row: JudgedTurns) -> dict[int, float]:
-    """By how many tokens have been read at the end of each judged turn, its label; `ours` says which tokens the
-    assistant says.
+def turn_labels(sampled: Sequence[bool], row: JudgedTurns) -> dict[int, float]:
+    """Return the label of each judged turn by the number of tokens up to its end. `sampled` marks the assistant's
+    tokens.
 
     Raises:
         BadInput: two of its messages are said in one turn.
     """
     ends = [
         place + 1
-        for place, (mark, after) in enumerate(zip(ours, [*ours[1:], False], strict=True))
+        for place, (mark, after) in enumerate(zip(sampled, [*sampled[1:], False], strict=True))
         if mark and not after
     ]
     if len(ends) != len(row.labels):
         expected, got = f"{len(row.labels)} turns, one for each message of the assistant", str(len(ends))
-        raise refusal(f"{row.where}, messages", expected, got, "join messages that nobody answers in between")
+        raise refusal(f"{row.where}, messages", expected, got, "join consecutive messages of the assistant")
     return {end: label for end, label in zip(ends, row.labels, strict=True) if label is not None}
 
 
 async def _judged(trainer: Trainer, units: Sequence[Unit]) -> dict[str, float]:
     """Count the pairs that are the right way round; of solutions, the steps on the label's side of one half."""
-    found = iter(await trainer.forward([row for unit in units for row in unit], frozenset({"value"})))
+    outputs = iter(await trainer.forward([row for unit in units for row in unit], frozenset({"value"})))
     right = []
     for unit in units:
-        values = [next(found)["value"] for _ in unit]
+        values = [next(outputs)["value"] for _ in unit]
         if len(unit) == 2:
             right.append(values[0][-1] > values[1][-1])
             continue

@@ -81,29 +81,29 @@ class CompletionsServer:
             top_logprobs=body.get("logprobs", 0),
             logit_bias=tuple((int(token), value) for token, value in body.get("logit_bias", {}).items()),
         )
-        asked = GenerateRequest(id=str(self._count), tokens=tuple(body["prompt"]), sampling=sampling)
+        generation = GenerateRequest(id=str(self._count), tokens=tuple(body["prompt"]), sampling=sampling)
         if body.get("stream"):
-            pieces = self._engine.stream(asked)
+            pieces = self._engine.stream(generation)
             first = await anext(pieces)  # or its refusal
             return StreamingResponse(self._events(pieces, first, sampling.top_logprobs), media_type="text/event-stream")
-        answer = await self._engine.generate(asked)
+        answer = await self._engine.generate(generation)
         choice = self._choice(answer.tokens, answer.logprobs, answer.top_logprobs, answer.finish_reason)
         if not self._processed:
-            await self._as_before_the_temperature(choice, asked, answer)
+            await self._as_before_the_temperature(choice, generation, answer)
         if "prompt_logprobs" in body:
-            choice["prompt_logprobs"] = await self._judged(asked.tokens, body["prompt_logprobs"])
+            choice["prompt_logprobs"] = await self._judged(generation.tokens, body["prompt_logprobs"])
         return JSONResponse({"choices": [choice]})
 
     async def _events(self, pieces: Any, piece: Delta | Completion, tops: int) -> AsyncIterator[str]:
-        """Likeliest tokens come with the last event only, which is all that the engine tells of them: so they are told
+        """Yield the events of a stream. Likeliest tokens come with the last event only, because the engine returns them
         there."""
         async with aclosing(pieces):
             while isinstance(piece, Delta):
                 if tops <= 1:
                     yield _event(self._choice(piece.tokens, piece.logprobs, None, None))
                 piece = await anext(pieces)
-        told = (piece.tokens, piece.logprobs, piece.top_logprobs) if tops > 1 else ((), (), None)
-        yield _event(self._choice(*told, piece.finish_reason))
+        delta = (piece.tokens, piece.logprobs, piece.top_logprobs) if tops > 1 else ((), (), None)
+        yield _event(self._choice(*delta, piece.finish_reason))
         yield "data: [DONE]\n\n"
 
     def _choice(self, tokens: Any, logprobs: Any, tops: Any, finish_reason: str | None) -> dict[str, Any]:
@@ -121,9 +121,11 @@ class CompletionsServer:
         return choice
 
     async def _as_before_the_temperature(
-        self, choice: dict[str, Any], asked: GenerateRequest, answer: Completion
+        self, choice: dict[str, Any], generation: GenerateRequest, answer: Completion
     ) -> None:
-        scored = ScoreRequest(id="raw", tokens=(*asked.tokens, *answer.tokens), first=len(asked.tokens), top_k=1)
+        scored = ScoreRequest(
+            id="raw", tokens=(*generation.tokens, *answer.tokens), first=len(generation.tokens), top_k=1
+        )
         scores = await self._engine.score(scored)
         choice["logprobs"]["token_logprobs"] = list(scores.logprobs)
         rows = zip(scores.top_ids, scores.top_logprobs, strict=True)

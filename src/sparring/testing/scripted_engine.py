@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import xxhash
 
-from sparring.errors import EngineError
+from sparring.errors import EngineError, WeightsError
 from sparring.generation import Completion, Delta, FinishReason, GenerateRequest, Runs, ScoreRequest, Scores
 from sparring.types import WeightRef
 
@@ -17,10 +17,10 @@ Script = Callable[[GenerateRequest], Sequence[int]]
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """A request in flight, and what it has said so far."""
+    """A request in flight, and the tokens sampled so far."""
 
     request: GenerateRequest
-    said: list[int] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
     aborted: bool = False
 
 
@@ -36,6 +36,7 @@ class ScriptedEngine:
         version: the weight version served at first.
         latency_s: time that a request takes (on the loop's clock).
         fail_on: numbers of the requests, counted from 1, that raise `EngineError`.
+        refuse_on: numbers of the weight updates, counted from 1, that raise `WeightsError`.
 
     Attributes:
         requests: every request, in order of arrival, failed ones included.
@@ -45,15 +46,22 @@ class ScriptedEngine:
     """
 
     def __init__(
-        self, script: Script, *, version: int = 0, latency_s: float = 0.0, fail_on: Collection[int] = ()
+        self,
+        script: Script,
+        *,
+        version: int = 0,
+        latency_s: float = 0.0,
+        fail_on: Collection[int] = (),
+        refuse_on: Collection[int] = (),
     ) -> None:
         self._script = script
         self._version = version
         self._latency_s = latency_s
-        self._fail_on = frozenset(fail_on)
+        self._fail_on, self._refuse_on = frozenset(fail_on), refuse_on
+        self._updates = 0
         self._live: list[_Turn] = []
         self._closed = False
-        self._said = 0
+        self._num_sampled = 0
         self.requests: list[GenerateRequest] = []
         self.pulled: list[WeightRef] = []
         self.held: dict[str, tuple[int, ...]] = {}
@@ -66,8 +74,8 @@ class ScriptedEngine:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Tokens said since the start."""
-        return {"generated_tokens": float(self._said)}
+        """Return the number of tokens sampled since the start."""
+        return {"generated_tokens": float(self._num_sampled)}
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Answer a request after the engine's latency.
@@ -80,7 +88,7 @@ class ScriptedEngine:
         return completion
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """The same, token by token.
+        """Yield the same, token by token.
 
         Raises:
             EngineError: as for `generate`.
@@ -99,13 +107,13 @@ class ScriptedEngine:
             for token in tokens:
                 if turn.aborted:
                     break
-                turn.said.append(token)
-                self._said += 1
-                position = len(request.tokens) + len(turn.said) - 1
+                turn.sampled.append(token)
+                self._num_sampled += 1
+                position = len(request.tokens) + len(turn.sampled) - 1
                 yield Delta(tokens=(token,), logprobs=(self._logprob(position, token, request),))
         finally:
             self._live.remove(turn)
-        yield self._answer(turn, "abort" if len(turn.said) < len(tokens) else "stop" if finished else "length")
+        yield self._answer(turn, "abort" if len(turn.sampled) < len(tokens) else "stop" if finished else "length")
 
     async def abort(self, request: str) -> None:
         """End the requests of this id before their next token."""
@@ -123,23 +131,23 @@ class ScriptedEngine:
         )
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Requests that continue one in flight from what it has said.
+        """Return requests that continue one in flight from the tokens sampled so far.
 
         Raises:
             EngineError: not exactly one request of this id is in flight, or the engine is closed.
         """
-        found = [turn for turn in self._live if turn.request.id == request]
-        if self._closed or len(found) != 1:
-            raise EngineError(f"fork of {request}: expected one request of this id in flight, got {len(found)}")
-        [turn] = found
-        tokens, sampling = (*turn.request.tokens, *turn.said), turn.request.sampling
+        turns = [turn for turn in self._live if turn.request.id == request]
+        if self._closed or len(turns) != 1:
+            raise EngineError(f"fork of {request}: expected one request of this id in flight, got {len(turns)}")
+        [turn] = turns
+        tokens, sampling = (*turn.request.tokens, *turn.sampled), turn.request.sampling
         self.held.update(dict.fromkeys(seeds, tokens))
         return tuple(
             replace(
                 turn.request,
                 id=name,
                 tokens=tokens,
-                sampling=replace(sampling, seed=seed, max_tokens=sampling.max_tokens - len(turn.said)),
+                sampling=replace(sampling, seed=seed, max_tokens=sampling.max_tokens - len(turn.sampled)),
                 conversation=name,
             )
             for name, seed in seeds.items()
@@ -150,7 +158,14 @@ class ScriptedEngine:
         self.held.pop(conversation, None)
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve another version; KV of the old one is dropped (law 4)."""
+        """Serve another version; KV of the old one is dropped (law 4).
+
+        Raises:
+            WeightsError: this update was chosen to be refused.
+        """
+        self._updates += 1
+        if self._updates in self._refuse_on:
+            raise WeightsError(f"update {self._updates} was chosen to be refused")
         self.pulled.append(ref)
         self._version = ref.version
         self.held.clear()
@@ -161,7 +176,7 @@ class ScriptedEngine:
         self.held.clear()
 
     def _answer(self, turn: _Turn, finish_reason: FinishReason) -> Completion:
-        request, tokens = turn.request, tuple(turn.said)
+        request, tokens = turn.request, tuple(turn.sampled)
         start = len(request.tokens)
         cached = 0
         if request.conversation is not None:
@@ -185,7 +200,7 @@ class ScriptedEngine:
 
 
 def replies(texts: Iterable[str], encode: Callable[[str], Sequence[int]]) -> Script:
-    """A script that gives these texts, one per request, then repeats the last.
+    """Return a script that gives these texts, one per request, then repeats the last.
 
     Args:
         texts: what to say, without the end of the turn.

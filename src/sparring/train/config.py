@@ -32,7 +32,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Steps over which the learning rate rises linearly to its peak."""
 
     min_ratio: float = 0.0
-    """Where linear and cosine end, as a share of the peak."""
+    """Final learning rate of the schedules linear and cosine, as a share of the peak."""
 
     gradient_clip: float = 1.0
     """Largest global gradient norm; a longer gradient is scaled down to it. 0: no clipping."""
@@ -51,7 +51,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The metric whose best checkpoint is kept."""
 
     best_is_highest: bool = True
-    """Whether a higher `best_metric` is better."""
+    """Treat a higher `best_metric` as better."""
 
     def __post_init__(self) -> None:
         if self.learning_rate <= 0:

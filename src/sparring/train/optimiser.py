@@ -41,7 +41,7 @@ class Optimiser:
 
     @property
     def has_masters(self) -> bool:
-        """Whether some parameter is not float32 and must be written back after a step."""
+        """True if some parameter is not float32 and must be written back after a step."""
         return any(self._masters[name] is not p for name, p in self._parameters.items())
 
     @property
@@ -108,10 +108,10 @@ class Optimiser:
         """
         self.discard()
         masters = {name for name, master in self._masters.items() if master is not self._parameters[name]}
-        given = {name.removeprefix("master/") for name in tensors if name.startswith("master/")}
-        if masters != given:
+        stored = {name.removeprefix("master/") for name in tensors if name.startswith("master/")}
+        if masters != stored:
             do = "restore with the dtype it was saved with"
-            raise refusal("optimiser state", f"{len(masters)} float32 master weights", str(len(given)), do)
+            raise refusal("optimiser state", f"{len(masters)} float32 master weights", str(len(stored)), do)
         strangers = {name.partition("/")[2] for name in tensors} - self._masters.keys()
         if strangers:
             do = "restore the model it was saved from"

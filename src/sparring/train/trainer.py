@@ -249,12 +249,10 @@ class LocalTrainer:
     def _forward_backward(self, batch: Batch) -> dict[str, float]:
         started = time.perf_counter()
         if batch.model != self._name:
-            raise ValueError(f"batch {batch.step} trains {batch.model}, this trainer trains {self._name}")
+            raise ValueError(f"batch {batch.step}: expected rows of model {self._name}, got rows of {batch.model}")
         unknown = batch.denominators.keys() - self._losses.keys()
         if unknown:
-            raise ValueError(
-                f"batch {batch.step} carries terms {sorted(unknown)}, this trainer has {sorted(self._losses)}"
-            )
+            raise ValueError(f"batch {batch.step}: expected terms out of {sorted(self._losses)}, got {sorted(unknown)}")
         measures = Measures(self._version, pristine=self._pristine)
         all_rows = surveyed(batch.rows, batch.denominators, list(self._losses.values()), self._forward)
         for rows in self._packed([row for row in all_rows if row.label != 0]):

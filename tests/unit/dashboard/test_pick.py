@@ -28,7 +28,7 @@ def _group(number: int, *rewards: float, failed: bool = False) -> Group:
 
 
 def _picked(groups: list[Group], each: int) -> dict[int, tuple[str, ...]]:
-    picker = Picker(each=each)
+    picker = Picker(per_kind=each)
     for group in groups:
         picker.take(group)
     return {group.index: names for group, names in picker.picked()}

@@ -18,12 +18,13 @@ def scheduler(num_pages=64, max_running=8, max_batch_tokens=16):
     return StepScheduler(cache, max_running=max_running, max_batch_tokens=max_batch_tokens)
 
 
-def sequence(arrival, prompt=3, max_new=4, priority=0, conversation=None):
+def sequence(arrival, prompt=3, max_new=4, priority=0, conversation=None, admission=0):
     request = GenerateRequest(
         id=str(arrival),
         tokens=tuple(range(100 * arrival, 100 * arrival + prompt)),
         sampling=Sampling(max_tokens=max_new),
         priority=priority,
+        admission=admission,
         conversation=conversation,
     )
     return Sequence.of(request, Future(), arrival=arrival, max_new=max_new, keep=True)
@@ -74,6 +75,27 @@ def test_out_of_pages_the_worst_rank_gives_way_and_still_finishes():
     assert [one.arrival for one in finished] == [1, 2]
     assert work.num_preempted > 0
     assert all(len(one.logprobs) == 9 for one in both)
+
+
+def test_a_late_turn_of_the_oldest_rollout_keeps_its_pages():
+    work = scheduler(num_pages=8)
+    younger = [sequence(number, prompt=5, max_new=9, admission=number) for number in (1, 2)]
+    oldest = sequence(9, prompt=5, max_new=9, admission=0)  # its second turn: it arrives after their first
+    for one in (*younger, oldest):
+        work.add(one)
+    ended = []
+    while work.busy:
+        ended += step(work.plan(0), work)
+    assert work.num_preempted > 0 and ended == [oldest, *younger]
+
+
+def test_an_older_rollout_takes_nothing_from_one_that_runs():
+    work = scheduler(num_pages=8, max_running=1)
+    younger, oldest = sequence(1, admission=5), sequence(2, admission=0)
+    work.add(younger)
+    step(work.plan(0), work)
+    work.add(oldest)
+    assert [chunk.sequence for chunk in work.plan(0)] == [younger] and work.num_preempted == 0
 
 
 def test_a_preempted_request_computes_its_own_answer_again():

@@ -38,11 +38,11 @@ def sampled(*pieces, recomputes=False, version=4, **sampling):
 
 def test_a_request_names_version_priority_and_stops():
     found = body(stop=(3, 200), seed=2**64 - 1, logit_bias=((7, 1.5),), min_tokens=2)
-    assert found["cache_salt"] == "version 4" and found["priority"] == -3, "lower means earlier there"
+    assert found["cache_salt"] == "version 4" and found["priority"] == -3 << 32, "lower means earlier there"
     settings = found["sampling_params"]
     assert (settings["stop_token_ids"], settings["logit_bias"], settings["max_tokens"]) == ([3], {"7": 1.5}, 9)
     assert settings["ignore_eos"] and 0 <= settings["seed"] < 2**63 and settings["logprobs"] == 0
-    assert judge_body("n", (1, 2), -1, 7)["priority"] == -7
+    assert judge_body("n", (1, 2), -1, 7)["priority"] == -7 << 32
 
 
 @pytest.mark.parametrize(

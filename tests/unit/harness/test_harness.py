@@ -72,7 +72,7 @@ def test_a_broken_world_is_the_worlds_failure():
     engine = ScriptedEngine(replies(["Hi"], RENDERER.tokenizer.encode))
     with pytest.raises(EnvError, match="env.step: KeyError"):
         run_virtual(ChatHarness().run(episode(engine, BrokenEnv())))
-    with pytest.raises(EnvError, match="nothing was said"):
+    with pytest.raises(EnvError, match="a message to reply to, got neither"):
         run_virtual(ChatHarness().run(episode(engine, SilentEnv())))
 
 
@@ -208,7 +208,7 @@ def test_what_is_no_harness_is_refused_by_name(file: str, name: str, message: st
 
 
 def test_a_chat_speaks_for_one_role():
-    expected = "rollout.harness: expected a harness for the roles white, black, got 'chat', which speaks for one"
+    expected = "rollout.harness: expected a harness for the roles white, black, got 'chat', which speaks for one role"
     with pytest.raises(BadInput, match=expected):
         load_harness("chat", ("white", "black"))
 

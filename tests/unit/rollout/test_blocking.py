@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from fates import FatedBoxes, Fates, make_stack
 from sparring.envs.base import Env, tool
 from sparring.envs.threads import LoopThreads
 from sparring.protocols import Sandbox
-from sparring.rollout.runner import RolloutRunner
+from sparring.rollout.runner import Machinery, RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
 from sparring.testing.scripted_engine import ScriptedEngine
@@ -138,8 +138,7 @@ def test_an_environment_that_blocks_costs_its_rollout_alone(kind: type[Adds]) ->
         stack.recorder,
         stack.runner._harness,
         stack.config,
-        executors=threads.executor,
-        recorded=recorded,
+        machinery=Machinery(executors=threads.executor, recorded=recorded),
     )
     source = ToyWorld().tasks("train", 0)
     scheduler = Scheduler(runner, source, Window(2, 0, 1), run_seed=5, engine_version=lambda: 0)
@@ -180,9 +179,9 @@ def test_an_environment_keeps_one_thread_from_its_making_to_its_closing() -> Non
             threads.add(threading.get_ident())
 
     stack = make_stack(engine=quick_engine())
-    pool: Callable[..., Any] = LoopThreads().executor
+    pool = Machinery(executors=LoopThreads().executor)
     harness = stack.runner._harness
-    runner = RolloutRunner(World(Bound), FatedBoxes(Fates()), stack.recorder, harness, stack.config, executors=pool)
+    runner = RolloutRunner(World(Bound), FatedBoxes(Fates()), stack.recorder, harness, stack.config, machinery=pool)
     task = ToyWorld().tasks("train", 0).next()
     assert task is not None
     done = asyncio.run(runner.run(task, rollout_id="rl/0/0", index=0, seed=1))

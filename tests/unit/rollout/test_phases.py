@@ -14,7 +14,7 @@ from fates import EmptyBox, FatedBoxes, FatedWorld, Fates, Stack, make_stack
 from sparring.errors import SparringError
 from sparring.harness.load import CallableHarness
 from sparring.protocols import Episode, Sandbox
-from sparring.rollout.runner import Finished, RolloutRunner
+from sparring.rollout.runner import Finished, Machinery, RolloutRunner
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ToyEnv, ToyWorld, toy_renderer, toy_script, toy_task
@@ -43,7 +43,7 @@ def with_harness(stack: Stack, harness: Any, world: ToyWorld | None = None) -> t
 
     world = world or FatedWorld(stack.fates)
     boxes = FatedBoxes(stack.fates)
-    runner = RolloutRunner(world, boxes, stack.recorder, harness, stack.config, recorded=recorded)
+    runner = RolloutRunner(world, boxes, stack.recorder, harness, stack.config, machinery=Machinery(recorded=recorded))
     return runner, events
 
 

@@ -237,4 +237,4 @@ def test_a_world_says_its_roles_in_a_way_that_can_be_told_apart() -> None:
     assert "got 'white'" in refused("white")
     assert "not beginning with retry-, got 'retry-1'" in refused(("white", "retry-1"))
     assert "expected names of letters, digits, _, - and /" in refused(("white", "the other"))
-    assert "expected a method step_of in a world of the roles a, b, got none" in refused(("a", "b"), ToyEnv)
+    assert "expected a method step_of in an environment of the roles a, b, got none" in refused(("a", "b"), ToyEnv)

@@ -34,7 +34,7 @@ def test_a_prompt_is_on_one_side_whatever_its_order():
     assert {row.where for row in again[1]} == {row.where for row in held}
     assert {row.where for row in apart(rows, 7, seed=2, section="preference")[1]} != {row.where for row in held}
     assert apart(rows, 0, seed=1, section="preference") == (rows, [])
-    with pytest.raises(BadInput, match="preference.held_out: expected rows of some prompts left"):
+    with pytest.raises(BadInput, match="preference.held_out: expected prompts left"):
         apart(rows, 28, seed=1, section="preference")
 
 

@@ -279,9 +279,9 @@ def test_push_publishes_a_copy_with_a_probe(make_model, make_batch):
 
 def test_wrong_batches_are_refused(make_model, make_batch):
     batch = make_batch()
-    with pytest.raises(ValueError, match="trains critic"):
+    with pytest.raises(ValueError, match="expected rows of model policy, got rows of critic"):
         run(make_trainer(make_model()), lambda t: t.forward_backward(replace(batch, model="critic")))
-    with pytest.raises(ValueError, match="carries terms"):
+    with pytest.raises(ValueError, match="expected terms out of"):
         run(make_trainer(make_model()), lambda t: t.forward_backward(replace(batch, denominators={"value": 1.0})))
 
 

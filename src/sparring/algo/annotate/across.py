@@ -119,11 +119,11 @@ class AcrossTokenizers:
         if not spans:
             return behaviour
         prompt = teacher.renderer.render(messages, self._tools).tokens
-        whole = prompt + encoded + ((teacher.end,) if ended else ())
-        if len(whole) > teacher.max_tokens:
+        teacher_tokens = prompt + encoded + ((teacher.end,) if ended else ())
+        if len(teacher_tokens) > teacher.max_tokens:
             return behaviour
         id = f"{row.id}/{segment.index}/{name}"
-        request = ScoreRequest(id=id, tokens=whole, first=len(prompt), temperature=row.temperature)
+        request = ScoreRequest(id=id, tokens=teacher_tokens, first=len(prompt), temperature=row.temperature)
         scores = await self._client.score(self._engines[name], request)
         values = list(behaviour)
         for student_span, teacher_span in spans:

@@ -10,6 +10,7 @@ from typing import Protocol
 from sparring.algo.annotate.domain import teacher_of
 from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.annotations import Annotation
+from sparring.backoff import retry_pause_s
 from sparring.errors import EngineError, RequestRefused
 from sparring.generation import ScoreRequest, Scores, TopRows
 from sparring.types import Sample
@@ -37,7 +38,8 @@ class ScoreClient:
     Args:
         max_concurrent: requests under way at once.
         retries: repetitions of a request that an engine failed to answer; a refused request is not repeated.
-        retry_delay_s: pause before the first repetition; doubles with each.
+        retry_delay_s: longest pause before the first repetition; doubles with each. The pause itself is drawn evenly
+            below it by the request's id.
     """
 
     def __init__(self, *, max_concurrent: int = 64, retries: int = 2, retry_delay_s: float = 0.5) -> None:
@@ -51,15 +53,13 @@ class ScoreClient:
             EngineError: the engine refuses the request, or fails once more than `retries`.
         """
         async with self._slots:
-            delay_s = self._retry_delay_s
-            for _ in range(self._retries):
+            for retry in range(1, self._retries + 1):
                 try:
                     return await engine.score(request)
                 except RequestRefused:
                     raise
                 except EngineError:
-                    await asyncio.sleep(delay_s)
-                    delay_s *= 2
+                    await asyncio.sleep(retry_pause_s(self._retry_delay_s, retry, request.id))
             return await engine.score(request)
 
 

@@ -109,20 +109,20 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     bound."""
 
     only_negative: bool = False
-    """Whether only units of negative advantage are rejected, as DeepSeek-V3.2 does."""
+    """Reject only units of negative advantage, as DeepSeek-V3.2 does."""
 
     compare: Literal["before", "now"] = "before"
-    """Which of the trainer's probabilities `old` are: those before the update, or of each optimiser step."""
+    """Origin of the trainer's probabilities `old`: those before the update, or of each optimiser step."""
 
     normalise: bool = False
-    """Whether weights are divided by their mean over the step's tokens. Costs a first pass over these."""
+    """Divide weights by their mean over the step's tokens. Costs a first pass over these."""
 
     denominator: Literal["all", "kept"] = "all"
-    """Which tokens the loss is divided by: all, or those that were neither masked nor rejected. "kept" costs a first
+    """Tokens that the loss is divided by: all, or those that were neither masked nor rejected. "kept" costs a first
     pass over the step's tokens."""
 
     metrics_only: bool = False
-    """Whether the weights are only measured, and every token keeps weight 1."""
+    """Measure the weights without using them: every token keeps weight 1."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.low <= 1 <= self.high:
@@ -239,9 +239,9 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         [M]."""
         trainer = old if self.compare == "before" else tokens.logprob.detach()
         difference = bounded(trainer - tokens.behaviour)
-        whole = self._weights(difference, tokens)
-        beyond = ((whole > self.high) | (whole < self.low)) & (self.bound != "none")
-        weights = whole.clamp(max=self.high) if self.bound == "truncate" else whole.masked_fill(beyond, 0.0)
+        unbounded = self._weights(difference, tokens)
+        beyond = ((unbounded > self.high) | (unbounded < self.low)) & (self.bound != "none")
+        weights = unbounded.clamp(max=self.high) if self.bound == "truncate" else unbounded.masked_fill(beyond, 0.0)
         rejected = self._rejected(difference, tokens)
         return weights.masked_fill(rejected, 0.0), beyond, rejected
 

@@ -27,20 +27,20 @@ class BaseCredit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Rollouts below which a group leaves the update, because there is nothing to compare."""
 
     sees_one_group: ClassVar[bool] = False
-    """Whether advantages depend on one group alone, as it is recorded; else on the whole update, on annotations or on
-    earlier updates."""
+    """True if advantages depend only on one recorded group; False if they depend on the whole update, on annotations or
+    on earlier updates."""
 
     counts_token_rewards: ClassVar[bool] = True
-    """Whether rewards of single tokens (annotation `reward`) are part of what the rule reads."""
+    """True if the rule reads rewards of single tokens (annotation `reward`)."""
 
     tells_turns_apart: ClassVar[bool] = False
-    """Whether it matters which turn earned what; else a score's turns are no more than their sum."""
+    """True if the rule reads each turn's reward; False if it reads only their sum."""
 
     needs_nonnegative_rewards: ClassVar[bool] = False
-    """Whether a reward below 0 is an error."""
+    """True if a reward below 0 is an error."""
 
     needs_baselines: ClassVar[bool] = False
-    """Whether every task takes one greedy rollout more (`Group.baselines`)."""
+    """True if every task needs one additional greedy rollout (`Group.baselines`)."""
 
     reads: ClassVar[tuple[Annotation, ...]] = ()
     """Annotations that every row must have."""

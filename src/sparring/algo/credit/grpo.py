@@ -33,7 +33,7 @@ class Grpo(BaseCredit, frozen=True, kw_only=True, tag="grpo"):
     sees_one_group: ClassVar[bool] = True
 
     normalise: bool = True
-    """Whether to divide by the group's standard deviation."""
+    """Divide by the group's standard deviation."""
 
     epsilon: float = 1e-6
     """Added to the standard deviation."""

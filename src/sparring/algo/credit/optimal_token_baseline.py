@@ -39,7 +39,7 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
     reads: ClassVar[tuple[Annotation, ...]] = (Annotation.PROBABILITY_SQUARES,)
 
     zero_tail: bool = True
-    """Whether the baseline is 0 at the tokens that only one member reached. Else their advantage is 0."""
+    """Use baseline 0 at tokens that only one member reached. False: their advantage is 0."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`.

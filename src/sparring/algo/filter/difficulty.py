@@ -41,7 +41,7 @@ class Difficulty(
     """Largest share; see `inclusive`."""
 
     inclusive: bool = False
-    """Whether a share of exactly `lowest` or `highest` is trained."""
+    """Train groups whose share is exactly `lowest` or `highest` too."""
 
     solved_above: float = 0.5
     """A member succeeded when its reward is above this."""

@@ -25,4 +25,4 @@ class BaseGate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Kinds of ratio that it can be given."""
 
     moves_idle_tokens: ClassVar[bool] = False
-    """Whether tokens of advantage 0 can get a gradient, or change that of others in the optimiser step."""
+    """True if tokens of advantage 0 can get a gradient, or change that of others in the optimiser step."""

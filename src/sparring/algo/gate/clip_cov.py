@@ -65,7 +65,7 @@ class ClipCov(BaseGate, frozen=True, kw_only=True, tag="clip_cov"):
     """The ratio of the other tokens is clipped below at 1 - clip_low."""
 
     clip_high: float = 1.0
-    """It is clipped above at 1 + clip_high."""
+    """Upper clip: the ratio is clipped at 1 + clip_high."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1 or not self.low < self.high:

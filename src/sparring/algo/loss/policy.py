@@ -74,10 +74,10 @@ class PolicyLoss:
         if config.entropy_bonus:
             total = total + config.entropy_bonus * (weights * quantities["entropy"]).sum()
         if config.kl.coefficient:
-            whole = config.compares_whole
+            full_distribution = config.compares_whole
             kl = (
                 quantities["divergence"]
-                if whole
+                if full_distribution
                 else config.kl(quantities["logprob"], micro_batch.annotations[Annotation.REFERENCE])
             )
             coefficient = (

@@ -17,4 +17,4 @@ class BaseShaping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The rule's sources."""
 
     needs_nonnegative_rewards: ClassVar[bool] = False
-    """Whether a reward below 0 is an error, so that the rule stands before all that may make rewards negative."""
+    """True if a reward below 0 is an error. Such a rule comes before every rule that can make rewards negative."""

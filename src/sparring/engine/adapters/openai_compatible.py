@@ -238,7 +238,7 @@ class OpenAiEngine:
         return model or names[0]
 
     def _probe(self, client: httpx.Client) -> bool:
-        """Whether log-probabilities are of the distribution that is sampled from; False: before temperature.
+        """Return True if log-probabilities are of the sampling distribution, False if they are from before temperature.
 
         Raises:
             BadInput: the server does not take or return token ids.
@@ -325,8 +325,8 @@ class OpenAiEngine:
             rest = b""
             async with aclosing(_until(response.aiter_bytes(), ended)) as chunks:
                 async for chunk in chunks:
-                    *whole, rest = (rest + chunk).split(b"\n\n")
-                    for text in whole:
+                    *events, rest = (rest + chunk).split(b"\n\n")
+                    for text in events:
                         data = text.removeprefix(b"data: ").strip()
                         if data != b"[DONE]" and not data.startswith(b":"):
                             for choice in _decoded(data, where).choices:

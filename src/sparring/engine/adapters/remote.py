@@ -328,8 +328,8 @@ async def _events(response: httpx.Response) -> AsyncIterator[tuple[str, bytes]]:
     """Yield name and data of each server-sent event."""
     rest = b""
     async for chunk in response.aiter_raw():
-        *whole, rest = (rest + chunk).split(b"\n\n")
-        for text in whole:
+        *complete, rest = (rest + chunk).split(b"\n\n")
+        for text in complete:
             name, _, data = text.partition(b"\ndata: ")
             yield name.removeprefix(b"event: ").decode(), data
 

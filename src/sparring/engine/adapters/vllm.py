@@ -208,8 +208,8 @@ class VllmEngine:
             got = f"{len(streamed)}; vLLM forks streamed requests only"
             raise EngineError(f"fork of {request}: expected one streamed request of this id, got {got}")
         [live] = streamed
-        num_sampled, given = len(live.sampled.tokens), live.request.sampling
-        left = replace(given, max_tokens=live.max_new - num_sampled, min_tokens=max(0, given.min_tokens - num_sampled))
+        num_sampled, base = len(live.sampled.tokens), live.request.sampling
+        left = replace(base, max_tokens=live.max_new - num_sampled, min_tokens=max(0, base.min_tokens - num_sampled))
         tokens = (*live.request.tokens, *live.sampled.tokens)
         return tuple(
             replace(live.request, id=name, tokens=tokens, conversation=name, sampling=replace(left, seed=seed))

@@ -154,7 +154,7 @@ def find_vllm(config: EngineConfig) -> str:
 def _arguments(config: EngineConfig, dtype: str) -> list[str]:
     """Return vLLM's command line; the user's arguments come last and win."""
     cached = config.share_prefixes or config.kv_across_turns != "drop"
-    given = {
+    options = {
         "--dtype": dtype,
         "--max-num-seqs": config.max_running,
         "--max-num-batched-tokens": config.max_batch_tokens,
@@ -173,7 +173,7 @@ def _arguments(config: EngineConfig, dtype: str) -> list[str]:
         "--disable-uvicorn-access-log",
     ]
     flags.append("--enable-prefix-caching" if cached else "--no-enable-prefix-caching")
-    return [*flags, *(str(word) for pair in given.items() for word in pair), *config.vllm.arguments]
+    return [*flags, *(str(word) for pair in options.items() for word in pair), *config.vllm.arguments]
 
 
 def _environment(python: str, threads: int) -> dict[str, str]:

@@ -19,10 +19,12 @@ PROBE = "sparring-verifies"
 """Prefix of the ids that are served while vLLM is paused: see `vllm_process/sparring_vllm.py`."""
 _IMPOSSIBLE = -9000.0
 _SEED_BITS = (1 << 63) - 1
+_LEVEL = 1 << 32
+"""Distance of two priorities there: more than admissions ever differ."""
 
 
 def truncates(sampling: Sampling) -> bool:
-    """Whether sampling draws from a part of the vocabulary, which is then recorded with the token (law 2)."""
+    """Return True if sampling draws from a part of the vocabulary. Its ids are recorded with the token (law 2)."""
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
 
 
@@ -60,7 +62,7 @@ def generate_body(
         "request_id": name,
         "token_ids": request.tokens,
         "cache_salt": f"version {version}",
-        "priority": -request.priority,
+        "priority": request.admission - request.priority * _LEVEL,
         "sampling_params": {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -82,7 +84,7 @@ def judge_body(name: str, tokens: Sequence[int], named: int, priority: int) -> d
     """Write a request for the log-probabilities of given tokens at temperature 1 and of the `named` top tokens at each
     position, -1 for all. Of the token that it samples only the version of the weights is used."""
     sampling = {"max_tokens": 1, "prompt_logprobs": named, "ignore_eos": True, "detokenize": False}
-    return {"request_id": name, "token_ids": list(tokens), "sampling_params": sampling, "priority": -priority}
+    return {"request_id": name, "token_ids": list(tokens), "sampling_params": sampling, "priority": -priority * _LEVEL}
 
 
 def judged_rows(answer: Mapping[str, Any], first: int = 1) -> list[dict[int, float]]:
@@ -164,8 +166,8 @@ class SampledTurn:
         logprobs = {top["token_id"]: top["logprob"] for top in content["top_logprobs"]}
         possible = sorted(((-value, token) for token, value in logprobs.items() if value > _IMPOSSIBLE))
         if self._kept is not None:
-            whole = len(possible) == self._vocab_size
-            self._kept.append(() if whole else tuple(token for _, token in possible))
+            unlimited = len(possible) == self._vocab_size
+            self._kept.append(() if unlimited else tuple(token for _, token in possible))
         if self._tops is not None:
             self._tops.append(
                 tuple((token, -value) for value, token in possible[: self._request.sampling.top_logprobs])

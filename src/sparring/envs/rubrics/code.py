@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparring.envs.rubrics.config import Code
-from sparring.envs.rubrics.text import found
+from sparring.envs.rubrics.text import last_match
 from sparring.errors import refusal
 from sparring.protocols import Sandbox
 from sparring.types import ExecResult, Task
@@ -33,7 +33,7 @@ exec(compile({program!r}, "answer.py", "exec"), {{"__name__": "__main__"}})
 BORROW = "from sparring.sandbox.stand_ins import borrow\nborrow({test!r})"
 LEND = "from sparring.sandbox.stand_ins import lend\nlend({program!r})"
 PASSED = "passed\n"
-"""What `borrow` says of a test that came to its end."""
+"""Output of `borrow` for a test that ran to its end."""
 
 SHARED = """
 import os, sys
@@ -57,20 +57,21 @@ class ProgramTests:
         self._config = config
 
     def check(self, task: Task) -> None:
-        """The row has tests, each of which asks something of the answer, and none whose right output the box would cut.
+        """Refuse a row without tests, with a test that does not depend on the answer, or with an output that the box
+        would cut.
 
         Raises:
             BadInput: it has not.
         """
-        column, given = self._config.column, task.data.get(self._config.column)
-        if not _tests(given):
-            got = repr(given)[:80]
+        column, value = self._config.column, task.data.get(self._config.column)
+        if not _tests(value):
+            got = repr(value)[:80]
             raise refusal(f"column {column}", "a list of {stdin, stdout}, or assert statements", got, "correct the row")
         if not isinstance(task.data.get("shared", False), bool):
             got = repr(task.data["shared"])[:80]
             do = "rename the column, or say whether tests and answer share a process"
             raise refusal("column shared", "true or false", got, do)
-        for test in _tests(given):
+        for test in _tests(value):
             if isinstance(test, str):
                 _check_asserts(test, f"column {column}", _shared(task))
             elif task.box is not None and (size := len(test["stdout"].encode())) > task.box.output_bytes:
@@ -79,7 +80,8 @@ class ProgramTests:
                 )
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
-        """The share of tests that pass, or 1 only where all do. Nothing runs in `box` itself: it stands for its pool.
+        """Return the share of tests that pass, or 1 only where all do. Nothing runs in `box` itself: it stands for its
+        pool.
 
         Raises:
             SandboxError: a box failed.
@@ -95,7 +97,7 @@ class ProgramTests:
         return passed / len(tests)
 
     async def prove(self, task: Task, box: Sandbox) -> bool:
-        """The row's own right program passes its tests. False where the row has none.
+        """Refuse a row whose own right program fails its tests. Return False if the row has none.
 
         Raises:
             BadInput: it fails one.
@@ -115,31 +117,32 @@ class ProgramTests:
         return True
 
     def _program(self, completion: str) -> str:
-        program = found(self._config.find or FENCED, completion)
+        program = last_match(self._config.find or FENCED, completion)
         return completion if program is None else program
 
 
-def _tests(given: Any) -> list[Any]:
-    """The tests of a row; none where it is nothing of the kind."""
-    tests = [given] if isinstance(given, str) else list(given) if isinstance(given, (list, tuple)) else []
+def _tests(value: Any) -> list[Any]:
+    """Return the tests of a row; none where it is nothing of the kind."""
+    tests = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else []
     return tests if all(map(_is_test, tests)) else []
 
 
-def _is_test(given: Any) -> bool:
-    if isinstance(given, str):
-        return bool(given.strip())
+def _is_test(value: Any) -> bool:
+    if isinstance(value, str):
+        return bool(value.strip())
     return (
-        isinstance(given, Mapping) and isinstance(given.get("stdout"), str) and isinstance(given.get("stdin", ""), str)
+        isinstance(value, Mapping) and isinstance(value.get("stdout"), str) and isinstance(value.get("stdin", ""), str)
     )
 
 
 def _shared(task: Task) -> bool:
-    """Whether the row has its tests run in the process of the answer."""
+    """Return True if the row's tests run in the process of the answer."""
     return bool(task.data.get("shared", False))
 
 
 def _check_asserts(test: str, where: str, shared: bool) -> None:
-    """The test is Python, and uses a name that only the answer can give it: a test of builtins passes without one.
+    """Refuse a test that is not Python, or uses no name that only the answer defines: a test of builtins would pass
+    without an answer.
 
     Raises:
         BadInput: it is not, or does not.
@@ -164,7 +167,7 @@ def _check_asserts(test: str, where: str, shared: bool) -> None:
 
 
 async def _failure(program: str, test: str | Mapping[str, str], shared: bool, box: Sandbox) -> str:
-    """Why the program fails the test, in a line; empty where it passes."""
+    """Return one line that says why the program fails the test; empty if it passes."""
     if isinstance(test, str) and not shared:
         done = await box.converse(BORROW.format(test=test), LEND.format(program=program))
         return "" if done.exit_code == 0 and done.stdout == PASSED else _last_words(done)
@@ -183,15 +186,17 @@ async def _failure(program: str, test: str | Mapping[str, str], shared: bool, bo
 
 
 async def _shared_failure(program: str, test: str, box: Sandbox) -> str:
-    """A secret says that the assertions were reached and hold, because a program can end with status 0 at any time. One
-    that searches the interpreter's frames for it can still find it, and there are shorter ways."""
+    """Run a test in the process of the answer, and return one line that says why it fails; empty if it passes.
+
+    A program can end with status 0 at any time, so a secret is printed after the assertions. A program can still search
+    the interpreter's frames for it, and there are shorter ways to cheat."""
     passed = secrets.token_hex(16)
     done = await box.python(SHARED.format(program=program, test=test, passed=passed.encode()))
     return "" if done.stderr.endswith(passed) else _last_words(done)
 
 
 def _last_words(done: ExecResult) -> str:
-    """Why a command did not do what it should have."""
+    """Return the reason for which a command failed."""
     for flag, words in (
         ("timed_out", "timed out"),
         ("out_of_memory", "out of memory"),

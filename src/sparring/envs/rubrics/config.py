@@ -22,7 +22,7 @@ class PartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The most that is left behind a closed gate. At 0 a closed gate ends it: no further part is asked."""
 
     decides: bool = False
-    """Whether success hangs on this part being 1. Where no part says so, it hangs on every part of a weight above 0."""
+    """Count success by this part: it must be 1. If no part decides, every part of a weight above 0 must be 1."""
 
     domains: tuple[str, ...] = ()
     """Rows it is for, by their `domain` column; empty: all rows."""
@@ -31,17 +31,17 @@ class PartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if not all(map(math.isfinite, (self.weight, self.cap, self.gate or 0.0))):
             raise ValueError("weight, gate and cap must be finite")
         if self.gate is None and self.cap != 0:
-            raise ValueError("cap belongs to a gate")
+            raise ValueError("cap must be left out without a gate")
         if self.gate is None and self.weight == 0 and not self.decides:
-            raise ValueError("a part of weight 0 needs a gate, or must decide")
+            raise ValueError("a part of weight 0 must have a gate, or set decides = true")
 
 
 class TextPart(PartConfig, frozen=True, kw_only=True):
     """A part that reads the answer's text alone."""
 
     find: str = ""
-    """What of the answer counts: the last match of this regular expression, its first group if it has one. None is
-    worth 0."""
+    """Regular expression for the part of the answer that counts: its last match, or that match's first group. No match
+    is worth 0. Empty: the whole answer."""
 
     time_limit_s: float = 2.0
     """Processor time of one check. An answer that takes longer is worth 0."""
@@ -60,7 +60,7 @@ class ComparedPart(TextPart, frozen=True, kw_only=True):
     """The column to compare with."""
 
     column_find: str = ""
-    """What of the column counts, as `find`. A row without a match is refused."""
+    """Regular expression for the part of the column that counts, as `find`. A row without a match is refused."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,17 +71,17 @@ class Exact(ComparedPart, frozen=True, kw_only=True, tag="exact"):
     """1 where the two texts are the same; a column with a list names several right ones."""
 
     case: bool = False
-    """Whether case counts."""
+    """Compare upper and lower case as different."""
 
     punctuation: bool = True
-    """Whether punctuation counts. Without it, 1.5 and 15 are the same."""
+    """Compare punctuation too. If false, 1.5 and 15 are the same."""
 
 
 class Fuzzy(ComparedPart, frozen=True, kw_only=True, tag="fuzzy"):
     """Share of two texts that is the same: 2 L / (m + n), where L is the length of their longest common subsequence."""
 
     unit: Literal["characters", "words"] = "characters"
-    """What is compared and counted."""
+    """Unit of the subsequence and of both lengths."""
 
     at_least: float | None = None
     """Makes a yes or no of it: 1 from this similarity on, else 0."""
@@ -113,7 +113,7 @@ class Regex(TextPart, frozen=True, kw_only=True, tag="regex"):
     """The regular expression, as Python writes them."""
 
     whole: bool = False
-    """Whether the whole answer must match."""
+    """Match the whole answer, not a part of it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,12 +133,12 @@ class Json(TextPart, frozen=True, kw_only=True, tag="json"):
     """Fields to compare, `a.b` for one inside another; empty: all that the column has."""
 
     partial: bool = False
-    """Whether some right fields are worth their share; else all must be right."""
+    """Give the share of right fields. If false, all must be right."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.fields and not self.column:
-            raise ValueError("fields needs column")
+            raise ValueError("fields must be left out without a column")
 
 
 class Code(PartConfig, frozen=True, kw_only=True, tag="code"):
@@ -159,7 +159,7 @@ class Code(PartConfig, frozen=True, kw_only=True, tag="code"):
     without one is all program."""
 
     partial: bool = False
-    """Whether some passed tests are worth their share; else all must pass."""
+    """Give the share of passed tests. If false, all must pass."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -185,16 +185,17 @@ class AskedPart(PartConfig, frozen=True, kw_only=True):
     """A part that a language model judges."""
 
     model: str
-    """Who judges: a name of `[models]`."""
+    """The judge: a name of `[models]`."""
 
     prompt: str
-    """What it is asked. `{completion}` stands for the answer, `{prompt}` and any other column for the row's."""
+    """The judge's prompt. `{completion}` stands for the answer, `{prompt}` and any other column for the row's."""
 
     system: str = ""
     """A system message before it."""
 
     find: str = ""
-    """What of its reply is the verdict: the last match, its first group if it has one. Empty: the whole reply."""
+    """Regular expression for the verdict in the judge's reply: its last match, or that match's first group. Empty: the
+    whole reply."""
 
     samples: int = 1
     """Verdicts whose mean counts."""
@@ -206,16 +207,17 @@ class AskedPart(PartConfig, frozen=True, kw_only=True):
     """Most tokens of a reply."""
 
     constrain: bool = False
-    """Whether the reply is held to a verdict while it is sampled; all but servers of kind openai and chat can."""
+    """Constrain sampling so that the reply is a verdict; servers of kind openai and chat cannot."""
 
     timeout_s: float = 60.0
     """Wall clock of one reply."""
 
     retries: int = 2
-    """How often it is asked again after a failure, a time-out, or a reply that is no verdict."""
+    """Repetitions of a request after a failure, a time-out, or a reply without a verdict."""
 
     retry_delay_s: float = 0.5
-    """Pause before the first retry; doubles with each."""
+    """Longest pause before the first retry; doubles with each. The pause itself is drawn evenly below it, so that many
+    do not ask again at the same instant."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -235,7 +237,7 @@ class AskedPart(PartConfig, frozen=True, kw_only=True):
                 "temperature must be 0 or more, and above 0 for several samples: greedy ones are all the same"
             )
         if self.find and self.constrain:
-            raise ValueError("find has nothing to find where constrain holds the reply to the verdict")
+            raise ValueError("find must be left out with constrain, under which the reply is the verdict alone")
 
 
 class Verdict(AskedPart, frozen=True, kw_only=True):
@@ -248,7 +250,7 @@ class Verdict(AskedPart, frozen=True, kw_only=True):
     """Or the lowest and the highest number it may give; these are worth 0 and 1."""
 
     field: str = ""
-    """Where the verdict is a field of a JSON object: its name."""
+    """Name of the field with the verdict, for replies that are a JSON object."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -257,7 +259,7 @@ class Verdict(AskedPart, frozen=True, kw_only=True):
         if self.range is not None and not (all(map(math.isfinite, self.range)) and self.range[0] < self.range[1]):
             raise ValueError("range must be two finite numbers, the lower first")
         if not all(0 <= value <= 1 for value in self.choices.values()):
-            raise ValueError("choices must be worth 0 to 1")
+            raise ValueError("the values of choices must lie between 0 and 1")
 
 
 class Judge(Verdict, frozen=True, kw_only=True, tag="judge"):
@@ -301,12 +303,12 @@ RELATIVE = (Pairwise, Ranking)
 
 
 def judging(rubric: dict[str, Any]) -> set[str]:
-    """The models that a rubric asks."""
+    """Return the models that a rubric asks."""
     return {part.model for part in rubric.values() if isinstance(part, AskedPart)}
 
 
 def of_domain(rubric: dict[str, Any], domain: str) -> dict[str, Any]:
-    """The parts that are for rows of `domain`."""
+    """Return the parts for rows of `domain`."""
     return {name: part for name, part in rubric.items() if not part.domains or domain in part.domains}
 
 
@@ -321,9 +323,11 @@ def _compiles(**patterns: str) -> None:
 def _asks(prompt: str, *names: str) -> None:
     missing = [f"{{{name}}}" for name in names if f"{{{name}}}" not in prompt]
     if missing:
-        raise ValueError(f"prompt must say where {' and '.join(missing)} stands")
+        raise ValueError(f"prompt must contain {' and '.join(missing)}")
 
 
 def _no_gate(part: PartConfig) -> None:
     if part.gate is not None or part.decides:
-        raise ValueError("a part that compares the answers of a group is no gate and decides nothing: it is relative")
+        raise ValueError(
+            "a part that compares the answers of a group must have neither gate nor decides: its value is relative"
+        )

@@ -30,7 +30,7 @@ class CalledFunction:
         self._called = ByName(function)
 
     def check(self, task: Task) -> None:
-        """The row has the columns that the function asks for.
+        """Refuse a row without the columns that the function takes.
 
         Raises:
             BadInput: it lacks one.

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparring.envs.rubrics.config import AskedPart, Judge, Ranking, Verdict
 from sparring.envs.rubrics.judges import Judges, together
-from sparring.envs.rubrics.text import found
+from sparring.envs.rubrics.text import last_match
 from sparring.errors import refusal
 from sparring.generation import Constraint
 from sparring.protocols import Sandbox
@@ -25,7 +25,7 @@ class JudgedAnswer:
         self._config, self._judges, self._where = config, asked_of(config, judges, where), where
 
     def check(self, task: Task) -> None:
-        """The row has what the prompt names.
+        """Refuse a row without a column that the prompt names.
 
         Raises:
             BadInput: it has not.
@@ -33,7 +33,7 @@ class JudgedAnswer:
         check_prompt(self._config.prompt, task, ("completion",))
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
-        """From 0 to 1.
+        """Return the verdict, from 0 to 1.
 
         Raises:
             JudgeError: there is no verdict.
@@ -43,7 +43,7 @@ class JudgedAnswer:
 
 
 async def mean_verdict(judges: Judges, part: Verdict, question: str, where: str) -> float:
-    """The mean of the part's samples on one question.
+    """Return the mean of the part's samples on one question.
 
     Raises:
         JudgeError: there is no verdict.
@@ -57,41 +57,41 @@ async def mean_verdict(judges: Judges, part: Verdict, question: str, where: str)
 
 
 def asked_of(part: AskedPart, judges: Judges | None, where: str) -> Judges:
-    """The judges.
+    """Return the judges of a part, or refuse a rubric that has none.
 
     Raises:
         BadInput: there are none.
     """
     if judges is None:
-        raise refusal(where, "models to ask", "none", "run it by a recipe, or hand the rubric its Judges")
+        raise refusal(where, "models that judge", "none", "run it by a recipe, or construct the rubric with Judges")
     return judges
 
 
 def check_prompt(prompt: str, task: Task, names: tuple[str, ...]) -> None:
-    """Every name in the prompt is one of `names` or the row's.
+    """Refuse a prompt with a name that is neither one of `names` nor the row's.
 
     Raises:
         BadInput: one is not.
     """
-    known = {*names, *_values(task)}
-    unknown = [name for name in _NAME.findall(prompt) if name not in known]
+    available = {*names, *_values(task)}
+    unknown = [name for name in _NAME.findall(prompt) if name not in available]
     if unknown:
-        there = ", ".join(sorted(known))
+        there = ", ".join(sorted(available))
         raise refusal(
             "prompt", f"names among {there}", f"{{{unknown[0]}}}", "correct it, or map the column in env.columns"
         )
 
 
 def filled(prompt: str, task: Task, names: Mapping[str, str]) -> str:
-    """The prompt with what its names stand for. What is put in is not looked through again."""
+    """Return the prompt with what its names stand for. What is put in is not looked through again."""
     values = {**_values(task), **names}
     return _NAME.sub(lambda match: values[match[1]], prompt)
 
 
 def _values(task: Task) -> dict[str, str]:
-    said = "\n\n".join(message.content for message in task.messages if message.role != "system")
+    prompt = "\n\n".join(message.content for message in task.messages if message.role != "system")
     texts = {n: value if isinstance(value, str) else json.dumps(value, default=str) for n, value in task.data.items()}
-    return {"prompt": said, **texts}
+    return {"prompt": prompt, **texts}
 
 
 def reader(part: Verdict) -> Callable[[str], float | None]:
@@ -99,7 +99,7 @@ def reader(part: Verdict) -> Callable[[str], float | None]:
     a field."""
 
     def read(reply: str) -> float | None:
-        text: Any = found(part.find, reply)
+        text: Any = last_match(part.find, reply)
         if text is None:
             return None
         if part.field or part.range is not None:
@@ -137,7 +137,7 @@ def order_reader(part: Ranking, count: int) -> Callable[[str], tuple[int, ...] |
     """Return the reader of a ranking: a JSON list of the numbers 1 to `count`, each once; as places from 0."""
 
     def read(reply: str) -> tuple[int, ...] | None:
-        text = found(part.find, reply)
+        text = last_match(part.find, reply)
         order = None if text is None else _json(text)
         if not isinstance(order, list) or any(type(number) is not int for number in order):
             return None
@@ -147,7 +147,7 @@ def order_reader(part: Ranking, count: int) -> Callable[[str], tuple[int, ...] |
 
 
 def order_constraint(count: int) -> Constraint:
-    """A list of `count` numbers."""
+    """Return the constraint of a ranking: a list of `count` numbers."""
     number = {"type": "integer", "minimum": 1, "maximum": count}
     schema = {"type": "array", "items": number, "minItems": count, "maxItems": count}
     return Constraint(kind="json_schema", source=json.dumps(schema))

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import xxhash
 
+from sparring.backoff import retry_pause_s
 from sparring.envs.rubrics.config import AskedPart
 from sparring.errors import BadInput, EngineError, JudgeError, LimitReached, RequestRefused, boundary
 from sparring.generation import Constraint, GenerateRequest, Sampling
@@ -25,7 +26,7 @@ class Replies(Protocol):
     """Source of replies, such as a chat endpoint."""
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Message:
-        """Reply to a conversation. Raises `LimitReached` where the reply was cut short."""
+        """Return the reply to a conversation. Raises `LimitReached` if the reply was cut short."""
 
     async def close(self) -> None:
         """Close its connections."""
@@ -62,24 +63,24 @@ class EngineReplies:
 
     def __init__(self, engine: Engine, renderer: Renderer, name: str) -> None:
         self._engine, self._renderer, self._name = engine, renderer, name
-        self._asked = 0
+        self._num_requests = 0
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Message:
-        """The next message.
+        """Return the next message.
 
         Raises:
             LimitReached: it was cut short.
             EngineError: the engine failed.
         """
-        self._asked += 1
+        self._num_requests += 1
         tokens = self._renderer.render(messages, tools).tokens
         drawn = replace(sampling, stop=self._renderer.stop_ids)
-        asked = GenerateRequest(id=f"{self._name}/{self._asked}", tokens=tokens, sampling=drawn)
-        done = await self._engine.generate(self._renderer.bind(asked))
+        request = GenerateRequest(id=f"{self._name}/{self._num_requests}", tokens=tokens, sampling=drawn)
+        done = await self._engine.generate(self._renderer.bind(request))
         if done.finish_reason == "abort":
-            raise EngineError(f"{asked.id}: the engine gave up")
+            raise EngineError(f"{request.id}: the engine aborted the request")
         if done.finish_reason == "length":
-            raise LimitReached("max_tokens", f"{asked.id}: cut short after {len(done.tokens)} tokens")
+            raise LimitReached("max_tokens", f"{request.id}: cut short after {len(done.tokens)} tokens")
         return self._renderer.parse(done.tokens, tools, prompt=tokens)
 
     async def close(self) -> None:
@@ -93,11 +94,11 @@ class Judges:
 
     Args:
         open_model: opens a model when it is first asked.
-        kept: how many replies are kept in memory; the longest unused go first.
+        num_kept: most replies held in memory; the longest unused is dropped first.
     """
 
-    def __init__(self, open_model: OpenModel, *, kept: int = KEPT) -> None:
-        self._open_model, self._kept = open_model, kept
+    def __init__(self, open_model: OpenModel, *, num_kept: int = KEPT) -> None:
+        self._open_model, self._kept = open_model, num_kept
         self._models: dict[str, asyncio.Task[Replies]] = {}
         self._replies: OrderedDict[str, asyncio.Task[str | None]] = OrderedDict()
         self._record: Record | None = None
@@ -123,7 +124,7 @@ class Judges:
         constraint: Constraint | None = None,
         sample: int = 0,
     ) -> T:
-        """A model's verdict.
+        """Return a model's verdict.
 
         Args:
             part: who is asked, and how.
@@ -140,7 +141,7 @@ class Judges:
         why, unread = "", 0
         for attempt in range(part.retries + 1):
             if attempt:
-                await asyncio.sleep(part.retry_delay_s * 2 ** (attempt - 1))
+                await asyncio.sleep(retry_pause_s(part.retry_delay_s, attempt, question, sample))
             # a failure is asked the same again (law 6), so that who asks later finds the answer; a reply without a
             # verdict is not
             seed = xxhash.xxh3_64_intdigest(f"{question}\x1f{sample}\x1f{unread}".encode("utf-8", "surrogatepass")) >> 1
@@ -183,8 +184,8 @@ class Judges:
                 pass  # as it should be
 
     def metrics(self) -> dict[str, float]:
-        """Figures since the last call: questions, the share that the cache answered, failures, replies that were no
-        verdict, seconds that a reply took."""
+        """Return figures since the last call: questions, the share that the cache answered, failures, replies that were
+        no verdict, seconds that a reply took."""
         return self._metrics.take()
 
     async def close(self) -> None:
@@ -199,14 +200,14 @@ class Judges:
                 await task.result().close()
 
     async def _reply(self, part: AskedPart, messages: Sequence[Message], sampling: Sampling) -> str | None:
-        """A reply, from the cache where it was asked before; None where it was cut short."""
+        """Return a reply, from the cache if it was requested before; None if it was cut short."""
         key = self._key(part.model, messages, sampling)
         task = self._replies.get(key)
-        found = self._record.get(key) if task is None and self._record is not None else None
+        recorded = self._record.get(key) if task is None and self._record is not None else None
         self._metrics.add("judge/questions", 1, "sum")
-        self._metrics.add("judge/cache_hits", float(task is not None or found is not None))
-        if found is not None:
-            return found["reply"]
+        self._metrics.add("judge/cache_hits", float(task is not None or recorded is not None))
+        if recorded is not None:
+            return recorded["reply"]
         if task is None:
             task = asyncio.get_running_loop().create_task(self._recorded(key, part, messages, sampling))
             self._replies[key] = task
@@ -217,7 +218,7 @@ class Judges:
         return await asyncio.shield(task)  # others may wait for it when this one is cancelled
 
     def _key(self, model: str, messages: Sequence[Message], sampling: Sampling) -> str:
-        """Of all that decides a reply."""
+        """Return a digest of everything that decides a reply."""
         question = (self._who(model), [(m.role, m.content) for m in messages], sampling)
         return f"judge/{xxhash.xxh3_128_hexdigest(repr(question).encode('utf-8', 'surrogatepass'))}"
 
@@ -255,7 +256,7 @@ class Judges:
 
 
 async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results, in order; what fails first ends the others and is raised."""
+    """Return the results, in order; what fails first ends the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in work]

@@ -1,5 +1,5 @@
-"""Whether two mathematical answers are equal, as the library `math-verify` says. For `worker` alone: it may take for
-ever.
+"""Equality of two mathematical answers, decided by the library `math-verify`. For `worker` alone: a comparison may
+never end.
 
 The library's own time-outs are signals, which work on a main thread only; they are off, because the worker has its
 limit.
@@ -17,7 +17,7 @@ logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
 
 def equal(text: str, target: str, digits: int) -> bool:
-    """Whether the answer in `text` equals `target`.
+    """Return True if the answer in `text` equals `target`.
 
     Args:
         text: an answer: its last boxed expression counts, else its last formula or number.
@@ -32,7 +32,7 @@ def equal(text: str, target: str, digits: int) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def right(target: str) -> tuple[Any, ...]:
-    """The target, parsed.
+    """Return the target, parsed.
 
     Raises:
         ValueError: it is nothing that can be compared.

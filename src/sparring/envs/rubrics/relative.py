@@ -49,11 +49,11 @@ class RelativeScorer:
 
     @staticmethod
     def of(rubric: Rubric) -> RelativeScorer | None:
-        """The scorer of a rubric; None where no part compares."""
+        """Return the scorer of a rubric; None where no part compares."""
         return RelativeScorer(rubric) if any(isinstance(part, RELATIVE) for part in rubric.parts.values()) else None
 
     def check(self, task: Task) -> None:
-        """The row has what the prompts name.
+        """Refuse a row without a column that a prompt names.
 
         Raises:
             BadInput: it has not.
@@ -63,7 +63,7 @@ class RelativeScorer:
 
     @cooperative
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]:
-        """The group's scores. A group of one is left as it is: there is nobody to compare with.
+        """Return the group's scores. A group of one is left as it is: there is nobody to compare with.
 
         Raises:
             JudgeError: a comparison has no verdict.
@@ -129,13 +129,13 @@ class RelativeScorer:
             ranks = await self._judges.verdict(part, question, read, where, constraint=constraint, sample=sample)
             return [order[shown] for shown in ranks]
 
-        asked = []
+        rankings = []
         for sample in range(part.samples):
             order = list(range(count))
             random.Random(xxhash.xxh3_64_intdigest(f"{task.id}/{where}/{sample}".encode())).shuffle(order)
-            asked += [ranked(order, sample), ranked(order[::-1], sample)]
+            rankings += [ranked(order, sample), ranked(order[::-1], sample)]
         totals = [0.0] * count
-        for ranking in await together(asked):
+        for ranking in await together(rankings):
             for rank, place in enumerate(ranking):
                 totals[place] += 1 - rank / (count - 1)
-        return [total / len(asked) for total in totals]
+        return [total / len(rankings) for total in totals]

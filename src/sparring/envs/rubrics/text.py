@@ -26,16 +26,16 @@ LONGEST_EXPONENT = 400
 """A number beyond 10 to this power is none: as an exact fraction it would fill the memory."""
 
 
-def found(pattern: str, text: str) -> str | None:
-    """The last match of `pattern` (its first group, if it has one), stripped; the text itself without a pattern; None
-    without a match."""
+def last_match(pattern: str, text: str) -> str | None:
+    """Return the last match of `pattern` (its first group, if it has one), stripped; the text itself without a pattern;
+    None without a match."""
     if not pattern:
         return text.strip()
     last = None
     for last in re.finditer(pattern, text):
         pass
-    kept = None if last is None else last[1] if last.re.groups else last[0]
-    return None if kept is None else kept.strip()
+    matched = None if last is None else last[1] if last.re.groups else last[0]
+    return None if matched is None else matched.strip()
 
 
 def wanted(part: Text, row: Mapping[str, Any]) -> Any:
@@ -48,15 +48,18 @@ def wanted(part: Text, row: Mapping[str, Any]) -> Any:
     if not column:
         return None
     if column not in row:
-        raise refusal(f"column {column}", "one of this name", ", ".join(sorted(row)), "correct the part's column")
+        raise refusal(f"column {column}", "a column of this name", ", ".join(sorted(row)), "correct the part's column")
     value = row[column]
     if isinstance(part, Json):
         return _fields(part, value)
     options = [str(option) for option in value] if isinstance(value, (list, tuple)) else [str(value)]
-    texts = [found(part.column_find, option) for option in options]
+    texts = [last_match(part.column_find, option) for option in options]
     if not texts or not all(texts):
         raise refusal(
-            f"column {column}", "something to compare with", repr(value)[:80], "correct the row, or column_find"
+            f"column {column}",
+            "a text, number or list to compare with",
+            repr(value)[:80],
+            "correct the row, or column_find",
         )
     if isinstance(part, Number) and any(number(text or "") is None for text in texts):
         raise refusal(f"column {column}", "a number", repr(texts)[:80], "correct the row, or column_find")
@@ -64,14 +67,14 @@ def wanted(part: Text, row: Mapping[str, Any]) -> Any:
 
 
 def worth(part: Text, completion: str, target: Any) -> float:
-    """The value of an answer.
+    """Return the value of an answer.
 
     Args:
         part: what is checked.
         completion: the answer.
         target: of `wanted`.
     """
-    text = found(part.find, completion)
+    text = last_match(part.find, completion)
     if text is None:
         return 0.0
     if isinstance(part, Regex):
@@ -88,9 +91,11 @@ def _compared(part: Exact | Fuzzy | Number | Mathematics, text: str, target: str
         similar = similarity(normal(text, False, True), normal(target, False, True), part.unit)
         return similar if part.at_least is None else float(similar >= part.at_least)
     if isinstance(part, Number):
-        said, right = number(text), number(target)
+        answered, right = number(text), number(target)
         return float(
-            said is not None and right is not None and abs(said - right) <= abs(right) * Fraction(part.tolerance)
+            answered is not None
+            and right is not None
+            and abs(answered - right) <= abs(right) * Fraction(part.tolerance)
         )
     from sparring.envs.rubrics.mathematics import equal
 
@@ -98,7 +103,8 @@ def _compared(part: Exact | Fuzzy | Number | Mathematics, text: str, target: str
 
 
 def normal(text: str, case: bool, punctuation: bool) -> str:
-    """A text without what does not count: spacing is one blank; case and ASCII punctuation go unless they count."""
+    """Return a text without what does not count: spacing is one blank; case and ASCII punctuation go unless they
+    count."""
     if not punctuation:
         text = text.translate(str.maketrans("", "", string.punctuation))
     text = " ".join(text.split())
@@ -106,8 +112,8 @@ def normal(text: str, case: bool, punctuation: bool) -> str:
 
 
 def similarity(a: str, b: str, unit: str = "characters") -> float:
-    """2 L / (m + n), where L is the length of the longest common subsequence of m and n characters or words: 1 for
-    equal texts, 0 for texts that share nothing. Two empty texts are equal."""
+    """Return 2 L / (m + n), where L is the length of the longest common subsequence of m and n characters or words: 1
+    for equal texts, 0 for texts that share nothing. Two empty texts are equal."""
     left: Sequence[str] = a.split() if unit == "words" else a
     right: Sequence[str] = b.split() if unit == "words" else b
     if not left and not right:
@@ -116,9 +122,9 @@ def similarity(a: str, b: str, unit: str = "characters") -> float:
 
 
 def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
-    """Length of the longest common subsequence, a row of the table as the bits of one number (H. Hyyrö, "Bit-parallel
-    LCS-length computation revisited", 2004): with M the places of b's next element in a, V <- (V + (V & M)) | (V & ~M),
-    and the zeros of V count."""
+    """Return the length of the longest common subsequence, a row of the table as the bits of one number (H. Hyyrö,
+    "Bit-parallel LCS-length computation revisited", 2004): with M the places of b's next element in a, V <- (V + (V &
+    M)) | (V & ~M), and the zeros of V count."""
     places: dict[str, int] = {}
     for index, element in enumerate(a):
         places[element] = places.get(element, 0) | 1 << index
@@ -131,7 +137,7 @@ def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
 
 
 def number(text: str) -> Fraction | None:
-    """The last number of a text, exactly: `1,234.5`, `-3`, `6.02e23`, `3/4`. None where there is none."""
+    """Return the last number of a text, exactly: `1,234.5`, `-3`, `6.02e23`, `3/4`. None where there is none."""
     matches = [match[0] for match in _NUMBER.finditer(text)]
     if not matches:
         return None
@@ -143,8 +149,8 @@ def number(text: str) -> Fraction | None:
 
 
 def json_worth(part: Json, text: str, target: Any) -> float:
-    """0 for what is no JSON, repeats a name of an object or is not of the schema; else the share of fields that are
-    equal, or 1 only where all are. Equal as JSON: 1 and 1.0 are, 1 and true are not."""
+    """Return 0 for text that is not JSON, repeats a key of an object or does not match the schema; else the share of
+    fields that are equal, or 1 only if all are. Equal as JSON: 1 and 1.0 are, 1 and true are not."""
     try:
         value = json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_constant)
     except (ValueError, RecursionError):
@@ -161,13 +167,13 @@ def json_worth(part: Json, text: str, target: Any) -> float:
 
 
 def _fields(part: Json, value: Any) -> list[tuple[str, Any]]:
-    """(path, value) of each field to compare."""
-    where, given = f"column {part.column}", value
+    """Return (path, value) of each field to compare."""
+    where, column_value = f"column {part.column}", value
     if isinstance(value, str):
         with boundary(BadInput, where, "JSON", "correct the row"):
             value = json.loads(value)
     if not isinstance(value, dict) or not value:
-        raise refusal(where, "an object with fields", repr(given)[:80], "correct the row")
+        raise refusal(where, "an object with fields", repr(column_value)[:80], "correct the row")
     targets = [(path, _at(value, path)) for path in part.fields or tuple(value)]
     missing = [path for path, target in targets if target is _NOTHING]
     if missing:
@@ -179,7 +185,7 @@ _NOTHING = object()
 
 
 def _at(value: Any, path: str) -> Any:
-    """The field of this name, else the one that `a.b` leads to."""
+    """Return the field of this name, else the one that `a.b` leads to."""
     for name in (path,) if isinstance(value, dict) and path in value else path.split("."):
         if not isinstance(value, dict) or name not in value:
             return _NOTHING
@@ -188,7 +194,7 @@ def _at(value: Any, path: str) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Equality of JSON values; Python's would take true for 1."""
+    """Compare JSON values; Python's equality would take true for 1."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, dict) and isinstance(b, dict):
@@ -201,9 +207,9 @@ def _same(a: Any, b: Any) -> bool:
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        raise ValueError("a name twice")
+        raise ValueError("a key occurs twice")
     return value
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

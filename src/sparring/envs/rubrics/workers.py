@@ -41,7 +41,7 @@ class Workers:
         self._own = threading.local()  # each thread has one process
 
     async def worth(self, part: Text, completion: str, target: Any) -> float:
-        """`text.worth` under the part's limit: 0 for an answer whose check takes too much time or memory.
+        """Return `text.worth` under the part's limit: 0 for an answer whose check takes too much time or memory.
 
         Raises:
             JudgeError: the check failed for another reason, or its process hangs or was killed.
@@ -55,7 +55,7 @@ class Workers:
         return answer["value"]
 
     def _ask(self, line: bytes, wall_s: float) -> dict[str, Any]:
-        """On a thread of its own process."""
+        """Send a line to the worker and return its answer, on a thread of its own process."""
         process = getattr(self._own, "process", None)
         if process is None or process.ended:
             process = self._own.process = _Process()
@@ -82,11 +82,11 @@ class _Process:
 
     @property
     def ended(self) -> bool:
-        """Whether it answers no more."""
+        """True if the worker answers no more."""
         return self._over
 
     def answer(self, line: bytes, wall_s: float) -> bytes | None:
-        """Its answer to a line; None where it ended or hangs."""
+        """Return the worker's answer to a line; None if it has ended or hangs."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         answer = b""

@@ -22,7 +22,7 @@ class RubricWorld(Env):
         self.scorer = self._relative = RelativeScorer.of(rubric)
 
     def check(self, task: Task) -> None:
-        """The rubric can score the row.
+        """Refuse a row that the rubric cannot score.
 
         Raises:
             BadInput: it cannot.
@@ -32,7 +32,7 @@ class RubricWorld(Env):
             self._relative.check(task)
 
     async def prove(self, task: Task, box: Sandbox) -> bool:
-        """The row's own right program passes its tests. False where it has none.
+        """Refuse a row whose own right program fails its tests. Return False if the row has none.
 
         Raises:
             BadInput: it fails one.

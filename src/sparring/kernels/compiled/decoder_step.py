@@ -21,7 +21,7 @@ SLOT_COLUMNS = (
     *("tables", "temperature", "top_p", "min_p", "top_k", "seeds", "stops"),
     *("bias_ids", "bias_values", "bias_counts", "bias_until", "limited", "allowed", "tops", "adapters"),
 )
-"""What the kernels read by slot, in this order."""
+"""Arrays that the kernels read by slot, in this order."""
 
 
 class AttentionPlan(Structure):

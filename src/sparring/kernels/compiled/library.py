@@ -22,7 +22,7 @@ LAYOUTS = {
     (TILES_NAME, torch.float32): 2,
     (TILES_NAME, torch.bfloat16): 1,
 }
-"""How a path packs a weight of a dtype: a number of `linear.h`."""
+"""Number of the packed format in `linear.h`, by path and dtype of the weight."""
 
 _P, _I, _F, _T = c_void_p, c_int64, c_float, c_int
 _SIGNATURES: dict[str, tuple[Any, ...]] = {

@@ -44,20 +44,29 @@ template <class T> static inline void lay_along(const T *row, int64_t begin, int
 }
 
 #ifdef SPARRING_PAIRS
+// The same of pairs of terms; `depth` counts terms, and one without a partner is multiplied with zero.
+#ifdef SPARRING_AVX512
 static inline __m512i sixteen(const bf16 *from, int64_t count) {
     __mmask16 in = count < LANES ? (__mmask16)((1 << count) - 1) : (__mmask16)~0;
     return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(in, from));
 }
 
-// The same of pairs of terms; `depth` counts terms, and one without a partner is multiplied with zero.
+static inline void pair_up(const bf16 *even, const bf16 *odd, int64_t count, pair *out) {
+    __m512i upper = odd ? sixteen(odd, count) : _mm512_setzero_si512();
+    _mm512_storeu_si512(out, _mm512_or_si512(sixteen(even, count), _mm512_slli_epi32(upper, 16)));
+}
+#else
+static inline void pair_up(const bf16 *even, const bf16 *odd, int64_t count, pair *out) {
+    for (int64_t i = 0; i < LANES; i++) out[i] = i < count ? pair{even[i], odd ? odd[i] : bf16{}} : pair{};
+}
+#endif
+
 static inline void lay_across(const bf16 *from, int64_t from_stride, int64_t begin, int64_t depth, int64_t column,
                               int64_t count, pair *out, int64_t stride) {
     for (int64_t i = 0; i < depth; i += 2)
         for (int64_t c = 0; c < count; c += LANES) {
             const bf16 *even = from + (begin + i) * from_stride + column + c;
-            __m512i odd = i + 1 < depth ? sixteen(even + from_stride, count - c) : _mm512_setzero_si512();
-            _mm512_storeu_si512(out + i / 2 * stride + c,
-                                _mm512_or_si512(sixteen(even, count - c), _mm512_slli_epi32(odd, 16)));
+            pair_up(even, i + 1 < depth ? even + from_stride : nullptr, count - c, out + i / 2 * stride + c);
         }
 }
 

@@ -37,8 +37,8 @@ def num_parts(num_inputs: int, num_outputs: int) -> int:
 
 
 def is_wide(dtype: torch.dtype) -> bool:
-    """Whether products multiply float32: of float32 inputs, and in the interpreter, which cannot multiply bfloat16. The
-    product of two bfloat16 is a float32, so this changes no value."""
+    """Return True if products multiply float32: for float32 inputs, and in the interpreter, which cannot multiply
+    bfloat16. The product of two bfloat16 is a float32, so this changes no value."""
     return dtype is torch.float32 or bool(knobs.runtime.interpret)
 
 

@@ -30,7 +30,8 @@ NAME = "exact-device"
 
 
 def is_interpreted() -> bool:
-    """Whether Triton's programs run on the CPU in its interpreter, for tests: TRITON_INTERPRET=1 before they load."""
+    """Return True if Triton's programs run on the CPU in its interpreter, for tests: TRITON_INTERPRET=1 before they
+    load."""
     return os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 
 
@@ -104,10 +105,10 @@ class DevicePath(TorchOperations):
         """Return the gradients of q, k and v from the saved logsumexp."""
         q, k, v, cu_seqlens, shared, out, logsumexp = saved
         walk, cu_lengths, paths = self._walk(cu_seqlens, shared, len(q))
-        dq, *whole = self._attention.attend_backward((q, k, v, out, logsumexp), grad, walk, cu_lengths, form)
+        dq, *key_gradients = self._attention.attend_backward((q, k, v, out, logsumexp), grad, walk, cu_lengths, form)
         if paths:
-            whole = [_gathered(part, paths, len(k)) for part in whole]
-        return dq, whole[0].to(k.dtype), whole[1].to(v.dtype)
+            key_gradients = [_gathered(part, paths, len(k)) for part in key_gradients]
+        return dq, key_gradients[0].to(k.dtype), key_gradients[1].to(v.dtype)
 
     def _walk(
         self, cu_seqlens: torch.Tensor, shared: torch.Tensor | None, rows: int
@@ -132,9 +133,9 @@ class DevicePath(TorchOperations):
         most = int(cu_seqlens.diff().max()) if len(paths) else 0
         walk = self._attention.Walk(tables.to(device), cu_seqlens, lengths.to(device), most)
         shares = shared is not None and bool(shared.any())
-        whole = walk, cu_lengths.to(device), [path.to(device) for path in paths] if shares else []
-        self._last = weakref.ref(cu_seqlens), shared, whole
-        return whole
+        plan = walk, cu_lengths.to(device), [path.to(device) for path in paths] if shares else []
+        self._last = weakref.ref(cu_seqlens), shared, plan
+        return plan
 
     def attention_paged(
         self,
@@ -189,9 +190,9 @@ class DevicePath(TorchOperations):
         return tokens, logprobs
 
 
-def _gathered(whole: torch.Tensor, paths: list[torch.Tensor], rows: int) -> torch.Tensor:
+def _gathered(by_path: torch.Tensor, paths: list[torch.Tensor], rows: int) -> torch.Tensor:
     """Sum whole [sum of lengths, G, d], the positions of all sequences, at each row, in the order of the sequences."""
-    total = whole.new_zeros(rows, *whole.shape[1:])
-    for path, part in zip(paths, whole.split([len(path) for path in paths]), strict=True):
+    total = by_path.new_zeros(rows, *by_path.shape[1:])
+    for path, part in zip(paths, by_path.split([len(path) for path in paths]), strict=True):
         total[path] += part  # no row stands twice in a sequence
     return total

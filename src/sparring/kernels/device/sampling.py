@@ -146,11 +146,11 @@ def kept_of(kept: KeptRows | None, shape: torch.Size) -> tuple[torch.Tensor, tor
     offsets, ids = kept[0], kept[1].to(torch.int64)
     counts = offsets.diff()
     rows = torch.repeat_interleave(torch.arange(shape[0], device=ids.device), counts)
-    odd = (ids < 0) | (ids >= shape[1])
-    odd[1:] |= (ids[1:] <= ids[:-1]) & (rows[1:] == rows[:-1])
-    wrong = torch.zeros(shape[0], dtype=torch.bool, device=ids.device).index_fill_(0, rows[odd], True)
+    invalid = (ids < 0) | (ids >= shape[1])
+    invalid[1:] |= (ids[1:] <= ids[:-1]) & (rows[1:] == rows[:-1])
+    wrong = torch.zeros(shape[0], dtype=torch.bool, device=ids.device).index_fill_(0, rows[invalid], True)
     limited_to = (counts == 0).unsqueeze(1).expand(shape).clone()
-    limited_to[rows[~odd], ids[~odd]] = True
+    limited_to[rows[~invalid], ids[~invalid]] = True
     return limited_to, wrong
 
 

@@ -34,12 +34,12 @@ class MetaPath:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the path that would compute is."""
+        """True if the path that would compute is a `FusedPath`."""
         return self._stands_for().is_compiled
 
     @property
     def transposes_keys(self) -> bool:
-        """Whether the path that would compute does."""
+        """True if the path that would compute keeps keys transposed."""
         return self._stands_for().transposes_keys
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:

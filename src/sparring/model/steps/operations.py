@@ -37,13 +37,13 @@ class OperationStep:
         tables = torch.from_numpy(self._slots.tables[rows.slots, :width])
         counts = cu_rows.diff()
         positions = torch.arange(len(tokens)) + torch.repeat_interleave(ends - cu_rows[1:], counts)
-        kept = (
+        recurrent = (
             None
             if self._states is None
             else (self._states, self._there(torch.from_numpy(self._slots.states[rows.slots])))
         )
         tokens, positions, *where = (self._there(t) for t in (tokens, positions, tables, cu_rows, ends))
-        paged = Paged(self._pages, ops.PagedRows(*where, int(counts.max())), kept)
+        paged = Paged(self._pages, ops.PagedRows(*where, int(counts.max())), recurrent)
         adapters = self._slots.adapters[rows.slots]
         with self._model.adapters.assign_rows(np.repeat(adapters, np.diff(rows.cu_rows))):
             return self._model.hidden(tokens, positions, paged)
@@ -74,7 +74,7 @@ class OperationStep:
 
     def _tops(self, logits: torch.Tensor, chosen: np.ndarray, kept: list[list[bytes]] | None) -> list[list[Top]]:
         """Return the likeliest tokens of logits [M, V], of slots [M], each row limited to its kept ids."""
-        found: list[list[Top]] = []
+        tops: list[list[Top]] = []
         for n, slot in enumerate(chosen.tolist()):
             ids = np.frombuffer(bytearray(kept[n][0] if kept else b""), np.int32)
             wide = logits[n, ids] if len(ids) else logits[n]
@@ -88,5 +88,5 @@ class OperationStep:
             sets = None if sets is None else (self._there(sets[0]), self._there(sets[1]))
             heat = torch.full((len(best),), float(self._slots.temperature[slot]), device=logits.device)
             logprobs, _ = ops.token_logprobs(logits[n].expand(len(best), -1), best, heat, sets)
-            found.append([tuple(zip(best.tolist(), logprobs.tolist(), strict=True))])
-        return found
+            tops.append([tuple(zip(best.tolist(), logprobs.tolist(), strict=True))])
+        return tops

@@ -39,9 +39,9 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     of a model, as in { "*" = "teacher" } with [models.teacher]."""
 
     over: Literal["token", "top_k", "vocabulary"] = "token"
-    """What is compared in the place of each sampled token: the log-probabilities of that token alone; the teacher's
-    `top_k` likeliest tokens and the rest as one; or the whole distributions, the teachers computed beside the
-    trainer."""
+    """Quantity compared at each sampled token. token: the log-probabilities of that token alone; top_k: the teacher's
+    `top_k` likeliest tokens, and all others as one; vocabulary: the whole distributions, with the teachers computed
+    beside the trainer."""
 
     divergence: Literal["reverse", "forward", "jensen_shannon"] = "reverse"
     """reverse: KL(student || teacher); forward: KL(teacher || student); jensen_shannon: of `beta` (GKD, arXiv
@@ -84,10 +84,11 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Requests to teachers under way at once."""
 
     retries: int = 2
-    """How often a request is repeated that a teacher failed to answer."""
+    """Repetitions of a request that a teacher failed to answer."""
 
     retry_delay_s: float = 0.5
-    """Pause before the first repetition; doubles with each."""
+    """Longest pause before the first repetition; doubles with each. The pause itself is drawn evenly below it, so that
+    many do not ask again at the same instant."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1 or self.max_concurrent_scores < 1:
@@ -95,14 +96,16 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if not 0 < self.decay < 1:
             raise ValueError(f'decay must lie between 0 and 1, got {self.decay}; at 0 it is the teacher "policy"')
         if not 0 < self.beta < 1:
-            raise ValueError(f"beta must lie between 0 and 1, got {self.beta}; its ends are forward and reverse")
+            raise ValueError(
+                f"beta must lie between 0 and 1, got {self.beta}; for the ends set divergence to forward or reverse"
+            )
         if self.over == "token" and self.divergence != "reverse":
             raise ValueError(
-                f'divergence must be reverse where over is "token", got {self.divergence}; or compare over top_k'
+                f'divergence must be "reverse" with over = "token", got "{self.divergence}"; set over = "top_k"'
             )
         if self.tokenizers == "any" and (self.over != "token" or self.feedback != "none"):
             raise ValueError(
-                'tokenizers = "any" needs over = "token" and feedback = "none": only text is the same for both'
+                'tokenizers = "any" needs over = "token" and feedback = "none": the two share text, not token ids'
             )
         if self.feedback != "none" and self.over == "vocabulary":
             raise ValueError(

@@ -12,7 +12,7 @@ class CollectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     stage."""
 
     model: str = "teacher"
-    """Who is asked: a name of `[models]`."""
+    """The teacher: a name of `[models]`."""
 
     teachers: dict[str, str] = {}
     """Several in its place, by domain as in `[distill] teachers`."""

@@ -27,7 +27,7 @@ class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """The algorithm, by `name`."""
 
     imitate: float | None = None
-    """What the negative log-likelihood of chosen replies counts beside the loss; None: as papers have it, 1 with orpo,
+    """Weight of the negative log-likelihood of chosen replies beside the loss; None: the papers' value, 1 with orpo,
     else 0."""
 
     steps: int = 100
@@ -50,7 +50,7 @@ class PreferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if self.imitates < 0:
             raise ValueError(f"imitate must be 0 or more, got {self.imitate}")
         if isinstance(self.loss, OrpoConfig) and not self.imitates:
-            raise ValueError("imitate must be above 0 with orpo, which by itself only compares; leave it out")
+            raise ValueError("imitate must be above 0 with orpo, whose loss has no other likelihood term; leave it out")
 
 
 class BradleyTerryConfig(
@@ -64,7 +64,7 @@ class BradleyTerryConfig(
     """
 
     centre: float = 0.0
-    """What the square of the sum of a pair's rewards counts: holds rewards near zero (arXiv 2312.09244)."""
+    """Weight of the squared sum of a pair's rewards, which holds rewards near zero (arXiv 2312.09244)."""
 
     def __post_init__(self) -> None:
         if self.centre < 0:
@@ -80,7 +80,7 @@ class StepsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """
 
     separator: str = "\n"
-    """What stands between two steps."""
+    """Text between two steps."""
 
 
 class TurnsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name", tag="turns"):
@@ -103,7 +103,7 @@ class RewardModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """At least that many rows, whole prompts, are not trained but judged at the end; 0: none."""
 
     loss: BradleyTerryConfig | StepsConfig | TurnsConfig = BradleyTerryConfig()
-    """What is learned, by `name`."""
+    """Loss of the reward model, by `name`."""
 
     steps: int = 100
     """Optimiser steps."""

@@ -20,8 +20,8 @@ class CriticConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     this run has written; or a name in `[models]`. A scalar head that is there stays; a new one begins at zero."""
 
     clip: float = 0.2
-    """How far a value moves from the one before the update until it is no longer trained, in units of reward; 0:
-    any."""
+    """Largest change of a value in an update, in units of reward; beyond it the value is no longer trained. 0:
+    unlimited."""
 
     warmup_steps: int = 0
     """The first updates of the stage, in which the critic alone learns (value pretraining, VC-PPO, arXiv
@@ -71,7 +71,7 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Optimiser steps that a pass over a step's groups is made of; weights are published after the last."""
 
     passes: int = 1
-    """How often every sampled token is trained before its weights are published."""
+    """Passes over every sampled token before its weights are published."""
 
     pools: DifficultyPools | None = None
     """Pass over tasks that the policy masters, or cannot do at all, with a probability. None: every task comes."""
@@ -81,29 +81,29 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reference is what the stage begins with."""
 
     reward_model: str | None = None
-    """Who scores rollouts beside the world: `reward_model`, what that stage of this run has written, or a name in
-    `[models]`."""
+    """Reward model that scores rollouts beside the environment: `reward_model`, the one that this run's stage of that
+    name has trained, or a name in `[models]`."""
 
     reward_weight: float = 1.0
-    """What the reward model's rewards are multiplied with before they are added to the world's."""
+    """Factor of the reward model's rewards before they are added to the environment's."""
 
     reward_by: Literal["reply", "turn", "step"] = "reply"
-    """What the reward model judges. reply: the whole conversation, by its value. turn: every turn of the policy, by the
-    probability that it is right, the sigmoid of the value behind it; step: every step of its turns likewise. Process
-    rewards, for a credit that reads turns."""
+    """Text that the reward model judges. reply: the whole conversation, by its value. turn: every turn of the policy,
+    by the probability that it is right, the sigmoid of the value behind it; step: every step of its turns likewise.
+    Turn and step give process rewards, for a credit that reads turns."""
 
     reward_separator: str = ""
-    """What stands between two steps under `reward_by` = "step", with a reward model of `[models]`; empty: a line break.
-    The run's own has it in `[reward_model] loss`."""
+    """Text between two steps under `reward_by` = "step", with a reward model of `[models]`; empty: a line break. The
+    run's own has it in `[reward_model] loss`."""
 
     observations: float = 0.0
     """Scale of a cross-entropy loss on the tokens that tools answered (ECHO, arXiv 2605.24517); 0: none."""
 
     critic: CriticConfig | None = None
-    """What tells credit gae the values of states; None: nothing does."""
+    """Critic, which gives credit gae the values of states; None: no critic."""
 
     implicit: ImplicitConfig | None = None
-    """What tells credit prime the rewards of tokens; None: nothing does."""
+    """Implicit reward model, which gives credit prime the rewards of tokens; None: no such model."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.groups_per_step < 1:
@@ -113,8 +113,8 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.minibatches < 1 or self.passes < 1:
             raise ValueError("minibatches and passes must be at least 1")
         if self.reward_by != "reply" and self.reward_model is None:
-            raise ValueError(f'reward_by = "{self.reward_by}" needs a reward_model that says what each is worth')
+            raise ValueError(f'reward_by = "{self.reward_by}" needs a reward_model that scores each')
         if self.reward_separator and self.reward_by != "step":
-            raise ValueError('reward_separator is for reward_by = "step" alone')
+            raise ValueError('reward_separator must be left out unless reward_by = "step"')
         if not 0 <= self.observations < math.inf or self.observations and self.preference is not None:
-            raise ValueError(f"observations must be 0 or more, and 0 beside preference, got {self.observations}")
+            raise ValueError(f"observations must be 0 or more, and 0 with preference, got {self.observations}")

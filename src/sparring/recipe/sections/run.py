@@ -39,11 +39,11 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """CPU threads of the trainer and of the engine each; 0 takes every core."""
 
     memory: Literal["refuse", "warn"] = "refuse"
-    """What is done with a run that is said to need more memory than the machine has. warn: it is begun all the same;
-    where it ends for want of memory, it says again what it had been told."""
+    """Treatment of a run that is estimated to need more memory than the machine has. refuse: it is not begun; warn: it
+    is begun, and if it ends for want of memory, the estimate is repeated."""
 
     cluster: Literal["inline"] = "inline"
-    """Which process runs where."""
+    """Placement of the parts in processes."""
 
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or "/" in self.name or "\0" in self.name:

@@ -49,7 +49,7 @@ def note_shown(context: Context, held: Mapping[str, str]) -> None:
     Raises:
         BadInput: one of these was trained on here.
     """
-    shown = {_digest(text) for _, asked in _asked(context) for text in asked}
+    shown = {_digest(text) for _, prompts in _asked(context) for text in prompts}
     for text, what in _shown(context):
         if text in held:
             raise _trained_on(held[text], what)
@@ -58,11 +58,11 @@ def note_shown(context: Context, held: Mapping[str, str]) -> None:
 
 
 def _shown(context: Context) -> Iterator[tuple[str, str]]:
-    """The identity of every task that this run was shown, and which it is."""
+    """Yield the identity of every task that this run was shown, and which it is."""
     for index in range((context.done("collect") or {}).get("tasks", 0)):
-        found = context.store.get(f"collect/{index}")
-        told = found.get("identity") or normalised(found["prompt"])
-        yield told, f"the task of a trace, {found['prompt'][:60]!r}"
+        collected = context.store.get(f"collect/{index}")
+        identifier = collected.get("identity") or normalised(collected["prompt"])
+        yield identifier, f"the task of a trace, {collected['prompt'][:60]!r}"
     for stage in ("rl", "distill"):
         yield from ((identity(group.task), group.task.id) for group in context.store.groups(stage=stage))
     if context.done("sft") is None or given_data(context) is not None:
@@ -73,7 +73,7 @@ def _shown(context: Context) -> Iterator[tuple[str, str]]:
 
 
 def _shown_earlier(config: RunConfig) -> Iterator[tuple[str, set[int]]]:
-    """By recipe of `run.after`, what its run noted. One that is not there has shown nothing to this run."""
+    """Yield the training prompts that each earlier run of `run.after` recorded. A missing run has recorded none."""
     for recipe in config.run.after:
         before = load(recipe).run
         file = Path(before.directory) / before.name / "store.sqlite"
@@ -91,19 +91,19 @@ def _digest(text: str) -> int:
 
 
 def check_unseen_files(context: Context, tasks: Sequence[Task]) -> None:
-    """The same of `[sft] data` and `[preference] data`, which are there before anything runs. A row asks for a held-out
-    task where its prompt is that task's, or where one of its user's messages is the last of that task and of no other.
-    Of a task that has a key of its own no text tells anything, so no row asks for it.
+    """Refuse rows of `[sft] data` and `[preference] data`, which exist before anything runs, that show a held-out task.
+    A row shows a task if its prompt is that task's, or if one of its user messages is the last of that task and of no
+    other. A task with a key of its own is not compared by text.
 
     Raises:
         BadInput: a row does.
     """
-    told = [task for task in tasks if not task.key]
-    last = Counter(_last(task) for task in told)
-    texts = {text: task.id for task in told if last[text := _last(task)] == 1 and text}
-    texts |= {identity(task): task.id for task in told}
-    for where, asked in _asked(context):
-        for text in asked:
+    keyless = [task for task in tasks if not task.key]
+    last = Counter(_last(task) for task in keyless)
+    texts = {text: task.id for task in keyless if last[text := _last(task)] == 1 and text}
+    texts |= {identity(task): task.id for task in keyless}
+    for where, prompts in _asked(context):
+        for text in prompts:
             if text in texts:
                 raise _trained_on(texts[text], where, "take that row out of the file")
 
@@ -119,7 +119,7 @@ def _rows(context: Context) -> Iterator[tuple[str, Sequence[Message]]]:
     """Yield, for each row of a file that the run trains on, its place and messages; of a preference its prompt."""
     config = context.config
     if "sft" in config.run.stages and config.sft.data is not None:
-        rows = read_conversations(config.sft.data, config.env.columns.mapping())
+        rows = read_conversations(config.sft.data, config.world.columns.mapping())
         yield from ((f"{config.sft.data}, row {number}", messages) for number, messages in enumerate(rows, 1))
     if "preference" in config.run.stages and config.preference.data is not None:
         yield from ((row.where, row.prompt) for row in read_preferences(config.preference.data, single=True))
@@ -140,4 +140,4 @@ def _text(messages: Sequence[Message]) -> str:
 
 
 def _trained_on(task: str, got: str, do: str = "change the splits of the environment") -> BadInput:
-    return refusal(f"held-out task {task}", "a task that no training stream holds", got, do)
+    return refusal(f"held-out task {task}", "a task that is in no training data", got, do)

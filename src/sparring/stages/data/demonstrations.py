@@ -11,7 +11,7 @@ from sparring.errors import BadInput, EnvError, boundary, refusal
 from sparring.generation import Constraint, Rendered
 from sparring.protocols import Expert, Renderer
 from sparring.record.transcript import TextRecorder, TextRequest
-from sparring.rollout.runner import RolloutRunner
+from sparring.rollout.runner import Machinery, RolloutRunner
 from sparring.stages.context import Context
 from sparring.tasks.files import read_conversations
 from sparring.types import POLICY, Message, Score, Task, ToolSpec
@@ -32,8 +32,8 @@ class Conversation:
 
 
 async def demonstrations(context: Context, renderer: Renderer) -> list[tuple[str, Rendered]]:
-    """Every demonstration of the run, as (name, tokens with their sampled marks): the rows of `[sft] data`, or the
-    expert's conversations that solve their task, in task order.
+    """Return every demonstration of the run, as (name, tokens with their sampled marks): the rows of `[sft] data`, or
+    the expert's conversations that solve their task, in task order.
 
     Raises:
         BadInput: there is nothing to imitate, a row does not parse, or the expert solves fewer than nine in ten.
@@ -42,13 +42,13 @@ async def demonstrations(context: Context, renderer: Renderer) -> list[tuple[str
     solved = [c for c in shown if c.task is None or (c.score is not None and c.score.success is not False)]
     if len(solved) < 0.9 * len(shown):
         raise refusal(
-            "[env]", "an expert that solves its tasks", f"{len(solved)} of {len(shown)}", "correct the expert"
+            "[env]", "an expert that solves nine in ten tasks", f"{len(solved)} of {len(shown)}", "correct the expert"
         )
     return [(c.name, rendered(c, renderer)) for c in solved]
 
 
 def rendered(conversation: Conversation, renderer: Renderer) -> Rendered:
-    """The conversation as tokens, the replies marked.
+    """Return the conversation as tokens, the replies marked.
 
     Raises:
         BadInput: the format cannot say it.
@@ -62,19 +62,19 @@ def rendered(conversation: Conversation, renderer: Renderer) -> Rendered:
 
 
 def given_data(context: Context) -> str | None:
-    """The file of conversations to imitate: `[sft] data`, or what the collect stage wrote; None where there is none
-    (yet)."""
+    """Return the file of conversations to imitate: `[sft] data`, or what the collect stage wrote; None where there is
+    none (yet)."""
     return context.config.sft.data or (context.done("collect") or {}).get("data")
 
 
 def given_conversations(context: Context) -> list[Conversation]:
-    """The rows of `[sft] data`.
+    """Return the rows of `[sft] data`.
 
     Raises:
         BadInput: there is none, or one does not parse.
     """
     path, tools = str(given_data(context)), context.factory.make().tools
-    mapping = {} if context.config.sft.data is None else context.config.env.columns.mapping()
+    mapping = {} if context.config.sft.data is None else context.config.world.columns.mapping()
     rows = read_conversations(path, mapping)
     if not rows:
         raise refusal(path, "at least one conversation", "none", "add rows, or leave out sft.data to ask the expert")
@@ -82,8 +82,8 @@ def given_conversations(context: Context) -> list[Conversation]:
 
 
 async def conversations(context: Context, count: int | None) -> list[Conversation]:
-    """The conversations to imitate: the first `count` (None: all) rows of `[sft] data`, or those of the first `count`
-    tasks, held by the expert.
+    """Return the conversations to imitate: the first `count` (None: all) rows of `[sft] data`, or those of the first
+    `count` tasks, held by the expert.
 
     Raises:
         BadInput: there is none, a row does not parse, or the environment has no expert for a task.
@@ -148,7 +148,12 @@ async def converse(context: Context, task: Task, replies: Expert | Mapping[str, 
 
     recorder = TextRecorder(reply, "expert")
     runner = RolloutRunner(
-        context.factory, context.boxes, recorder, context.harness, context.config.rollout, executors=THREADS.executor
+        context.factory,
+        context.boxes,
+        recorder,
+        context.harness,
+        context.config.rollout,
+        machinery=Machinery(executors=THREADS.executor),
     )
     played = await runner.attempt(task, rollout_id=f"demonstration/{task.id}", index=0, seed=task.seed)
     for error in (played.error, *runner.close_failures):
@@ -156,8 +161,8 @@ async def converse(context: Context, task: Task, replies: Expert | Mapping[str, 
             raise error
     if not played.transcripts:
         do = "let it call `await episode.session().complete(messages)` for every reply"
-        got = f"{context.config.rollout.harness!r}, which asked for no reply to task {task.id}"
-        raise refusal("rollout.harness", "a harness that asks its session", got, do)
+        got = f"{context.config.rollout.harness!r}, which requested no reply for task {task.id}"
+        raise refusal("rollout.harness", "a harness that requests its replies from the session", got, do)
     score, several = played.score, len(played.transcripts) > 1
     return [
         Conversation(

@@ -30,7 +30,7 @@ R = TypeVar("R", Preference, Solution, JudgedTurns)
 
 
 def given_preferences(context: Context) -> list[Preference]:
-    """The rows of `[preference] data`.
+    """Return the rows of `[preference] data`.
 
     Raises:
         BadInput: there is no file, no row, or one that does not parse.
@@ -44,7 +44,7 @@ def given_preferences(context: Context) -> list[Preference]:
 
 
 def given_rewards(context: Context) -> list[Preference] | list[Solution] | list[JudgedTurns]:
-    """The rows of `[reward_model] data`.
+    """Return the rows of `[reward_model] data`.
 
     Raises:
         BadInput: as `given_preferences`.
@@ -57,7 +57,8 @@ def given_rewards(context: Context) -> list[Preference] | list[Solution] | list[
 
 
 def check_compared(context: Context) -> tuple[list[str], list[Conversation]]:
-    """The data of both stages, where the run has them, are there and can be told apart; adapters have no scalar head.
+    """Refuse data of either stage that is missing or whose two replies are the same tokens, and adapters, which have no
+    scalar head.
 
     Returns:
         What was found, one sentence each, and the conversations that will be trained on.
@@ -74,9 +75,9 @@ def check_compared(context: Context) -> tuple[list[str], list[Conversation]]:
         trained, held = apart(rows, section.held_out, config.run.seed, stage)
         facts.append(f"{stage}: {len(trained)} rows to train on, {len(held)} held out")
         shown += [
-            Conversation(name=row.where, messages=(*row.prompt, *said), tools=tools)
+            Conversation(name=row.where, messages=(*row.prompt, *replied), tools=tools)
             for row in rows
-            for said in _replies(row)
+            for replied in _replies(row)
         ]
     if "reward_model" in config.run.stages and config.models[POLICY].lora is not None:
         got, do = "a section", "leave one of them out"
@@ -97,11 +98,11 @@ def _replies(row: Preference | Solution | JudgedTurns) -> list[Messages]:
         return [row.reply]
     if isinstance(row, Solution):
         return [(Message(role="assistant", content="\n".join(row.steps)),)]
-    return [said for said in (row.chosen, row.rejected) if said is not None]
+    return [side for side in (row.chosen, row.rejected) if side is not None]
 
 
 def apart(rows: Sequence[R], held_out: int, seed: int, section: str) -> tuple[list[R], list[R]]:
-    """The rows to train on, and at least `held_out` others: all rows of a prompt are on one side.
+    """Return the rows to train on, and at least `held_out` others: all rows of a prompt are on one side.
 
     Which prompts are held out depends on the seed and the prompts alone.
 
@@ -116,15 +117,15 @@ def apart(rows: Sequence[R], held_out: int, seed: int, section: str) -> tuple[li
     held = {prompt for prompt, before in zip(order, sizes, strict=False) if before < held_out}
     if len(held) == len(of_prompt):
         got = f"{held_out} of {len(rows)} rows, {len(of_prompt)} prompts"
-        raise refusal(f"{section}.held_out", "rows of some prompts left to train on", got, "lower it or add rows")
+        raise refusal(f"{section}.held_out", "prompts left to train on", got, "lower it or add rows")
     return [row for row in rows if row.prompt not in held], [row for row in rows if row.prompt in held]
 
 
 def rendered_reply(
     renderer: Renderer, tools: Sequence[ToolSpec], where: str, prompt: Messages, reply: Messages, longest: int
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """Prompt and reply as tokens, as the engine would have seen and sampled them, and which of them are sampled in the
-    reply.
+    """Return prompt and reply as tokens, as the engine would have seen and sampled them, with marks of the sampled
+    ones.
 
     Raises:
         BadInput: the format cannot say it, or it has more than `longest` tokens.
@@ -148,11 +149,12 @@ def rendered_reply(
 
 
 def rate(right: int, count: int) -> dict[str, float]:
-    """`accuracy` with its 95 % interval, `low` to `high`, over `count`."""
+    """Return `accuracy` with its 95 % interval, `low` to `high`, over `count`."""
     low, high = wilson(right, count)
     return {"accuracy": right / count, "low": low, "high": high, "count": count}
 
 
-def in_words(found: dict[str, float], what: str) -> str:
-    """A `rate` for people."""
-    return f"held out: {found['accuracy']:.1%} of {found['count']} {what} ({found['low']:.1%} to {found['high']:.1%})"
+def in_words(figures: dict[str, float], what: str) -> str:
+    """Write a `rate` in words."""
+    interval = f"{figures['low']:.1%} to {figures['high']:.1%}"
+    return f"held out: {figures['accuracy']:.1%} of {figures['count']} {what} ({interval})"

@@ -32,7 +32,7 @@ def trained_folder(context: Context, source: Path) -> Path:
 
 
 def fresh(base: Path, lora: LoraConfig, seed: int) -> dict[str, Any]:
-    """The state of an untrained adapter for the checkpoint folder `base`, whose weights are not read.
+    """Return the state of an untrained adapter for the checkpoint folder `base`, whose weights are not read.
 
     Raises:
         BadInput: it targets a layer that the model does not have.
@@ -48,7 +48,7 @@ def fresh(base: Path, lora: LoraConfig, seed: int) -> dict[str, Any]:
 
 
 def check_lora(context: Context) -> list[str]:
-    """Adapters can be trained as the recipe asks, of the checkpoint that it names or of any that it makes.
+    """Refuse adapters that cannot be trained as the recipe says, of the checkpoint that it names or makes.
 
     Returns:
         What was found, one sentence each.
@@ -56,20 +56,24 @@ def check_lora(context: Context) -> list[str]:
     Raises:
         BadInput: they cannot.
     """
-    lora, given, kind = context.config.models[POLICY].lora, context.given(), context.config.engine.kind
+    lora, start, kind = context.config.models[POLICY].lora, context.given(), context.config.engine.kind
     if lora is not None and kind in ALONE:
         got, do = f"rank {lora.rank}", 'leave it out, or set engine.kind = "native" or "remote"'
-        raise refusal("models.policy.lora", f"none with {ALONE[kind]}, which serves the model alone", got, do)
-    if given is not None and is_adapter(given):
-        found = read_config(given)
+        raise refusal("models.policy.lora", f"none with {ALONE[kind]}, which serves no adapters", got, do)
+    if start is not None and is_adapter(start):
+        adapter = read_config(start)
         if lora is None:
             do = "add it, or merge the adapter first: sparring export"
-            raise refusal("models.policy.lora", f"rank {found.rank}, as the adapter {given} has", "no such section", do)
-        if (lora.rank, lora.scale) != (found.rank, found.scale):
+            raise refusal(
+                "models.policy.lora", f"rank {adapter.rank}, as the adapter {start} has", "no such section", do
+            )
+        if (lora.rank, lora.scale) != (adapter.rank, adapter.scale):
             got = f"rank {lora.rank} and scale {lora.scale:g}"
             do = "set rank, alpha and rslora as it was trained"
-            raise refusal("models.policy.lora", f"rank {found.rank} and scale {found.scale:g}, as {given} has", got, do)
-        return [f"lora: goes on with the adapter {given} of {base_of(given)}"]
+            raise refusal(
+                "models.policy.lora", f"rank {adapter.rank} and scale {adapter.scale:g}, as {start} has", got, do
+            )
+        return [f"lora: goes on with the adapter {start} of {base_of(start)}"]
     if lora is None:
         return []
     parts = "all linear layers" if lora.target_modules == "all-linear" else f"target_modules {lora.target_modules}"

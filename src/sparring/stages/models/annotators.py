@@ -15,7 +15,7 @@ from sparring.stages.models.reference import referring
 
 
 def annotators(context: Context, trainers: Mapping[str, Trainer], coefficient: KlCoefficient) -> list[Annotator]:
-    """In the order in which they are to be asked.
+    """Return the annotators in the order in which they run.
 
     Args:
         context: of the run.
@@ -23,24 +23,24 @@ def annotators(context: Context, trainers: Mapping[str, Trainer], coefficient: K
         coefficient: of the KL penalty, where it adapts.
     """
     config, trainer = context.config, trainers[POLICY]
-    found: list[Annotator] = (
+    chain: list[Annotator] = (
         [TrainerQuantity(trainers[CRITIC].forward, Annotation.VALUE, "value")] if CRITIC in trainers else []
     )
     if IMPLICIT in trainers:  # as it is before the update: the paper's single forward
-        found.append(TrainerQuantity(trainers[IMPLICIT].forward, Annotation.IMPLICIT))
+        chain.append(TrainerQuantity(trainers[IMPLICIT].forward, Annotation.IMPLICIT))
     algo, steps = config.algo, config.rl.passes * config.rl.minibatches
-    ours = config.rl.preference is None
+    by_algo = config.rl.preference is None
     # of a batch that is trained once, the forward with gradients says what the trainer's were before the update
-    if ours and algo.needs_proximal and steps > 1:
+    if by_algo and algo.needs_proximal and steps > 1:
         guessed = algo.anchor == "loglinear"
-        found.append(
+        chain.append(
             ProximalShare(lambda: trainer.version) if guessed else TrainerQuantity(trainer.forward, Annotation.PROXIMAL)
         )
-    if ours and algo.reads(Annotation.PROBABILITY_SQUARES):
-        found.append(TrainerQuantity(trainer.forward, Annotation.PROBABILITY_SQUARES, "probability_squares"))
-    found += referring(config, trainer)
-    if ours and algo.adaptive.target is not None:
-        found.append(coefficient)
-    if ours and algo.kl_reward is not None:
-        found.append(algo.kl_reward)
-    return found
+    if by_algo and algo.reads(Annotation.PROBABILITY_SQUARES):
+        chain.append(TrainerQuantity(trainer.forward, Annotation.PROBABILITY_SQUARES, "probability_squares"))
+    chain += referring(config, trainer)
+    if by_algo and algo.adaptive.target is not None:
+        chain.append(coefficient)
+    if by_algo and algo.kl_reward is not None:
+        chain.append(algo.kl_reward)
+    return chain

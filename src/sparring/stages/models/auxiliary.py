@@ -28,16 +28,16 @@ def check_asked(config: RunConfig, role: str, annotation: Annotation, preset: st
     """
     if "rl" not in config.run.stages:
         return False
-    given = getattr(config.rl, role) is not None
+    configured = getattr(config.rl, role) is not None
     wanted = config.rl.preference is None and config.algo.reads(annotation)
     credit = " or ".join(repr(name) for name in credits_with(lambda rule: annotation in rule.reads))
-    if wanted and not given:
-        raise refusal(f"rl.{role}", f"a table with credit {credit}, which asks it", "none", f"write [rl.{role}]")
-    if given and not wanted:
+    if wanted and not configured:
+        raise refusal(f"rl.{role}", f"a table, which credit {credit} needs", "none", f"write [rl.{role}]")
+    if configured and not wanted:
         got = "rl.preference" if config.rl.preference is not None else f"credit {name_of(config.algo.credit)!r}"
         do = f'leave it out, or set [algo] preset = "{preset}"'
-        raise refusal(f"rl.{role}", f"none without credit {credit}, which alone asks it", got, do)
-    return given
+        raise refusal(f"rl.{role}", f"no table, because only credit {credit} uses it", got, do)
+    return configured
 
 
 async def write_learned(context: Context, trainer: Trainer, role: str, began: Path) -> str:

@@ -18,7 +18,7 @@ def credit_chosen(config: RunConfig) -> Credit:
 
 
 def preference_loss(config: RunConfig) -> Loss | None:
-    """The loss of `[rl] preference`; None where there is none."""
+    """Return the loss of `[rl] preference`; None where there is none."""
     if config.rl.preference is None:
         return None
     from sparring.algo.loss.preference.load import load_preference
@@ -27,15 +27,15 @@ def preference_loss(config: RunConfig) -> Loss | None:
 
 
 def needs_reference(config: RunConfig) -> bool:
-    """Whether something compares the policy with what the stage begins with: that loss or, where there is none,
-    `[algo]`."""
+    """Return True if the loss compares the policy with the weights that the stage begins with. Without `[rl]
+    preference`, `[algo]` decides."""
     if config.rl.preference is None:
         return config.algo.needs_reference
     return not isinstance(config.rl.preference, WITHOUT_REFERENCE)
 
 
 def check_online(config: RunConfig) -> list[str]:
-    """Rollouts can be compared as `[rl] preference` asks.
+    """Refuse `[rl] preference` if its rollouts cannot be compared.
 
     Returns:
         What was found, one sentence each.
@@ -50,7 +50,7 @@ def check_online(config: RunConfig) -> list[str]:
             "[algo]", "neither kl nor entropy_bonus with rl.preference, which replaces it", "one", "leave it out"
         )
     if config.rollout.group_size < 2:
-        got, do = str(config.rollout.group_size), "raise it: a rollout is preferred to another of its group"
+        got, do = str(config.rollout.group_size), "raise it: rl.preference compares rollouts of one group"
         raise refusal("rollout.group_size", "at least 2 rollouts to compare", got, do)
     return ["rl: the best rollout of each group against its worst"]
 
@@ -62,7 +62,7 @@ def imitation_scale(config: RunConfig) -> float:
 
 
 def check_imitation(config: RunConfig) -> list[str]:
-    """The imitate term has one scale, and `[algo]` a part in the stage.
+    """Refuse a second scale of the imitate term, or one without `[algo]`.
 
     Returns:
         What was found, one sentence each.
@@ -77,5 +77,5 @@ def check_imitation(config: RunConfig) -> list[str]:
         raise refusal(where, "none with rl.preference, which replaces [algo]", "a table", do)
     if config.rl.observations:
         got = f"a table and {config.rl.observations:g}"
-        raise refusal(where, "none with rl.observations, for one scale is all that the imitate term has", got, do)
+        raise refusal(where, "none with rl.observations, because both set the scale of the imitate term", got, do)
     return [f"rl: right answers are imitated, times {config.algo.right_answers.coefficient:g}"]

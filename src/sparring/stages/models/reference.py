@@ -39,7 +39,7 @@ class Beside(NamedTuple):
 
 
 def reference_beside(config: RunConfig) -> Beside:
-    """The reference of the policy."""
+    """Return the reference of the policy."""
     if not is_held(config):
         return Beside({}, {})
     name = reference_model(config)
@@ -50,21 +50,21 @@ def reference_beside(config: RunConfig) -> Beside:
 
 
 def is_held(config: RunConfig) -> bool:
-    """Whether a model stands beside the policy. Of its own weights before an update the policy's trainer tells
-    log-probabilities itself, as long as it has them."""
+    """Return True if a reference model is kept beside the policy. For weights of an earlier update, the policy's
+    trainer computes log-probabilities itself while it has them."""
     return needs_reference(config) and (config.algo.kl.reference != LAST or _is_whole(config))
 
 
 def is_averaging(config: RunConfig, stage: str) -> bool:
-    """Whether a model beside the policy follows it in this stage, "rl" or "distill", and so is saved with its
-    checkpoints."""
+    """Return True if a model beside the policy follows it in this stage, "rl" or "distill". Its weights are then saved
+    with the policy's checkpoints."""
     if stage == "distill":
         return AVERAGE in config.distill.teachers.values()
     return is_held(config) and config.algo.kl.reference in (AVERAGE, LAST)
 
 
 def reference_model(config: RunConfig) -> str:
-    """Under which name the trainer holds it."""
+    """Return the name under which the trainer holds the reference."""
     name = config.algo.kl.reference
     return POLICY if name == START else name
 
@@ -75,15 +75,15 @@ def referring(config: RunConfig, trainer: Trainer) -> list[Annotator]:
         return []
     if not is_held(config):
         return [TrainerQuantity(trainer.forward, Annotation.REFERENCE)]
-    asked = config.rl.preference is not None or config.algo.reads_reference
+    is_read = config.rl.preference is not None or config.algo.reads_reference
     return [
         TeacherTag(reference_model(config)),
-        *([TrainerQuantity(trainer.forward, Annotation.REFERENCE, "teacher")] if asked else []),
+        *([TrainerQuantity(trainer.forward, Annotation.REFERENCE, "teacher")] if is_read else []),
     ]
 
 
 def reference_folder(config: RunConfig) -> Path:
-    """The checkpoint folder of a reference that `[models.<name>]` names.
+    """Return the checkpoint folder of a reference that `[models.<name>]` names.
 
     Raises:
         BadInput: no such model, or one without a path.
@@ -97,18 +97,18 @@ def reference_folder(config: RunConfig) -> Path:
 
 
 def check_name(config: RunConfig, name: str, where: str) -> None:
-    """No model of the recipe is called as the policy of another time.
+    """Refuse a model of the recipe whose name means earlier weights of the policy.
 
     Raises:
         BadInput: one is.
     """
     if name in (START, LAST, AVERAGE) and name in config.models:
-        expected = f'another name beside {where} = "{name}", which is the policy of another time'
+        expected = f'another name, because {where} = "{name}" means earlier weights of the policy'
         raise refusal(f"models.{name}", expected, "this one", "rename the model")
 
 
 def check_reference(context: Context) -> None:
-    """The KL penalty's reference can be asked, and has something to say.
+    """Refuse a reference of the KL penalty that cannot be computed or always equals the policy.
 
     Raises:
         BadInput: it cannot, or has not.
@@ -121,14 +121,21 @@ def check_reference(context: Context) -> None:
         if kl.coefficient and config.rl.passes * config.rl.minibatches == 1:
             do = "set rl.minibatches or rl.passes, or choose another reference"
             raise refusal(
-                "algo.kl.reference", 'several optimiser steps an update beside "last"', "one, whose KL is 0", do
+                "algo.kl.reference", 'several optimiser steps per update with "last"', "one, at which the KL is 0", do
             )
     elif kl.reference not in (START, AVERAGE):
-        theirs = reference_folder(config) / "tokenizer.json"
-        ours = context.given()
-        if ours is not None and theirs.exists() and theirs.read_bytes() != (ours / "tokenizer.json").read_bytes():
+        reference_tokenizer = reference_folder(config) / "tokenizer.json"
+        start = context.given()
+        if (
+            start is not None
+            and reference_tokenizer.exists()
+            and reference_tokenizer.read_bytes() != (start / "tokenizer.json").read_bytes()
+        ):
             raise refusal(
-                "algo.kl.reference", "a model with the policy's tokenizer", f"{theirs}, another", "choose such a model"
+                "algo.kl.reference",
+                "a model with the policy's tokenizer",
+                f"{reference_tokenizer}, which has a different one",
+                "choose such a model",
             )
 
 

@@ -1,4 +1,4 @@
-"""Which reward model scores the rollouts of a run."""
+"""Reward models that score the rollouts of a run."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def reward_scorer(context: Context) -> Scorer | None:
 
 def _steps(context: Context) -> StepSplitter:
     """Return what splits turns into steps, as the reward model's data was split."""
-    loss, given = context.config.reward_model.loss, context.config.rl.reward_separator
+    loss, separator = context.config.reward_model.loss, context.config.rl.reward_separator
     learned = loss.separator if isinstance(loss, StepsConfig) else "\n"
-    return StepSplitter(context.renderer(context.input("rl")), given or learned)
+    return StepSplitter(context.renderer(context.input("rl")), separator or learned)
 
 
 def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
-    """`[rl] reward_model` names something that can score the policy's tokens.
+    """Refuse `[rl] reward_model` if it cannot score the policy's tokens.
 
     Args:
         context: the run's.
@@ -66,8 +66,10 @@ def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
         return []
     roles = roles_of(context.factory.make())
     if len(roles) > 1:
-        do = "leave it out; what roles earn is said by the environment's score_all"
-        raise refusal("rl.reward_model", "none in a world of several roles", f"{name!r}, and {', '.join(roles)}", do)
+        do = "leave it out; the environment's score_all gives each role its reward"
+        raise refusal(
+            "rl.reward_model", "none in an environment of several roles", f"{name!r}, and {', '.join(roles)}", do
+        )
     if config.rl.reward_by != "reply":
         _check_turns(context)
     if name == OWN:
@@ -90,12 +92,12 @@ def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
 
 
 def _check_turns(context: Context) -> None:
-    """The model was taught what turns, or steps, are worth, and the credit tells them apart."""
+    """Refuse a reward model that was not trained on turns or steps, and a credit that does not read their rewards."""
     config, by = context.config, context.config.rl.reward_by
     learned = str(config.reward_model.loss.__struct_config__.tag)
     if config.rl.reward_model == OWN and learned != f"{by}s":
         do = f'set reward_model.loss = "{by}s", or another rl.reward_by'
-        raise refusal("rl.reward_by", f'a reward model that learns {by}s beside "{by}"', repr(learned), do)
+        raise refusal("rl.reward_by", f'a reward model trained on {by}s with "{by}"', repr(learned), do)
     if config.rl.reward_model == OWN and config.rl.reward_separator:
         got, do = repr(config.rl.reward_separator), "leave it out: reward_model.loss has it"
         raise refusal("rl.reward_separator", "none with the run's own reward model", got, do)
@@ -105,7 +107,7 @@ def _check_turns(context: Context) -> None:
     if config.rl.preference is not None or not config.algo.credit.tells_turns_apart:
         rules = ", ".join(credits_with(lambda rule: rule.tells_turns_apart))
         raise refusal(
-            "rl.reward_by", f'a credit that tells turns apart beside "{by}" ({rules})', got, "choose one of these"
+            "rl.reward_by", f'a credit that reads turn rewards with "{by}" ({rules})', got, "choose one of these"
         )
 
 
@@ -115,7 +117,7 @@ def _judged(context: Context) -> str:
 
 
 def check_reads_policy(name: str, folder: Path, policy: Path | None) -> None:
-    """Whole weights that read what the policy says: its tokens, and as many of them.
+    """Refuse a model other than whole weights that read the policy's tokens, and as many of them.
 
     Args:
         name: of the model in `[models]`.
@@ -127,11 +129,13 @@ def check_reads_policy(name: str, folder: Path, policy: Path | None) -> None:
     """
     where = f"models.{name}.path"
     if is_adapter(folder):
-        raise refusal(where, "whole weights with room for a scalar head", "an adapter", "export it first")
-    theirs = base_folder(folder) / "tokenizer.json"
+        raise refusal(where, "whole weights, to add a scalar head to", "an adapter", "export it first")
+    tokenizer = base_folder(folder) / "tokenizer.json"
     mine = None if policy is None else base_folder(policy) / "tokenizer.json"
-    if policy is None or mine is None or not theirs.is_file() or theirs.read_bytes() != mine.read_bytes():
-        raise refusal(where, "the policy's own tokenizer.json", "another or none", "train one from the policy")
+    if policy is None or mine is None or not tokenizer.is_file() or tokenizer.read_bytes() != mine.read_bytes():
+        raise refusal(
+            where, "the policy's tokenizer.json", "a different one or none", "train a reward model from the policy"
+        )
     if (most := outline_of(folder).max_positions) < (longest := outline_of(policy).max_positions):
         raise refusal(where, f"a model that reads the policy's {longest} tokens", str(most), "take another")
 

@@ -82,7 +82,7 @@ def tongue(context: Context, name: str) -> TeacherTokenizer:
 
 
 def room_of(context: Context, name: str, folder: Path | None = None) -> int:
-    """Most tokens that the model `name`, in `folder` or where the recipe says, reads at once."""
+    """Return the largest number of tokens that the model `name`, in `folder` or as the recipe says, reads at once."""
     config, spec = context.config, context.config.models[name]
     shape = outline_of(folder or teacher_folder(context, name))
     engine = (
@@ -93,7 +93,7 @@ def room_of(context: Context, name: str, folder: Path | None = None) -> int:
 
 
 def teacher_folder(context: Context, name: str) -> Path:
-    """The checkpoint folder of a teacher, or its adapter's.
+    """Return the checkpoint folder of a teacher, or its adapter's.
 
     Raises:
         BadInput: there is none.
@@ -102,7 +102,7 @@ def teacher_folder(context: Context, name: str) -> Path:
 
 
 def check_collect(context: Context) -> list[str]:
-    """The model that is collected from is in the recipe and can be asked.
+    """Refuse a model to collect from that is not in the recipe or does not answer.
 
     Returns:
         What was found, one sentence each.
@@ -120,14 +120,14 @@ def check_collect(context: Context) -> list[str]:
 def _collected_from(context: Context, key: str, name: str) -> str:
     models = context.config.models
     if name not in models:
-        known = ", ".join(sorted(models))
-        raise refusal(key, f"a model of the recipe, one of {known}", repr(name), f"add [models.{name}]")
+        names = ", ".join(sorted(models))
+        raise refusal(key, f"a model of the recipe, one of {names}", repr(name), f"add [models.{name}]")
     spec = models[name]
     _check_key(spec)
     if spec.served is not None and spec.served.kind == "chat":
         return f"collect: from {spec.served.served_model} at {spec.served.url}"
     if spec.path is None:
-        raise refusal(f"models.{name}.path", "the checkpoint that is collected from", "none", "name one")
+        raise refusal(f"models.{name}.path", "the checkpoint of the teacher", "none", "name one")
     return f"collect: from {teacher_folder(context, name)}"
 
 
@@ -141,11 +141,11 @@ async def check_teachers_answer(context: Context) -> list[str]:
         BadInput: one does not.
     """
     config, facts = context.config, []
-    asked = (
+    by_stage = (
         ("collect", config.collect.by_domain, context.judges.check),
         ("distill", config.distill.teachers, partial(_judges_tokens, context)),
     )
-    for stage, routes, ask in asked:
+    for stage, routes, ask in by_stage:
         if stage not in config.run.stages or context.done(stage) is not None:
             continue
         for name in sorted(set(routes.values()) & config.models.keys()):
@@ -168,7 +168,8 @@ async def _judges_tokens(context: Context, name: str) -> None:
 
 
 def check_distill(context: Context) -> list[str]:
-    """Every teacher is there, reads the student's tokens, and judges the distribution that the student samples from.
+    """Refuse a teacher that is missing, does not read the student's tokens, or scores another distribution than the
+    student samples from.
 
     Returns:
         What was found, one sentence each.
@@ -179,16 +180,12 @@ def check_distill(context: Context) -> list[str]:
     stage = context.config.distill
     if "distill" not in context.config.run.stages:
         if context.config.eval.teachers:
-            raise refusal(
-                "eval.teachers", "a stage distill, whose teachers they are", "none", "leave it out, or add the stage"
-            )
+            raise refusal("eval.teachers", "a stage distill in run.stages", "none", "leave it out, or add the stage")
         return []
     checkpoints = context.config.eval.checkpoints
     if context.config.eval.teachers and "distill" not in checkpoints:
         do = "add it, or leave eval.teachers out"
-        raise refusal(
-            "eval.checkpoints", '"distill", whose success is compared with its teachers\'', str(list(checkpoints)), do
-        )
+        raise refusal("eval.checkpoints", '"distill", to compare it with its teachers', str(list(checkpoints)), do)
     if not stage.teachers:
         raise refusal(
             "distill.teachers", "at least one teacher", "none", 'write { "*" = "teacher" } and [models.teacher]'
@@ -201,7 +198,7 @@ def check_distill(context: Context) -> list[str]:
 
 
 def _check_key(spec: ModelConfig) -> None:
-    """The key that its server wants, if any, is there."""
+    """Refuse a server whose API key is not set."""
     from sparring.engine.adapters.client import read_api_key
 
     if spec.served is not None:
@@ -212,32 +209,32 @@ def _check_teacher(context: Context, where: str, name: str) -> None:
     models, stage = context.config.models, context.config.distill
     check_name(context.config, name, "distill.teachers")
     if name not in (*models, AVERAGE):
-        known = ", ".join(sorted(models))
-        raise refusal(where, f"a model of the recipe, one of {known}, or {AVERAGE}", repr(name), f"add [models.{name}]")
+        names = ", ".join(sorted(models))
+        raise refusal(where, f"a model of the recipe, one of {names}, or {AVERAGE}", repr(name), f"add [models.{name}]")
     if name in OWN:
         if stage.feedback == "none":
             got, do = (
-                "the policy, which is told no more than itself",
+                "the policy without feedback",
                 'set distill.feedback = "sibling", or name another',
             )
-            raise refusal(where, "a teacher that knows more than the policy", got, do)
+            raise refusal(where, "a teacher that has more information than the policy", got, do)
         return
     spec = models[name]
     if spec.served is not None and context.config.eval.teachers:
         got, do = f"{name}, which is served elsewhere", "leave it out, and evaluate that one with `sparring eval`"
-        raise refusal("eval.teachers", "teachers whose weights are here", got, do)
+        raise refusal("eval.teachers", "teachers whose weights are on this machine", got, do)
     if spec.path is None:
         raise refusal(f"models.{name}.path", "the checkpoint of a teacher", "none", "name one")
     if spec.served is not None and spec.served.kind == "chat":
-        got, do = '"chat", which tells text alone', 'serve it by "openai" or "remote", or collect from it'
-        raise refusal(f"models.{name}.served.kind", "a server that judges token ids", got, do)
+        got, do = '"chat", which returns text alone', 'serve it by "openai" or "remote", or collect from it'
+        raise refusal(f"models.{name}.served.kind", "a server that scores token ids", got, do)
     elsewhere = spec.served is not None and spec.served.kind == "openai"
     if elsewhere and stage.over != "vocabulary" and context.config.rollout.temperature != 1:
-        got, do = f"{context.config.rollout.temperature:g}", "write 1, or ask it another way"
-        raise refusal("rollout.temperature", f"1, at which an OpenAI-compatible server of {name} judges", got, do)
+        got, do = f"{context.config.rollout.temperature:g}", 'set it to 1, or serve the teacher as kind "remote"'
+        raise refusal("rollout.temperature", f"1, the only temperature at which the server of {name} scores", got, do)
     if spec.served is not None and stage.over == "vocabulary":
         got, do = "one that is served elsewhere", 'set distill.over = "top_k" or "token", or leave out served'
-        raise refusal(f"models.{name}.served", "a teacher whose whole distribution is computed here", got, do)
+        raise refusal(f"models.{name}.served", 'a teacher on this machine with distill.over = "vocabulary"', got, do)
     _check_key(spec)
     folder = teacher_folder(context, name)
     student = _student_folder(context)
@@ -248,18 +245,20 @@ def _check_teacher(context: Context, where: str, name: str) -> None:
         longest = outline_of(student).max_positions if init is None else init.max_positions
         if (most := outline_of(folder).max_positions) < longest:
             do = "take a student of fewer positions (models.policy.init.max_positions), or another teacher"
-            raise refusal(f"models.{name}.path", f"a teacher that reads the student's {longest} tokens", f"{most}", do)
+            raise refusal(
+                f"models.{name}.path", f"a teacher of at least the student's {longest} positions", f"{most}", do
+            )
         return
     do = 'take a student that has its tokenizer (models.policy.init.tokenizer), or set distill.tokenizers = "any"'
-    raise refusal(f"models.{name}.path", "a teacher with the student's tokenizer", f"another in {folder}", do)
+    raise refusal(f"models.{name}.path", "a teacher with the student's tokenizer", f"a different one in {folder}", do)
 
 
 def _check_whole(context: Context) -> None:
-    """The student samples from its whole distribution, which is what a teacher judges."""
+    """Refuse truncated sampling of the student: a teacher scores the whole distribution."""
     rollout, defaults = context.config.rollout, type(context.config.rollout)()
     for key in ("top_p", "top_k", "min_p", "logit_bias", "min_turn_tokens", "constraint"):
         if getattr(rollout, key) != getattr(defaults, key):
-            expected = "its default while the run distils: teachers judge the whole distribution, this leaves a part"
+            expected = "its default while the run distils, because teachers score the distribution without truncation"
             raise refusal(f"rollout.{key}", expected, repr(getattr(rollout, key)), "leave it out")
 
 

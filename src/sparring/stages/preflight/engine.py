@@ -27,7 +27,7 @@ def check_engine(context: Context, shape: Outline) -> list[str]:
     advice = {
         "vllm": "leave it out; vLLM's own settings go into engine.vllm.arguments",
         "remote": "leave it out; give it to `sparring serve`, as --set engine.{name}={value}",
-        "openai": "leave it out; it is the server's to decide",
+        "openai": "leave it out; the server decides it",
     }[engine.kind]
     defaults, native_only = (
         EngineConfig(),
@@ -35,7 +35,7 @@ def check_engine(context: Context, shape: Outline) -> list[str]:
     )
     for name in native_only if engine.kind == "vllm" else (*native_only, "kv_across_turns", "live_kv"):
         if (value := getattr(engine, name)) != getattr(defaults, name):
-            expected = 'engine.kind = "native", which alone reads it'
+            expected = 'its default unless engine.kind = "native"'
             raise refusal(f"engine.{name}", expected, repr(value), advice.format(name=name, value=value))
     if rollout.constraint is not None and engine.kind != "remote":
         expected = f'none with engine.kind = "{engine.kind}", which takes no token masks from its client'
@@ -54,9 +54,9 @@ def _vllm(context: Context, shape: Outline) -> list[str]:
         raise refusal("engine.kv_across_turns", '"keep" or "drop" with vLLM', '"offload"', "choose one of these")
     if truncates(rollout.sampling()) and not rollout.top_k and shape.vocab_size > WHOLE_VOCABULARY:
         expected = (
-            f"one beside top_p and min_p with vLLM, whose kept tokens are known as the likeliest of {shape.vocab_size}"
+            f"a number with top_p or min_p on vLLM, which returns the kept tokens as the top_k of {shape.vocab_size}"
         )
-        raise refusal("rollout.top_k", expected, "0", "set it, or truncate nothing")
+        raise refusal("rollout.top_k", expected, "0", "set it, or leave top_p and min_p out")
     return [f"engine: {find_vllm(engine)} has vLLM"]
 
 

@@ -46,7 +46,7 @@ async def check_environment(context: Context, task: Task) -> tuple[list[str], li
 
 
 def first_tasks(context: Context) -> Sequence[Task]:
-    """The first training tasks.
+    """Return the first training tasks.
 
     Raises:
         BadInput: there is none.
@@ -59,7 +59,7 @@ def first_tasks(context: Context) -> Sequence[Task]:
 
 
 def _one_of_each(context: Context) -> Sequence[Task]:
-    """The first demonstrated task of every tag.
+    """Return the first demonstrated task of every tag.
 
     Raises:
         BadInput: there is none.
@@ -85,8 +85,8 @@ def _earned(conversations: Sequence[Conversation]) -> float | None:
 
 
 def _told_apart(score: Score) -> bool:
-    """Whether a reward of 0 or less may be right: the world calls it a success, as a draw of a zero-sum game, or pays
-    its roles each for itself, so that all together earn nothing."""
+    """Return True if a reward of 0 or less may be right: the environment calls it a success, as in a draw of a zero-sum
+    game, or pays each role separately, so that the sum of the rewards may be 0."""
     return score.success is True or score.per_role is not None
 
 

@@ -32,4 +32,6 @@ async def playable(task: Task) -> AsyncIterator[None]:
         yield
     except EnvError as error:
         do = "correct the environment"
-        raise refusal(f"task {task.id}", "an environment that plays it", f"{error}", do) from error
+        raise refusal(
+            f"task {task.id}", "an environment that opens it and answers every turn", f"{error}", do
+        ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from sparring.envs.rubrics.config import RELATIVE, AskedPart, judging, of_domain
+from sparring.envs.rubrics.config import RELATIVE, AskedPart, of_domain
 from sparring.errors import BadInput, InfraError, refusal
 from sparring.model.hub import local_folder
 from sparring.stages.context import POLICY, Context
@@ -21,19 +21,21 @@ async def check_judges(context: Context) -> list[str]:
         BadInput: a judge is not there, cannot do what is asked of it, or does not answer; or nothing can be evaluated.
     """
     config = context.config
-    asked = {name: part for name, part in config.env.rubric.items() if isinstance(part, AskedPart)}
-    for name, part in asked.items():
-        _check_model(context, f"env.rubric.{name}", part)
-    if ("eval" in config.run.stages or config.eval.every) and config.rl.reward_model is None:
-        _check_by_itself(config.env.rubric)
-    models = sorted(judging(config.env.rubric))
+    evaluates = ("eval" in config.run.stages or config.eval.every) and config.rl.reward_model is None
+    for key, env in config.environments.items():
+        for name, part in env.rubric.items():
+            if isinstance(part, AskedPart):
+                _check_model(context, f"{key}.rubric.{name}", part)
+        if evaluates:
+            _check_by_itself(f"{key}.rubric", env.rubric)
+    models = sorted(config.judging)
     for model in models:
         await check_answers(context, model, "a judge", context.judges.check)
     return [f"judges: {model} answers" for model in models]
 
 
 async def check_answers(context: Context, model: str, role: str, ask: Callable[[str], Awaitable[None]]) -> None:
-    """A model of the recipe can be asked; `ask` does.
+    """Refuse a model of the recipe that does not answer; `ask` sends the request.
 
     Raises:
         BadInput: it does not answer, or cannot be opened.
@@ -47,18 +49,19 @@ async def check_answers(context: Context, model: str, role: str, ask: Callable[[
         raise refusal(f"models.{model}", f"{role} that answers", str(error), do) from error
 
 
-def _check_by_itself(rubric: Mapping[str, Any]) -> None:
-    """In every domain a part says what one answer is worth: an evaluation has no group."""
+def _check_by_itself(where: str, rubric: Mapping[str, Any]) -> None:
+    """Refuse a rubric that scores no answer by itself in some domain: an evaluation has no group."""
     for domain in sorted({name for part in rubric.values() for name in part.domains}) or [""]:
         parts = of_domain(dict(rubric), domain).values()
         if parts and not any(part.weight and not isinstance(part, RELATIVE) for part in parts):
-            got = f"parts that compare a group's{f' in domain {domain!r}' if domain else ''}"
-            expected, do = "a part that says what one answer is worth, for evaluations", "add one, or evaluate nothing"
-            raise refusal("env.rubric", expected, got, do)
+            got = f"only parts that compare the answers of a group{f' in domain {domain!r}' if domain else ''}"
+            expected, do = "a part that scores one answer by itself, for evaluations", "add one, or evaluate nothing"
+            raise refusal(where, expected, got, do)
 
 
 def _check_model(context: Context, where: str, part: AskedPart) -> None:
-    """The model stands in `[models]`, under a name of its own, and who answers for it can do what the part says."""
+    """Refuse a judge that is not in `[models]` under a name of its own, or whose server cannot do what the part
+    needs."""
     config = context.config
     spec = config.models.get(part.model)
     chat = spec is not None and spec.served is not None and spec.served.kind == "chat"
@@ -70,4 +73,4 @@ def _check_model(context: Context, where: str, part: AskedPart) -> None:
         local_folder(spec.path)
     if part.constrain and spec.served is not None and spec.served.kind != "remote":
         got = f'true with a server of kind "{spec.served.kind}", which takes no token masks from its client'
-        raise refusal(f"{where}.constrain", "false", got, "leave it out, and let find pick the verdict")
+        raise refusal(f"{where}.constrain", "false", got, "leave it out, and set find to the pattern of the verdict")

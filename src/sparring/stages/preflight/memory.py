@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparring.engine.config import EngineConfig
-from sparring.envs.rubrics.config import judging
 from sparring.errors import refusal
 from sparring.model.hub import local_folder
 from sparring.model.outline import Outline, Size, fresh_outline, outline
@@ -29,8 +28,8 @@ LANES, SMALLEST_LANE = 2, 256
 """Into so many a trainer on a CPU cuts a micro-batch that has so many tokens for each; see `train.trainer`,
 `batch.packing`."""
 SCATTERED = 1.2
-"""What a trainer's threads keep of freed memory, in pieces too small for the next tensor, over what they use at the
-most: measured by `benchmarks/memory.py`."""
+"""Memory of a trainer's threads as a multiple of its peak use: freed pieces too small for the next tensor stay with
+them. Measured by `benchmarks/memory.py`."""
 UNCOUNTED = 0.08
 """Share of all that is counted, for what is not: pieces that the C library keeps, and copies on the way; measured
 likewise."""
@@ -81,23 +80,23 @@ class Held(NamedTuple):
 
     @staticmethod
     def of(config: RunConfig, shapes: Mapping[str, Outline], process: int = 0) -> Held:
-        """The estimate. `shapes` are those of `shapes_of`; `process`: see above."""
+        """Return the estimate. `shapes` are those of `shapes_of`; `process`: see above."""
         every = [_held(config, shapes, stage, process) for stage in config.run.stages]
         return max(every, key=lambda held: held.total, default=_held(config, shapes, "none", process))
 
 
 def resident() -> int:
-    """Bytes of memory that this process has now; 0 where the system does not say."""
+    """Return the bytes of memory that this process has now; 0 if the system does not say."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
 
 
-def shapes_of(config: RunConfig, given: Path | None) -> dict[str, Outline]:
-    """Every model that is computed in this process, by its name in `[models]`: the policy, which begins as the folder
-    `given` or afresh, and those with a checkpoint of their own. What has none is as large as the policy. One with a
-    scalar head is under its name and `SCALAR`.
+def shapes_of(config: RunConfig, start: Path | None) -> dict[str, Outline]:
+    """Return every model that is computed in this process, by its name in `[models]`: the policy, which begins as the
+    folder `start` or afresh, and those with a checkpoint of their own. A model without one is as large as the policy.
+    One with a scalar head is under its name and `SCALAR`.
 
     Raises:
         BadInput: there is no such checkpoint, or the library makes no model of it.
@@ -112,14 +111,14 @@ def shapes_of(config: RunConfig, given: Path | None) -> dict[str, Outline]:
     if isinstance(learner, CriticConfig):
         scalar.add(learner.model)
     names = {POLICY, *frozen, *engines, *([learner.model] if learner else [])}
-    found = {}
+    shapes = {}
     for name in sorted(names | scalar):
         for is_scalar in {name in scalar, False} if name == POLICY else {name in scalar}:
-            found[name + SCALAR * is_scalar] = _outline(config, name, given, scalar=is_scalar)
-    return found
+            shapes[name + SCALAR * is_scalar] = _outline(config, name, start, scalar=is_scalar)
+    return shapes
 
 
-def _outline(config: RunConfig, name: str, given: Path | None, *, scalar: bool) -> Outline:
+def _outline(config: RunConfig, name: str, start: Path | None, *, scalar: bool) -> Outline:
     own = name in config.models and name != POLICY and config.models[name].path is not None
     spec = config.models[name] if own else config.models[POLICY]
     settings = {
@@ -129,7 +128,7 @@ def _outline(config: RunConfig, name: str, given: Path | None, *, scalar: bool) 
         "lora": None if own or scalar else spec.lora,
         "gradient_checkpointing": spec.gradient_checkpointing,
     }
-    folder = local_folder(str(spec.path)) if own else given
+    folder = local_folder(str(spec.path)) if own else start
     if folder is None:
         assert spec.init is not None, "a model has a path or an init"
         return fresh_outline(spec.init, **settings)
@@ -142,8 +141,8 @@ def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process:
 
     policy, section = shapes[POLICY], _learner(config)
     heads = (SCALAR, "") if isinstance(section, CriticConfig) else ("",)
-    known = [shapes[section.model + head] for head in heads if section.model + head in shapes] if section else []
-    learner = next(iter(known), policy) if section else None
+    learners = [shapes[section.model + head] for head in heads if section.model + head in shapes] if section else []
+    learner = next(iter(learners), policy) if section else None
     trained = shapes.get(POLICY + SCALAR, policy) if stage == "reward_model" else policy
     averaging = [name for name in config.run.stages if name in LIVE and is_averaging(config, name)]
     averaged = _numbers(policy) if averaging else 0
@@ -160,11 +159,11 @@ def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process:
     staged, packed = (part if stage in LIVE and serving else Size() for part in policy.staged())
     published = Size.of(one.nbytes for one in trained.trained) if trainers else Size()
     # what a thread has freed it keeps for itself, but not what is so large that the system gets it back
-    kept = sum(step.kept for step in steps) if steps and steps[0].kept > published.kept else published.kept
-    step, update = kept + max((step.returned for step in steps), default=0), staged.kept + packed.kept
-    in_update = kept + published.returned
+    retained = sum(step.kept for step in steps) if steps and steps[0].kept > published.kept else published.kept
+    step, update = retained + max((step.returned for step in steps), default=0), staged.kept + packed.kept
+    in_update = retained + published.returned
     larger = in_update + staged.total + packed.total > step + update
-    found = Held(
+    held = Held(
         stage=stage,
         parameters=policy.parameters,
         trained=_numbers(policy),
@@ -180,7 +179,7 @@ def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process:
         sampling=sum(_sampling(config, model(name), name) for name in engines),
         uncounted=0,
     )
-    return found._replace(uncounted=int(UNCOUNTED * found.total) if process else 0)
+    return held._replace(uncounted=int(UNCOUNTED * held.total) if process else 0)
 
 
 def _numbers(model: Outline) -> int:
@@ -188,25 +187,26 @@ def _numbers(model: Outline) -> int:
 
 
 def _optimiser(model: Outline) -> int:
-    """Two moments, and a master of what is not float32 itself."""
+    """Return the bytes of an optimiser: two moments, and masters of weights that are not float32."""
     return sum((2 + (one.dtype.itemsize != FLOAT)) * one.numel() * FLOAT for one in model.trained)
 
 
 def _step(config: RunConfig, model: Outline, train: TrainConfig) -> Size:
-    """Of a micro-batch, cut into lanes as the trainer cuts it, beside the gradients that are added up in float32
-    already. Lanes are computed side by side, or, by one thread, one after the other; what the first gave stays."""
+    """Return the memory of a micro-batch, cut into lanes as the trainer cuts it, beside the gradients that are added up
+    in float32. Lanes are computed side by side, or, with one thread, one after the other; the results of the first
+    stay."""
     tokens = min(train.token_budget, MOST_TOKENS)
     lanes = LANES if tokens >= LANES * SMALLEST_LANE else 1
-    one = model.micro_batch(-(-tokens // lanes))
+    pass_size = model.micro_batch(-(-tokens // lanes))
     if tokens < train.token_budget:  # what it needs beyond its gradients grows with the tokens
-        one = one.times(-(-train.token_budget // tokens))
-    added = Size.of(one.numel() * FLOAT for one in model.trained)
+        pass_size = pass_size.times(-(-train.token_budget // tokens))
+    added = Size.of(parameter.numel() * FLOAT for parameter in model.trained)
     if config.run.threads == 1 and lanes > 1:
-        first = Size.of(one.nbytes for one in model.trained).times(lanes - 1)
-        found = added.plus(first, one)
+        first = Size.of(parameter.nbytes for parameter in model.trained).times(lanes - 1)
+        size = added.plus(first, pass_size)
     else:
-        found = added.plus(one.times(lanes))
-    return Size(int(SCATTERED * found.kept), found.returned)
+        size = added.plus(pass_size.times(lanes))
+    return Size(int(SCATTERED * size.kept), size.returned)
 
 
 MOST_TOKENS = 1 << 17
@@ -219,8 +219,8 @@ def _learner(config: RunConfig) -> CriticConfig | ImplicitConfig | None:
 
 
 def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
-    """The models that a stage has beside the policy and its learner: those whose weights are only computed with (a
-    reference, a reward model, teachers over the whole vocabulary), and those with an engine of their own in this
+    """Return the models that a stage has beside the policy and its learner: those whose weights are only computed with
+    (a reference, a reward model, teachers over the whole vocabulary), and those with an engine of their own in this
     process."""
     frozen: list[str] = []
     engines: list[str] = []
@@ -239,17 +239,19 @@ def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
     if stage in SERVING:
         engines.extend(sorted({*config.rollout.roles.values()} - {POLICY}))
     if stage in PLAYING:
-        engines.extend(sorted(judging(config.env.rubric)))
+        engines.extend(sorted(config.judging))
     return frozen, [name for name in engines if name not in config.models or config.models[name].served is None]
 
 
 def _engine(config: RunConfig, name: str) -> EngineConfig:
-    """`[engine]` is the policy's; others have its settings where it is a native engine's."""
+    """Return the engine's config of a model: `[engine]` is the policy's, and others share it if it is a native
+    engine's."""
     return config.engine if name == POLICY or config.engine.kind == "native" else EngineConfig()
 
 
 def _cache(config: RunConfig, model: Outline, name: str) -> int:
-    """Of one engine: pages here and in host memory, of which one more is the probe's, and slots of recurrent states."""
+    """Return the bytes of one engine's caches: pages here and in host memory, of which one more is the probe's, and
+    slots of recurrent states."""
     from sparring.engine.sizes import Sizes
     from sparring.model.states import state_bytes
 
@@ -259,7 +261,7 @@ def _cache(config: RunConfig, model: Outline, name: str) -> int:
 
 
 def _sampling(config: RunConfig, model: Outline, name: str) -> int:
-    """Of one engine's step over as many tokens as it takes, where so many fit."""
+    """Return the bytes of one engine's step over as many tokens as it takes at most."""
     engine = _engine(config, name)
     dtype = config.models.get(name, config.models[POLICY]).dtype
     tokens = min(engine.max_batch_tokens, engine.cache_tokens(model.token_bytes(dtype)))
@@ -267,7 +269,7 @@ def _sampling(config: RunConfig, model: Outline, name: str) -> int:
 
 
 def in_words(held: Held) -> str:
-    """The total and its parts."""
+    """Return the total and its parts."""
     parts: Sequence[tuple[str, int]] = (
         ("weights", held.weights),
         ("packed weights", held.packed),
@@ -298,7 +300,7 @@ def check_memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
         do = "lower train.token_budget, engine.kv_bytes or engine.offload_bytes, or take a smaller model"
         got = f"{here / GIB:.1f} GiB on this machine"
         if config.run.memory == "refuse":
-            raise refusal("memory", in_words(held), got, f'{do}; run.memory = "warn" goes on all the same')
+            raise refusal("memory", in_words(held), got, f'{do}; or set run.memory = "warn" to begin all the same')
         warnings.append(f"memory: warning: expected {in_words(held)}, got {got}; {do}")
     free = shutil.disk_usage(context.folder).free
     disk = ((held.trained + held.learner) * 12 + held.averaged * 4) * (config.train.keep_last + 1) * 2

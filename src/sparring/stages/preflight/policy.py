@@ -36,10 +36,10 @@ def check_model(context: Context, shape: Outline) -> list[str]:
     from sparring.model.servable import check_servable
     from sparring.model.targets import targeted
 
-    spec, given = context.config.models[POLICY], context.given()
+    spec, start = context.config.models[POLICY], context.given()
     with tempfile.TemporaryDirectory() as folder:
-        if given is not None:
-            _check_ids(base_folder(given), shape)
+        if start is not None:
+            _check_ids(base_folder(start), shape)
         else:
             assert spec.init is not None, "a model has a path or an init"
             create(
@@ -49,7 +49,7 @@ def check_model(context: Context, shape: Outline) -> list[str]:
                 0,
             )
         model = check_servable(
-            given or Path(folder), dtype=spec.dtype, device=context.config.run.device, numerics=spec.numerics
+            start or Path(folder), dtype=spec.dtype, device=context.config.run.device, numerics=spec.numerics
         )
     Speculation(context.config.engine, recurrent=bool(model.recurrent))
     if spec.lora is not None:
@@ -59,7 +59,7 @@ def check_model(context: Context, shape: Outline) -> list[str]:
 
 
 def _check_ids(folder: Path, shape: Outline) -> None:
-    """Every token of the tokenizer has a row in the embedding."""
+    """Refuse a tokenizer with an id that has no row in the embedding."""
     from tokenizers import Tokenizer
 
     token, largest = max(

@@ -54,16 +54,19 @@ def check_rendering(
         proven = check_round_trip(renderer, tools, context.config.render.control_tokens)
         facts = [f"render: {fact}" for fact in proven] + _sampling(context, shape, renderer)
         _compiles(held, renderer)
-        known = [conversation.task for conversation in shown if conversation.task is not None]
-        asked = known if known and context.given() is None else tasks
-        lengths = [len(renderer.render(task.messages, tools).tokens) for task in asked]
+        demonstrated = [conversation.task for conversation in shown if conversation.task is not None]
+        prompted = demonstrated if demonstrated and context.given() is None else tasks
+        lengths = [len(renderer.render(task.messages, tools).tokens) for task in prompted]
         room = max_context(shape, context.config.engine, context.config.models[POLICY].dtype)
         if min(lengths) >= shape.max_positions:
-            raise _too_long(f"task {asked[0].id}", shape, f"a prompt of {lengths[0]}, tools included")
+            raise _too_long(f"task {prompted[0].id}", shape, f"a prompt of {lengths[0]}, tools included")
         if min(lengths) >= room:
             got = f"a prompt of {min(lengths)}, tools included"
             raise refusal(
-                "engine.kv_bytes", f"a cache for more than the {room} tokens that fit", got, "raise it, or kv_tokens"
+                "engine.kv_bytes",
+                f"prompts of fewer than the {room} tokens of the cache",
+                got,
+                "raise it, or kv_tokens",
             )
         for conversation in shown[:SOME]:
             length = len(rendered(conversation, renderer).tokens)
@@ -79,7 +82,7 @@ def check_rendering(
 
 
 def _sampling(context: Context, shape: Outline, renderer: Renderer) -> list[str]:
-    """The engine takes what `[rollout]` says about sampling, and what is text there compiles.
+    """Refuse sampling settings of `[rollout]` that the engine does not take, and text rules that do not compile.
 
     Raises:
         BadInput: it does not.
@@ -117,9 +120,9 @@ def _compiles(held: Sequence[Conversation], renderer: Renderer) -> None:
 def _renderer(context: Context, shape: Outline, shown: Sequence[Conversation]) -> Iterator[Renderer]:
     from sparring.render.train_tokenizer import MIN_VOCAB_SIZE
 
-    given = context.given()
-    if given is not None:
-        yield context.renderer(given)
+    start = context.given()
+    if start is not None:
+        yield context.renderer(start)
         return
     init = context.config.models[POLICY].init
     if init is not None and init.tokenizer is not None:

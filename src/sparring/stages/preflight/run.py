@@ -80,21 +80,24 @@ async def check(context: Context) -> list[str]:
         proven, rows = await context.factory.prove(context.boxes) if config.sandbox.enabled else (0, 0)
         if proven:
             facts.append(f"env: {proven} of {rows} rows have a right program, which passes their tests")
-    found, held, shown = await check_environment(context, task)
+    environment_facts, held, shown = await check_environment(context, task)
+    for other in {each.env: each for each in reversed(tasks)}.values():
+        if other.env != task.env:
+            environment_facts += (await check_environment(context, other))[0]
     about, compared = check_compared(context)
     shown += compared
     about += check_online(config) + check_imitation(config)
-    facts += about + found + check_rendering(context, shape, tasks, shown, held)
+    facts += about + environment_facts + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)
 
 
 def _stages(context: Context) -> list[str]:
-    """The order of stages makes sense: each finds weights to start from."""
-    stages, given = context.config.run.stages, context.given()
+    """Refuse an order of stages in which one finds no weights to start from."""
+    stages, start = context.config.run.stages, context.given()
     if list(stages) != sorted(stages, key=ORDER.index):
         order = " -> ".join(sorted(stages, key=ORDER.index))
         raise refusal("run.stages", order, " -> ".join(stages), "write them in this order")
-    if "init" not in stages and given is None:
+    if "init" not in stages and start is None:
         raise refusal(
             "run.stages", "`init` first", str(list(stages)), "add it, or give a checkpoint: models.policy.path"
         )
@@ -107,22 +110,35 @@ def _stages(context: Context) -> list[str]:
 
 
 def _sampling(context: Context) -> None:
-    """Rollouts differ, or they teach nothing."""
+    """Refuse sampling at which all rollouts of a task are the same."""
     if not {"rl", "distill"} & set(context.config.run.stages):
         return
     rollout = context.config.rollout
     if rollout.temperature == 0:
-        raise refusal("rollout.temperature", "above 0 while the run trains", "0", "raise it: greedy rollouts are equal")
+        raise refusal(
+            "rollout.temperature",
+            "above 0 while the run trains",
+            "0",
+            "raise it: the greedy rollouts of a task are all the same",
+        )
     if rollout.top_k == 1:
         raise refusal(
-            "rollout.top_k", "another than 1 while the run trains", "1", "raise it: greedy rollouts are equal"
+            "rollout.top_k",
+            "0, or 2 and more, while the run trains",
+            "1",
+            "raise it: the greedy rollouts of a task are all the same",
         )
     if rollout.min_p == 1:
-        raise refusal("rollout.min_p", "below 1 while the run trains", "1.0", "lower it: greedy rollouts are equal")
+        raise refusal(
+            "rollout.min_p",
+            "below 1 while the run trains",
+            "1.0",
+            "lower it: the greedy rollouts of a task are all the same",
+        )
 
 
 def _held_out(context: Context) -> list[str]:
-    """There are as many held-out tasks as the evaluation asks for, and no file trains on them.
+    """Refuse an evaluation of more held-out tasks than there are, and files that train on them.
 
     Raises:
         BadInput: there are fewer, or one does.
@@ -131,7 +147,7 @@ def _held_out(context: Context) -> list[str]:
     if "eval" not in config.run.stages:
         if config.eval.against:
             do = "add it, or leave eval.against out"
-            raise refusal("eval.against", "a stage eval, whose result is compared", str(list(config.run.stages)), do)
+            raise refusal("eval.against", "a stage eval, to compare its result", str(list(config.run.stages)), do)
         return []
     tasks = held_out(context, config.eval.tasks)
     check_unseen_files(context, tasks)

@@ -48,6 +48,7 @@ class Checkpoints:
         self._config = config
         self._last_step = last_step
         self._beside = beside
+        self._unsaved: tuple[StepResult, Mapping[str, float], Mapping[str, Any]] | None = None
 
     async def resume(self) -> tuple[int, Mapping[str, Any]]:
         """Go back to the last complete checkpoint, if there is one.
@@ -72,16 +73,25 @@ class Checkpoints:
             metrics: decide which checkpoint is the best.
             state: what a resume needs beside the weights, such as the task source's position.
         """
+        self._unsaved = (step, metrics, state)
         every = self._config.save_every
-        if step.version != self._last_step and not (every and step.version % every == 0):
+        if step.version == self._last_step or every and step.version % every == 0:
+            await self.save_last()
+
+    async def save_last(self) -> None:
+        """Save the step that finished last, where that was not saved yet: for a run that ends early and is to be gone
+        on with. The trainer has to stand where it stood after that step."""
+        if self._unsaved is None:
             return
         from sparring.train.checkpoint import retain
 
+        step, metrics, state = self._unsaved
         path = self._folder / f"step-{step.version:06d}"
         ref = await self._trainer.save(str(path), stage=self._stage, metrics=metrics)
         for role, other in self._beside.items():  # after its folder, which the first puts in the place of any before
             await other.save(_of(role, ref).path, stage=self._stage, metrics={})
         self._store.checkpoint(ref, state)
+        self._unsaved = None
         retain(  # of all that the store knows, also of those from before a resume
             self._store.checkpoints(self._stage),
             keep_last=self._config.keep_last,

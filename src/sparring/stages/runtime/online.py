@@ -18,12 +18,14 @@ import msgspec
 from sparring.algo.annotate.observations import observation_targets
 from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.batch.batches import Plan, batches
+from sparring.errors import Outage, WeightsError
 from sparring.loop import run_loop
 from sparring.observe.hooks import timed
 from sparring.observe.spans import Spans
 from sparring.protocols import Annotator, Credit, Scorer, TaskSource, Trainer, TrainPlan
 from sparring.recipe.sections.distill import DistillConfig
 from sparring.recipe.sections.rl import RlConfig
+from sparring.rollout.reward_scale import RewardScale
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
 from sparring.stages.context import POLICY, Context
@@ -37,6 +39,9 @@ from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
 from sparring.stages.runtime.rollouts import rollout_runner
 from sparring.stages.runtime.timing import ENGINE_SPANS, TRAINER_SPANS, EngineCounters, StepClock
 from sparring.stages.runtime.totals import Totals
+from sparring.stages.runtime.training_tasks import domain_metrics
+from sparring.stages.runtime.updates import RetriedUpdates
+from sparring.tasks.again import LostTasksAgain
 from sparring.types import Batch, Group, StepResult
 
 
@@ -117,6 +122,7 @@ class OnlineTraining:
         judges = scorers(context)
         scheduler = self._scheduler(objective, window, judges)
         checkpoints = self._checkpoints()
+        updates = RetriedUpdates(self.engine, config.engine, lambda text: context.sink.event(stage, text))
         kept = {"credit": objective.credit, **objective.kept}
         done, state = await checkpoints.resume()
         context.store.truncate(stage, done, first_group=done * self._section.groups_per_step)
@@ -125,11 +131,12 @@ class OnlineTraining:
             scheduler.restore(state["scheduler"], context.store.groups(stage=stage))
             for name, each in kept.items():
                 each.restore(state.get(name, {}))
-            await self.engine.pull(await self.trainers[POLICY].push())
+            await updates.pull(await self.trainers[POLICY].push())
         counters, clock = EngineCounters(self.engine), StepClock(self._spans)
 
         async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
             metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics(), **objective.metrics()}
+            metrics |= domain_metrics(objective.tasks)
             metrics |= {**counters.lap(), **clock.lap(batch.account.sampled)}
             totals.add(batch, metrics)
             context.store.metric(stage, step.version, metrics)
@@ -144,21 +151,26 @@ class OnlineTraining:
         batches_of = self._batches(objective, range(done + 1, self._section.steps + 1))
         async with beside as evaluator:
             with fewer_collections():
-                await run_loop(scheduler.groups(), batches_of, self.trainers, {POLICY: self.engine}, window, after_step)
+                try:
+                    await run_loop(scheduler.groups(), batches_of, self.trainers, {POLICY: updates}, window, after_step)
+                except (Outage, WeightsError):
+                    await checkpoints.save_last()
+                    raise
         await write_model(self.trainers[POLICY], self.source, context.output(stage))
         return {**totals.as_dict(), "model": str(context.output(stage))}
 
     def _scheduler(self, objective: OnlineObjective, window: Window, judges: Sequence[Scorer]) -> Scheduler:
         """Return the scheduler that rolls tasks out and scores them."""
         context, engine, others = self._context, self.engine, self._others
+        scales = {name: domain.reward_scale for name, domain in context.config.envs.items()}
         return Scheduler(
             rollout_runner(context, engine, self.source, others),
-            objective.tasks,
+            LostTasksAgain(objective.tasks, context.config.rollout.task_retries),
             window,
             run_seed=context.config.run.seed,
             engine_version=lambda: engine.version,
             stage=self._stage,
-            scorers=judges,
+            scorers=[*judges, *([RewardScale(scales)] if scales else [])],
             baseline=rollout_runner(context, engine, self.source, others, greedy=True) if objective.baseline else None,
         )
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sparring.envs.threads import THREADS
+from sparring.log import LogEntry
 from sparring.protocols import Engine
 from sparring.record.recorder import Recorder
-from sparring.rollout.runner import RolloutRunner
+from sparring.rollout.runner import Machinery, RolloutRunner
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.context_length import max_context, outline_of
 from sparring.stages.models.role_models import with_roles
@@ -36,7 +38,28 @@ def rollout_runner(
         model=POLICY,
         max_context=max_context(outline_of(model), context.config.engine, context.config.models[POLICY].dtype),
     )
-    speaking = with_roles(context, recorder, others, store)
     return RolloutRunner(
-        context.factory, context.boxes, speaking, context.harness, context.config.rollout, executors=THREADS.executor
+        context.factory,
+        context.boxes,
+        with_roles(context, recorder, others, store),
+        context.harness,
+        context.config.rollout,
+        report=lambda sentence: context.sink.event("rollout", sentence),
+        places={name: domain.places for name, domain in context.config.envs.items() if domain.places is not None},
+        machinery=threaded(context, durable=not greedy),
     )
+
+
+def threaded(context: Context, *, durable: bool = True) -> Machinery:
+    """Return what runs environments on threads and writes the limits that strike into the run's log.
+
+    Args:
+        context: of the run.
+        durable: whether they are written.
+    """
+
+    def recorded(kind: str, name: str, data: Mapping[str, Any]) -> None:
+        if durable and kind == "limit":
+            context.store.record(LogEntry(stage=name.partition("/")[0], kind="limit", name=name, data=data))
+
+    return Machinery(executors=THREADS.executor, recorded=recorded)

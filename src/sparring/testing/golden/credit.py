@@ -104,7 +104,7 @@ KINDS: Mapping[str, Kind] = {
     "topr": Kind(settings=({}, {"baseline": 0.5})),
     "turn_level": Kind(settings=({}, {"outcome_weight": 0.3}), token_rewards=False, roles=None),
 }
-"""What the cases of each rule are drawn from, by the rule's name."""
+"""Settings and kinds of input that each rule's cases are drawn from, by the rule's name."""
 
 
 def cases(rule: str) -> Iterator[dict[str, Any]]:

@@ -35,13 +35,13 @@ def _per_role(groups: Sequence[Plain], rule: Callable[[list[Plain], np.ndarray],
     credited: Credited = []
     for group in groups:
         members = group["members"]
-        values, told = np.zeros(len(members)), False
+        values, credited_any = np.zeros(len(members)), False
         for role in {m["role"] for m in members}:
             at = [i for i, m in enumerate(members) if m["role"] == role]
             result = rule([members[i] for i in at], np.array([total(members[i]) for i in at]))
             if result is not None:
-                values[at], told = result, True
-        credited.append([spread(m, v) for m, v in zip(members, values, strict=True)] if told else None)
+                values[at], credited_any = result, True
+        credited.append([spread(m, v) for m, v in zip(members, values, strict=True)] if credited_any else None)
     return credited
 
 
@@ -156,9 +156,9 @@ def gdpo(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
                     s += weight * (r - r.mean()) / (r.std(ddof=1) + epsilon)
             sums |= {(g, i): x for i, x in zip(at, s, strict=True)}
     normal = dict(zip(sums, _whiten(np.array([*sums.values()]), epsilon, 1), strict=True)) if sums else {}
-    told = {g for g, _ in normal}
+    normalised = {g for g, _ in normal}
     return [
-        [spread(m, normal.get((g, i), 0.0)) for i, m in enumerate(group["members"])] if g in told else None
+        [spread(m, normal.get((g, i), 0.0)) for i, m in enumerate(group["members"])] if g in normalised else None
         for g, group in enumerate(groups)
     ]
 
@@ -221,15 +221,15 @@ def rejection(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
     """Rewards 1, 1, 0, 1, where the first two said the same: 1, 0, 0, 1."""
 
     def rule(members: list[Plain], r: np.ndarray) -> Values:
-        known: list[tuple[int, list[int]]] = []
+        solutions: list[tuple[int, list[int]]] = []
         taken = np.zeros(len(r))
         for i, m in enumerate(members):
-            said = (m["said"], m["turns"])
+            solution = (m["said"], m["turns"])
             solved = r[i] - settings.get("solved_above", 0.5) > 0
-            if solved and said not in known and len(known) < settings.get("at_most", len(r)):
-                known.append(said)
+            if solved and solution not in solutions and len(solutions) < settings.get("at_most", len(r)):
+                solutions.append(solution)
                 taken[i] = 1
-        return taken if known else None
+        return taken if solutions else None
 
     return _per_role(groups, rule)
 

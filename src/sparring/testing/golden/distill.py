@@ -95,18 +95,18 @@ def _vocabulary(divergence: Callable[..., Array]) -> Callable[..., float]:
 
 
 def _top_k(divergence: Callable[..., Array]) -> Callable[..., float]:
-    def merged(known: Array, rest: Array) -> Array:
-        return np.concatenate((known, np.log(rest)[:, None]), 1)
+    def merged(inside: Array, rest: Array) -> Array:
+        return np.concatenate((inside, np.log(rest)[:, None]), 1)
 
     def loss(logits: Array, case: DistillCase, at: Array) -> float:
         ids, log_p = likeliest(case)
         q = np.exp(log_softmax(logits / case.temperature))
-        known = np.take_along_axis(q, ids, 1)
+        top_q = np.take_along_axis(q, ids, 1)
         others = q.copy()
         np.put_along_axis(others, ids, 0.0, 1)
         log_p = merged(log_p, np.maximum(1 - np.exp(log_p).sum(1), LEAST_REST))
-        each = divergence(log_p, merged(np.log(known), others.sum(1)), case)
-        return float((case.weights * each).sum() / case.denominator)
+        divergences = divergence(log_p, merged(np.log(top_q), others.sum(1)), case)
+        return float((case.weights * divergences).sum() / case.denominator)
 
     return loss
 
@@ -147,16 +147,16 @@ def value(name: str, case: DistillCase) -> float:
 
 def gradient(name: str, case: DistillCase, step: float = 1e-3) -> Array:
     """Its gradient by the student's logits [M, V], by central differences of sixth order: an error of some 1e-14."""
-    found = np.zeros_like(case.logits)
+    result = np.zeros_like(case.logits)
     for place in np.ndindex(*case.logits.shape):
         moved = {}
         for steps in (-3, -2, -1, 1, 2, 3):
             logits = case.logits.copy()
             logits[place] += steps * step
             moved[steps] = REFERENCES[name](logits, case, case.logits)
-        odd = [moved[steps] - moved[-steps] for steps in (1, 2, 3)]
-        found[place] = (45 * odd[0] - 9 * odd[1] + odd[2]) / (60 * step)
-    return found
+        differences = [moved[steps] - moved[-steps] for steps in (1, 2, 3)]
+        result[place] = (45 * differences[0] - 9 * differences[1] + differences[2]) / (60 * step)
+    return result
 
 
 def case(seed: int = 0, *, tokens: int = 6, vocabulary: int = 9, top_k: int = 4) -> DistillCase:
@@ -210,7 +210,7 @@ def cases(name: str) -> Iterator[dict[str, Any]]:
         KeyError: there is no such name.
     """
     for seed in range(3):
-        given = case(seed)
-        inputs = {key: item.tolist() if isinstance(item, np.ndarray) else item for key, item in vars(given).items()}
-        expected = {"loss": value(name, given), "gradient": gradient(name, given).tolist()}
+        drawn = case(seed)
+        inputs = {key: item.tolist() if isinstance(item, np.ndarray) else item for key, item in vars(drawn).items()}
+        expected = {"loss": value(name, drawn), "gradient": gradient(name, drawn).tolist()}
         yield {"name": f"distill/{name}/{seed}", "case": inputs, "expected": expected}

@@ -115,14 +115,14 @@ def with_steps(groups: Sequence[Plain], seed: int) -> list[Plain]:
     """The groups with replies in steps: one ends every other token, from the first or the second on, and some replies
     have none."""
     draw = np.random.default_rng(seed)
-    found = []
+    stepped = []
     for group in groups:
         members = []
         for m in group["members"]:
             ends = [range(int(draw.integers(1, 4)), length + 1, 2) for length in m["turns"]]
             members.append({**m, "per_step": [[[end, round(float(draw.normal()), 3)] for end in of] for of in ends]})
-        found.append({**group, "members": members})
-    return found
+        stepped.append({**group, "members": members})
+    return stepped
 
 
 def nouns(groups: Sequence[Plain]) -> tuple[list[Group], list[list[Sample]]]:
@@ -150,7 +150,7 @@ def by_member(
             continue
         members: list[list[float]] = []
         for member in plain["members"]:
-            said: dict[int, float] = {}
+            by_token: dict[int, float] = {}
             for row in rows:
                 if row.trajectory != _trajectory_id(f"group-{at}", member):
                     continue
@@ -158,10 +158,10 @@ def by_member(
                 for token, weight, value in zip(row.tokens, row.weights["policy"], values or (), strict=True):
                     assert weight or not value, f"{row.id}: a value {value} without weight"
                     if weight:
-                        assert token not in said, f"{row.id}: token {token} has weight twice"
-                        said[token] = value
-            members.append([said[token] for token in sorted(said)])
-            assert len(said) == sum(member["turns"]), f"{member}: a token has no weight"
+                        assert token not in by_token, f"{row.id}: token {token} has weight twice"
+                        by_token[token] = value
+            members.append([by_token[token] for token in sorted(by_token)])
+            assert len(by_token) == sum(member["turns"]), f"{member}: a token has no weight"
         read.append(members)
     return read
 

@@ -95,13 +95,13 @@ def hand() -> ImitateCase:
 
 def vectors(seeds: int = 3) -> list[Vector]:
     """Of every name and seed: the inputs, the loss and its gradient by the logits [M, V]."""
-    found = []
+    result = []
     for name, reference in REFERENCES.items():
         for case in map(draw, range(seeds)):
             (gradient,) = gradients(lambda inputs, case=case, of=reference: of(inputs[0], case), [case.logits])
             settings = {"temperature": case.temperature, "scale": case.scale}
             inputs = {key: value.tolist() for key, value in case._asdict().items() if isinstance(value, np.ndarray)}
-            found.append(
+            result.append(
                 Vector(name, settings, inputs, float(reference(case.logits, case)), {"logits": gradient.tolist()})
             )
-    return found
+    return result

@@ -34,8 +34,8 @@ def implicit(logprob: np.ndarray, case: ImplicitCase) -> Any:
     -(o log sigmoid(r) + (1 - o) log(1 - sigmoid(r)))."""
     losses = []
     for number, right in enumerate(case.right):
-        ours = case.rollout == number
-        reward = case.beta * np.sum(logprob[ours] - case.reference[ours])
+        own = case.rollout == number
+        reward = case.beta * np.sum(logprob[own] - case.reference[own])
         likely = 1 / (1 + np.exp(-reward))
         losses.append(-np.log(likely) if right else -np.log(1 - likely))
     return sum(losses) / len(losses)

@@ -34,12 +34,12 @@ Plain = dict[str, Any]
 
 def adaptive(coefficient: float, target: float, gain: float, updates: Sequence[Sequence[float]]) -> list[float]:
     """The coefficient of every update and of the one after the last (arXiv 1909.08593)."""
-    now, found = coefficient, [coefficient]
+    now, coefficients = coefficient, [coefficient]
     for divergences in updates:
         error = np.clip((np.mean(divergences) - target) / target, -0.2, 0.2)
         now = float(now * (1 + gain * error))
-        found.append(now)
-    return found
+        coefficients.append(now)
+    return coefficients
 
 
 def probabilities(
@@ -47,13 +47,13 @@ def probabilities(
 ) -> Array:
     """Return the distribution of each token [M, V]: exp((logit + bias) / temperature) over what is kept, summing to
     1."""
-    found = np.zeros_like(logits)
+    result = np.zeros_like(logits)
     for row, (of, added, ids) in enumerate(zip(logits, biases, kept, strict=True)):
         raised = of + np.array([added.get(token, 0.0) for token in range(len(of))])
         raised = np.exp(raised / heat)
         inside = np.isin(np.arange(len(of)), ids) if ids else np.ones(len(of), bool)
-        found[row] = raised * inside / (raised * inside).sum()
-    return found
+        result[row] = raised * inside / (raised * inside).sum()
+    return result
 
 
 def divergence(q: Array, p: Array) -> Array:
@@ -70,26 +70,26 @@ def slopes(q: Array, p: Array, heat: float) -> Array:
 
 
 PARTS: Mapping[str, Callable[..., Array]] = {f.__name__: f for f in (probabilities, divergence, slopes)}
-"""What `full` is made of."""
+"""Functions that `full` is composed of."""
 
 
 def full(case: Plain, parts: Mapping[str, Callable[..., Array]] = PARTS) -> Plain:
     """The penalty of a case, coefficient * sum weight KL / denominator, and its gradient by the policy's logits.
     `parts`: other references to put in the place of ours."""
-    given, heat = (case["biases"], case["kept"], case["temperature"]), case["temperature"]
-    q, p = (parts["probabilities"](np.array(case[name]), *given) for name in ("logits", "reference"))
-    each = case["coefficient"] * np.array(case["weights"]) / case["denominator"]
-    gradient = each[:, None] * parts["slopes"](q, p, heat)
-    return {"loss": float(each @ parts["divergence"](q, p)), "gradient": gradient.tolist()}
+    settings, heat = (case["biases"], case["kept"], case["temperature"]), case["temperature"]
+    q, p = (parts["probabilities"](np.array(case[name]), *settings) for name in ("logits", "reference"))
+    scale = case["coefficient"] * np.array(case["weights"]) / case["denominator"]
+    gradient = scale[:, None] * parts["slopes"](q, p, heat)
+    return {"loss": float(scale @ parts["divergence"](q, p)), "gradient": gradient.tolist()}
 
 
 def average(decay: float, start: Array, weights: Sequence[Array]) -> list[Array]:
     """The moving average after every update (WARP, arXiv 2406.16768, section 3.1; mu = 1 - decay)."""
-    now, found = start, []
+    now, averages = start, []
     for update in weights:
         now = decay * now + (1 - decay) * update
-        found.append(now)
-    return found
+        averages.append(now)
+    return averages
 
 
 def draw(seed: int, *, tokens: int = 6, vocabulary: int = 9) -> Plain:
@@ -119,8 +119,8 @@ def _adaptive() -> Iterator[Plain]:
     for name, scale in (("near", 1.0), ("far", 20.0)):
         updates = [(scale * (6.0 + random.standard_normal(5))).tolist() for _ in range(6)]
         coefficients = adaptive(0.2, 6.0, 0.1, updates)
-        given = {"coefficient": 0.2, "target": 6.0, "gain": 0.1, "updates": updates}
-        yield {"part": "adaptive", "name": name, **given, "coefficients": coefficients}
+        inputs = {"coefficient": 0.2, "target": 6.0, "gain": 0.1, "updates": updates}
+        yield {"part": "adaptive", "name": name, **inputs, "coefficients": coefficients}
 
 
 def _full() -> Iterator[Plain]:
@@ -134,9 +134,9 @@ def _average() -> Iterator[Plain]:
     random = np.random.default_rng(11)
     for decay in (0.3, 0.5, 0.99):
         start, weights = random.standard_normal(5), random.standard_normal((7, 5))
-        found = np.array(average(decay, start, weights)).tolist()
-        given = {"decay": decay, "start": start.tolist(), "weights": weights.tolist()}
-        yield {"part": "average", "name": str(decay), **given, "averages": found}
+        averages = np.array(average(decay, start, weights)).tolist()
+        inputs = {"decay": decay, "start": start.tolist(), "weights": weights.tolist()}
+        yield {"part": "average", "name": str(decay), **inputs, "averages": averages}
 
 
 REFERENCES: Mapping[str, Callable[[], Iterator[Plain]]] = {"adaptive": _adaptive, "full": _full, "average": _average}

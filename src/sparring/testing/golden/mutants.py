@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 SIGNS: Mapping[type[ast.AST], type[ast.AST]] = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.USub: ast.UAdd}
-"""What is turned into what: plus and minus."""
+"""Exchanges of plus and minus."""
 
 OPERATORS: Mapping[type[ast.AST], type[ast.AST]] = {
     **SIGNS,
@@ -47,15 +47,15 @@ def mutants(
 
 
 def _places(tree: ast.AST, turned: Mapping[type[ast.AST], type[ast.AST]]) -> list[tuple[ast.AST, ast.AST]]:
-    found: list[tuple[ast.AST, ast.AST]] = []
+    operators: list[tuple[ast.AST, ast.AST]] = []
     for node in ast.walk(tree):
         if isinstance(node, (ast.BinOp, ast.UnaryOp)):
-            found.append((node, node.op))
+            operators.append((node, node.op))
         elif isinstance(node, ast.Compare):
-            found += [(node, operator) for operator in node.ops]
-    return [(node, operator) for node, operator in found if type(operator) in turned]
+            operators += [(node, operator) for operator in node.ops]
+    return [(node, operator) for node, operator in operators if type(operator) in turned]
 
 
 def with_rest(part: Callable[..., Any], rest: Callable[..., Any]) -> Callable[..., Any]:
     """The sum of both: a loss of which only one term was turned."""
-    return lambda *given: part(*given) + rest(*given)
+    return lambda *arguments: part(*arguments) + rest(*arguments)

@@ -132,7 +132,7 @@ SETTINGS: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {
         "top_entropy": [{"top_entropy": 0.2}, {"top_entropy": 0.5, "aggregation": "sequence_mean"}],
     },
 }
-"""What is tried of each name, beside the name itself."""
+"""Settings that the cases of each name use besides its defaults."""
 
 
 def cases(part: str, name: str, draws: int = 2) -> Iterator[Plain]:
@@ -196,9 +196,9 @@ def loss(case: Plain, now: Array, *, entropy: Array | None = None, parts: Parts 
     if kl:
         losses = losses + kl["coefficient"] * parts["kl"][kl["estimator"]](step.now, step.reference)
     if algo.get("correction", {}).get("denominator") == "kept":
-        kept = _weights(case, step, parts) > 0
-        losses, step = losses[kept], Step(**{name: column[kept] for name, column in vars(step).items()})
-        if not kept.any():
+        weighted = _weights(case, step, parts) > 0
+        losses, step = losses[weighted], Step(**{name: column[weighted] for name, column in vars(step).items()})
+        if not weighted.any():
             return 0.0
     return parts["aggregation"][algo.get("aggregation", "token_mean")](losses, step, case["max_tokens"])
 

@@ -62,32 +62,32 @@ def token(now: Array, step: Step, settings: Settings) -> Array:
 
 def sequence(now: Array, step: Step, settings: Settings) -> Array:
     """The geometric mean over a row (GSPO, arXiv 2507.18071, equation 7; per token equation 14)."""
-    found = np.zeros_like(now)
+    result = np.zeros_like(now)
     for row in each(step, "sequence"):
         if settings.get("per_token"):
-            found[row] = np.mean(step.at[row] - step.anchor[row]) + (now[row] - step.at[row])
+            result[row] = np.mean(step.at[row] - step.anchor[row]) + (now[row] - step.at[row])
         else:
-            found[row] = np.mean(now[row] - step.anchor[row])
-    return found
+            result[row] = np.mean(now[row] - step.anchor[row])
+    return result
 
 
 def turn(now: Array, step: Step, settings: Settings) -> Array:
     """The geometric mean over a turn."""
-    found = np.zeros_like(now)
+    result = np.zeros_like(now)
     for part in each(step, "turn"):
         if settings.get("per_token"):
-            found[part] = np.mean(step.at[part] - step.anchor[part]) + (now[part] - step.at[part])
+            result[part] = np.mean(step.at[part] - step.anchor[part]) + (now[part] - step.at[part])
         else:
-            found[part] = np.mean(now[part] - step.anchor[part])
-    return found
+            result[part] = np.mean(now[part] - step.anchor[part])
+    return result
 
 
 def product(now: Array, step: Step, settings: Settings) -> Array:
     """The product over a row."""
-    found = np.zeros_like(now)
+    result = np.zeros_like(now)
     for row in each(step, "sequence"):
-        found[row] = np.sum(now[row] - step.anchor[row])
-    return found
+        result[row] = np.sum(now[row] - step.anchor[row])
+    return result
 
 
 # gates: the loss per token, of the logarithm r of its ratio, and r0 the same without gradient
@@ -146,10 +146,10 @@ def geometric(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
     """GMPO, arXiv 2507.20673, equation 4."""
     low, high = np.log(settings.get("low", 0.67032)), np.log(settings.get("high", 1.49182))
     clipped = np.where(step.advantages > 0, lesser(r, high), greater(r, low))
-    found = np.zeros_like(r)
+    result = np.zeros_like(r)
     for row in each(step, "sequence"):
-        found[row] = -np.exp(np.mean(clipped[row])) * step.advantages[row]
-    return found
+        result[row] = -np.exp(np.mean(clipped[row])) * step.advantages[row]
+    return result
 
 
 def covariances(step: Step) -> Array:
@@ -229,7 +229,7 @@ def weigh(step: Step, settings: Settings) -> Array:
 
 
 def rejected(step: Step, settings: Settings) -> Array:
-    """Whether the divergence of a token's unit is out of bounds."""
+    """Return a mask [M] of the tokens whose unit has a divergence out of bounds."""
     gone, kind = np.zeros(len(step.at), bool), settings.get("reject", "none")
     if kind == "none":
         return gone

@@ -137,15 +137,15 @@ def step_labels(values: np.ndarray, labels: np.ndarray) -> Any:
 
 def gradients(loss: Callable[[list[np.ndarray]], Any], inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The gradient of `loss(inputs)` for every input, by complex steps."""
-    step, found = 1e-30, []
+    step, result = 1e-30, []
     for place, values in enumerate(inputs):
         gradient = np.zeros(np.shape(values))
         for at in np.ndindex(gradient.shape):
             moved = [np.array(v, dtype=complex) for v in inputs]
             moved[place][at] += 1j * step
             gradient[at] = np.imag(loss(moved)) / step
-        found.append(gradient)
-    return found
+        result.append(gradient)
+    return result
 
 
 def draw_replies(generator: np.random.Generator, count: int) -> list[ScoredReply]:
@@ -179,35 +179,35 @@ def token_vectors(
 ) -> list[Vector]:
     """Of every case, a named tuple of inputs whose `logprob` [M] the loss is differentiated by, and its settings,
     one."""
-    found = []
+    result = []
     for case, settings in cases:
         (gradient,) = gradients(lambda inputs, case=case: reference(inputs[0], case), [case.logprob])
         inputs = {key: values.tolist() for key, values in case._asdict().items() if isinstance(values, np.ndarray)}
-        found.append(
+        result.append(
             Vector(name, settings, inputs, float(reference(case.logprob, case)), {"logprob": gradient.tolist()})
         )
-    return found
+    return result
 
 
 def vectors(seed: int = 0, count: int = 5) -> list[Vector]:
     """Of every name and setting one. Inputs are log-probabilities per reply and token, (policy, reference), or
     rewards."""
     generator = np.random.default_rng(seed)
-    found = []
+    result = []
     for name, (reference, settings) in PAIRWISE.items():
         for setting in settings:
             sides = {side: draw_replies(generator, count) for side in ("chosen", "rejected")}
-            found.append(_of_replies(name, setting, sides, partial(_paired, reference, setting)))
+            result.append(_of_replies(name, setting, sides, partial(_paired, reference, setting)))
     sides = {side: draw_replies(generator, count) for side in ("wanted", "unwanted", "mismatched")}
     setting = {"beta": 0.4, "desirable": 1.3, "undesirable": 0.7}
-    found.append(_of_replies("kto", setting, sides, lambda *replies: kto(*replies, **setting)))
+    result.append(_of_replies("kto", setting, sides, lambda *replies: kto(*replies, **setting)))
     chosen, rejected, margins, values = generator.normal(size=(4, count))
     setting = {"centre": 0.1}
-    given = {"chosen": chosen, "rejected": rejected, "margins": margins}
-    found.append(_of_values("bradley_terry", setting, given, 2, lambda *of: bradley_terry(*of, **setting)))
-    given = {"values": values, "labels": generator.random(count)}
-    found.append(_of_values("step_labels", {}, given, 1, step_labels))
-    return found
+    inputs = {"chosen": chosen, "rejected": rejected, "margins": margins}
+    result.append(_of_values("bradley_terry", setting, inputs, 2, lambda *of: bradley_terry(*of, **setting)))
+    inputs = {"values": values, "labels": generator.random(count)}
+    result.append(_of_values("step_labels", {}, inputs, 1, step_labels))
+    return result
 
 
 def _paired(
@@ -232,21 +232,21 @@ def _of_replies(
         return loss(*(replies[begin:end] for begin, end in pairwise(bounds)))
 
     policy = [reply.policy for reply in flat]
-    found = [gradient.tolist() for gradient in gradients(of, policy)]
+    slopes = [gradient.tolist() for gradient in gradients(of, policy)]
     inputs = {
         side: [[reply.policy.tolist(), reply.reference.tolist()] for reply in of_side]
         for side, of_side in sides.items()
     }
-    parts = {side: found[begin:end] for side, (begin, end) in zip(sides, pairwise(bounds), strict=True)}
+    parts = {side: slopes[begin:end] for side, (begin, end) in zip(sides, pairwise(bounds), strict=True)}
     return Vector(name, setting, inputs, float(of(policy)), parts)
 
 
 def _of_values(
-    name: str, setting: dict[str, Any], given: dict[str, np.ndarray], moved: int, loss: Callable[..., Any]
+    name: str, setting: dict[str, Any], arrays: dict[str, np.ndarray], moved: int, loss: Callable[..., Any]
 ) -> Vector:
     """Of a loss of arrays, the first `moved` of which have gradients."""
-    values = list(given.values())
-    found = gradients(lambda of: loss(*of, *values[moved:]), values[:moved])
-    inputs = {key: value.tolist() for key, value in given.items()}
-    parts = {key: gradient.tolist() for key, gradient in zip(given, found, strict=False)}
+    values = list(arrays.values())
+    slopes = gradients(lambda of: loss(*of, *values[moved:]), values[:moved])
+    inputs = {key: value.tolist() for key, value in arrays.items()}
+    parts = {key: gradient.tolist() for key, gradient in zip(arrays, slopes, strict=False)}
     return Vector(name, setting, inputs, float(loss(*values)), parts)

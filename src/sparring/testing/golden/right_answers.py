@@ -41,8 +41,8 @@ def policy(logprob: np.ndarray, case: RightAnswersCase) -> Any:
 
 def right_answers(logprob: np.ndarray, case: RightAnswersCase) -> Any:
     """mu * L_NLL (arXiv 2504.05118, section 4.3): the mean negative log-likelihood of all tokens of right rollouts."""
-    ours = case.right[case.rollout]
-    return -case.coefficient * np.sum(ours * logprob) / np.sum(ours)
+    right = case.right[case.rollout]
+    return -case.coefficient * np.sum(right * logprob) / np.sum(right)
 
 
 def vapo(logprob: np.ndarray, case: RightAnswersCase) -> Any:

@@ -63,11 +63,11 @@ def draw(seed: int, count: int = 12) -> ValueCase:
 
 def vectors(seeds: int = 3) -> list[Vector]:
     """Of every setting and seed: the inputs, the loss and its gradient for what the critic says now."""
-    found = []
+    result = []
     for clip in CLIPS:
         for case in map(draw, range(seeds)):
             (gradient,) = gradients(lambda inputs, case=case, clip=clip: value(inputs[0], case, clip=clip), [case.now])
             inputs = {name: values.tolist() for name, values in case._asdict().items()}
             loss = float(value(case.now, case, clip=clip))
-            found.append(Vector("value", {"clip": clip}, inputs, loss, {"now": gradient.tolist()}))
-    return found
+            result.append(Vector("value", {"clip": clip}, inputs, loss, {"now": gradient.tolist()}))
+    return result

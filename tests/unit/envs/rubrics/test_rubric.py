@@ -121,27 +121,27 @@ def test_a_function_that_fails_is_no_reward(workers: Workers, tmp_path: Path, na
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ({"kind": "exact", "weight": 0}, "a part of weight 0 needs a gate"),
-        ({"kind": "exact", "cap": 0.5}, "cap belongs to a gate"),
+        ({"kind": "exact", "weight": 0}, "a part of weight 0 must have a gate"),
+        ({"kind": "exact", "cap": 0.5}, "cap must be left out without a gate"),
         ({"kind": "exact", "find": "("}, "find must be a regular expression"),
         ({"kind": "regex", "pattern": "["}, "pattern must be a regular expression"),
-        ({"kind": "json", "fields": ["a"]}, "fields needs column"),
+        ({"kind": "json", "fields": ["a"]}, "fields must be left out without a column"),
         (
             {"kind": "judge", "model": "m", "prompt": "Well?", "choices": {"A": 1}},
-            "prompt must say where {completion} stands",
+            "prompt must contain {completion}",
         ),
         ({"kind": "judge", "model": "m", "prompt": "{completion}"}, "exactly one of choices and range"),
         ({"kind": "judge", "model": "m", "prompt": "{completion}", "range": [2, 1]}, "the lower first"),
         (
             {"kind": "judge", "model": "m", "prompt": "{completion}", "choices": {"A": 2}},
-            "choices must be worth 0 to 1",
+            "the values of choices must lie between 0 and 1",
         ),
         (
             {"kind": "judge", "model": "m", "prompt": "{completion}", "range": [0, 1], "samples": 2},
             "above 0 for several samples",
         ),
         ({"kind": "pairwise", "model": "m", "prompt": "{first}", "choices": {"A": 1}}, "{second}"),
-        ({"kind": "ranking", "model": "m", "prompt": "{answers}", "gate": 0.5}, "is no gate"),
+        ({"kind": "ranking", "model": "m", "prompt": "{answers}", "gate": 0.5}, "must have neither gate nor decides"),
         ({"kind": "wishful"}, "Invalid value 'wishful'"),
     ],
 )
@@ -205,13 +205,16 @@ def test_a_world_of_rows(tmp_path: Path) -> None:
             {"kind": "regex", "pattern": "x", "gate": 1, "weight": 0},
             "task rubric/train/1: expected a part of env.rubric with a weight",
         ),
-        ({"kind": "exact", "column": "solution"}, "task rubric/train/1, env.rubric.x: column solution: expected one"),
+        (
+            {"kind": "exact", "column": "solution"},
+            "task rubric/train/1, env.rubric.x: column solution: expected a column",
+        ),
         ({"kind": "code"}, "env.rubric.x: column tests: expected a list of"),
         (
             {"kind": "judge", "model": "m", "prompt": "{completion}", "range": [0, 1]},
-            "env.rubric.x: expected models to ask",
+            "env.rubric.x: expected models that judge",
         ),
-        ({"kind": "ranking", "model": "m", "prompt": "{answers}"}, "env.rubric.x: expected models to ask"),
+        ({"kind": "ranking", "model": "m", "prompt": "{answers}"}, "env.rubric.x: expected models that judge"),
         ({"kind": "function", "function": "nowhere.py:f"}, "env.rubric.x.function: expected a Python file nowhere.py"),
     ],
 )
@@ -225,7 +228,7 @@ def test_what_cannot_be_scored_is_refused_before_anything_starts(
 
 def test_rows_that_are_conversations_are_checked_too(tmp_path: Path) -> None:
     rows = [{"messages": [{"role": "user", "content": row["question"]}], "solution": "1"} for row in ROWS]
-    with pytest.raises(BadInput, match="column answer: expected one of this name"):
+    with pytest.raises(BadInput, match="column answer: expected a column of this name"):
         load_env(config(tmp_path, rows, {"x": {"kind": "exact"}}), read_rows)
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from sparring.envs.rubrics.config import Part
-from sparring.envs.rubrics.text import common_subsequence, found, number, similarity, wanted, worth
+from sparring.envs.rubrics.text import common_subsequence, last_match, number, similarity, wanted, worth
 from sparring.errors import BadInput
 
 
@@ -44,10 +44,10 @@ def test_the_last_number_of_a_text(text: str, expected: str | None) -> None:
 
 
 def test_the_last_match_counts_and_of_it_the_first_group() -> None:
-    assert found("#### (.+)", "#### 1\n#### 2 ") == "2"
-    assert found("[a-z]+", "ab 1 cd") == "cd"
-    assert found("(a)|b", "a b") is None, "the group took no part"
-    assert found("x", "a") is None and found("", " a ") == "a"
+    assert last_match("#### (.+)", "#### 1\n#### 2 ") == "2"
+    assert last_match("[a-z]+", "ab 1 cd") == "cd"
+    assert last_match("(a)|b", "a b") is None, "the group took no part"
+    assert last_match("x", "a") is None and last_match("", " a ") == "a"
 
 
 def test_exact() -> None:
@@ -118,9 +118,9 @@ def test_json_fields() -> None:
 @pytest.mark.parametrize(
     ("part", "row", "said"),
     [
-        ({"kind": "exact"}, {"solution": "1"}, "column answer: expected one of this name, got solution"),
-        ({"kind": "exact"}, {"answer": []}, "something to compare with"),
-        ({"kind": "exact", "column_find": "#### (.+)"}, {"answer": "18"}, "something to compare with"),
+        ({"kind": "exact"}, {"solution": "1"}, "column answer: expected a column of this name, got solution"),
+        ({"kind": "exact"}, {"answer": []}, "a text, number or list to compare with"),
+        ({"kind": "exact", "column_find": "#### (.+)"}, {"answer": "18"}, "a text, number or list to compare with"),
         ({"kind": "number"}, {"answer": "many"}, "expected a number"),
         ({"kind": "json", "column": "answer"}, {"answer": "{"}, "expected JSON"),
         ({"kind": "json", "column": "answer"}, {"answer": "[1]"}, "an object with fields"),

@@ -80,7 +80,7 @@ class IpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     beta: float = 0.1
     """The paper's tau: the margin that is aimed at is 1 / (2 beta)."""
     length_averaged: bool = False
-    """Whether log-ratios are means over tokens, as in the common implementations, or sums, as in the paper."""
+    """Average log-ratios over tokens, as common implementations do. False: sum them, as the paper does."""
 
     def __post_init__(self) -> None:
         _positive(beta=self.beta)
@@ -167,10 +167,10 @@ class OrpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 PreferenceLoss = DpoConfig | RobustDpoConfig | IpoConfig | KtoConfig | SimPoConfig | OrpoConfig
 
 ComparingLoss = DpoConfig | RobustDpoConfig | IpoConfig | SimPoConfig
-"""Those that need nothing but two replies to one prompt."""
+"""Losses that need nothing but two replies to one prompt."""
 
 WITHOUT_REFERENCE = (SimPoConfig, OrpoConfig)
-"""Those that ask no reference model."""
+"""Losses without a reference model."""
 
 
 def _positive(**values: float) -> None:

@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 from sparring.algo.loss.preference.pairs import ReplySums
 
 MOST_LIKELY = -1e-6
-"""Where the mean log-probability of a reply ends: the odds of what is certain are infinite."""
+"""Largest mean log-probability of a reply: at 0 the odds would be infinite."""
 
 
 @dataclass(frozen=True, kw_only=True)

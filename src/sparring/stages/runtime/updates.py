@@ -1,0 +1,51 @@
+"""Updates of an engine's weights that are tried again where one is late or refused (law 9)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from sparring.backoff import retry_pause_s
+from sparring.engine.config import EngineConfig
+from sparring.errors import EngineError, SparringError, WeightsError
+from sparring.protocols import Engine
+from sparring.types import WeightRef
+
+
+class RetriedUpdates:
+    """Engine as the loop updates it. Implements `loop.ServesWeights`: whoever awaits `pull` waits until the weights are
+    served, so the window stays shut, and meanwhile the engine serves the old ones.
+
+    Args:
+        engine: takes the weights.
+        config: of the engine: `update_retries`, `update_retry_delay_s`.
+        report: called with a sentence for each update that has to be tried again.
+    """
+
+    def __init__(self, engine: Engine, config: EngineConfig, report: Callable[[str], None]) -> None:
+        self._engine, self._config, self._report = engine, config, report
+
+    async def pull(self, ref: WeightRef) -> None:
+        """Serve published weights.
+
+        Raises:
+            WeightsError: the update failed once more than `update_retries`; the engine serves the old version.
+        """
+        retries, where = self._config.update_retries, f"weights of {ref.model} version {ref.version}"
+        for attempt in range(retries + 1):
+            try:
+                return await self._engine.pull(ref)
+            except (WeightsError, EngineError) as error:
+                if attempt == retries:
+                    raise WeightsError(self._stopped(ref, error)) from error
+                pause_s = retry_pause_s(self._config.update_retry_delay_s, attempt + 1, ref.checksum, ref.version)
+                again = f"tried again in {pause_s:.1f} s ({attempt + 1} of {retries})"
+                self._report(f"{where}: {again}, version {self._engine.version} serves on: {error}")
+                await asyncio.sleep(pause_s)
+
+    def _stopped(self, ref: WeightRef, error: SparringError) -> str:
+        """Return why the run ends, and how it goes on."""
+        expected = f"expected an update within {self._config.update_retries + 1} tries"
+        served = f"the engine serves version {self._engine.version}, the run cannot go on without them"
+        do = f"mend the engine, then the same command goes on after step {ref.version}"
+        return f"weights of {ref.model} version {ref.version}: {expected}, got {error}; {served}; {do}"
