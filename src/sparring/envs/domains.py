@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from sparring.envs.executor import away, cooperative
 from sparring.errors import refusal
 from sparring.protocols import AnyEnv, Boxes, EnvFactory, Expert, Scorer, TaskSource
 from sparring.types import Group, Rollout, Score, Task
@@ -63,10 +64,11 @@ class _DomainScorer:
     def __init__(self, scorers: Mapping[str, Scorer]) -> None:
         self._scorers = dict(scorers)
 
+    @cooperative
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]:
         """Return the scores of the task's environment; as they are where that has no second pass."""
         scorer = self._scorers.get(task.env)
-        return scores if scorer is None else await scorer.score(task, rollouts, scores)
+        return scores if scorer is None else await away(scorer.score, task, rollouts, scores)
 
 
 class _OfDomain:

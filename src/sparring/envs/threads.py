@@ -136,7 +136,7 @@ class LoopThreads:
             self._idle.append(thread)
 
     def _empty(self, thread: LoopThread, tries: int) -> None:
-        """Make the thread idle, or cancel what is left and look again; on the thread itself."""
+        """Make a thread idle, or cancel what is left on it and look again. Runs on the thread itself."""
         if not thread.tasks:
             self._idle.append(thread)
         elif tries < 10:
@@ -245,12 +245,12 @@ class _Call:
         self._task.add_done_callback(self._answer)
 
     def _cancel(self) -> None:
-        """Cancel what goes on, on the thread."""
+        """Cancel the call, on the thread."""
         if self._task is not None:
             self._task.cancel()
 
     def _answer(self, task: asyncio.Task[Any]) -> None:
-        """Take note that the call is over, on the thread."""
+        """Send the call home once it is over, from the thread."""
         self._inbox.put(self)
 
 

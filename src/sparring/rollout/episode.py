@@ -80,6 +80,7 @@ class GuardedEnv:
         phases: of the attempt; None: of the default limits.
         timeout_s: seconds that the policy's own commands may take together.
         watch: of the attempt; it compares what the environment answers with the record, if there is one.
+        at_once: its constructor is not its author's code, and does not block.
 
     Attributes:
         phases: of the attempt.
@@ -97,12 +98,13 @@ class GuardedEnv:
         *,
         timeout_s: float = math.inf,
         watch: Watch | None = None,
+        at_once: bool = False,
     ) -> None:
         self._make = make
         self.watch = watch or Watch()
         self._executor = InlineExecutor() if executor is None else executor
         self.phases = Phases(Waits(RolloutConfig())) if phases is None else phases
-        self._timeout_s = timeout_s
+        self._timeout_s, self._at_once = timeout_s, at_once
         self._made: AnyEnv | None = None
         self._roles = DEFAULT_ROLES
         self._tools: tuple[ToolSpec, ...] | None = None
@@ -156,13 +158,9 @@ class GuardedEnv:
         with boundary(EnvError, "env.tools"):
             return self._env.tools
 
-    async def make(self, *, at_once: bool = False) -> None:
-        """Make the environment, if that has not been done. Raises EnvError for whatever its code raises.
-
-        Args:
-            at_once: its constructor is not its author's code, and does not block.
-        """
-        if at_once:
+    async def make(self) -> None:
+        """Make the environment, if that has not been done. Raises EnvError for whatever its code raises."""
+        if self._at_once:
             _ = self._env
         if self._made is None:
             with self.phases.within("open"):

@@ -125,7 +125,7 @@ class ScoredRunner:
 
     def __init__(self, runner: RolloutRunner, scorers: Sequence[Scorer]) -> None:
         self._runner = runner
-        self._scoring = GroupScoring(scorers, runner.config, runner.executors)
+        self._scoring = GroupScoring(scorers, runner)
 
     async def run(
         self, task: Task, *, rollout_id: str, index: int, seed: int, purpose: Purpose = "eval", priority: int = PRIORITY

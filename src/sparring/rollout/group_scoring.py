@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from sparring.envs.executor import Executor, InlineExecutor, is_cooperative
+from sparring.backoff import retry_pause_s
+from sparring.envs.executor import EXECUTOR, Executor, InlineExecutor, is_cooperative
 from sparring.errors import JudgeError, boundary
 from sparring.protocols import Scorer
-from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import rated
+from sparring.rollout.runner import RolloutRunner
 from sparring.types import Rollout, Score, Task
 
 
@@ -18,16 +19,13 @@ class GroupScoring:
 
     Args:
         scorers: each is handed what the one before it returned.
-        config: `score_timeout_s` is the limit of each, `retries` how often one that failed is asked again.
-        executors: makes the executor of a scorer's call.
+        runner: of the rollouts; of its config `score_timeout_s` is the limit of each scorer, and `retries` how often
+            one that failed is asked again.
     """
 
-    def __init__(
-        self, scorers: Sequence[Scorer], config: RolloutConfig, executors: Callable[..., Executor] = InlineExecutor
-    ) -> None:
+    def __init__(self, scorers: Sequence[Scorer], runner: RolloutRunner) -> None:
         self._scorers = scorers
-        self._config = config
-        self._executors = executors
+        self._runner = runner
 
     async def scores(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]:
         """Return the scores of a group after all passes.
@@ -45,13 +43,14 @@ class GroupScoring:
         self, scorer: Scorer, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]
     ) -> Sequence[Score]:
         """Ask one scorer until it answers or the retries are used up."""
-        for retry in range(self._config.retries + 1):
+        config = self._runner.config
+        for retry in range(config.retries + 1):
             if retry:
-                await asyncio.sleep(self._config.retry_delay_s * 2 ** (retry - 1))
+                await asyncio.sleep(retry_pause_s(config.retry_delay_s, retry, "scorer", rollouts[0].id))
             try:
                 return await self._asked(scorer, task, rollouts, scores)
             except JudgeError:
-                if retry == self._config.retries:
+                if retry == config.retries:
                     raise
         raise AssertionError("the last try returns or raises")
 
@@ -59,17 +58,14 @@ class GroupScoring:
         self, scorer: Scorer, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]
     ) -> Sequence[Score]:
         """Ask one scorer once."""
-        where, limit_s = f"scorer {type(scorer).__name__}", self._config.score_timeout_s
-        executor = self._executors() if not is_cooperative(scorer.score) else InlineExecutor()
-        limit = asyncio.timeout(limit_s)
+        where, executor = f"scorer {type(scorer).__name__}", self._runner.executors()
         try:
-            async with limit:
-                with boundary(JudgeError, where):
-                    return _checked(await executor.run(scorer.score, task, rollouts, scores), rollouts)
-        except TimeoutError:
-            error = JudgeError(f"{where}: no scores after {limit_s:g} s (rollout.score_timeout_s)")
-            error.limit_s = limit_s
-            raise error from None
+            with self._runner.phases(rollouts[0].id).within("score", where), boundary(JudgeError, where):
+                if is_cooperative(scorer.score):
+                    work = InlineExecutor().run(_cooperatively, executor, scorer, task, rollouts, scores)
+                else:
+                    work = executor.run(scorer.score, task, rollouts, scores)
+                return _checked(await work, rollouts)
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
@@ -77,6 +73,14 @@ class GroupScoring:
             raise JudgeError(f"{where}: CancelledError: its own code was cancelled") from None
         finally:
             executor.close()
+
+
+async def _cooperatively(
+    executor: Executor, scorer: Scorer, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]
+) -> Sequence[Score]:
+    """Ask a scorer that hands what may block over to an executor. For a task of its own."""
+    EXECUTOR.set(executor)
+    return await scorer.score(task, rollouts, scores)
 
 
 def _checked(answer: object, rollouts: Sequence[Rollout]) -> Sequence[Score]:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from sparring.backoff import retry_pause_s
 from sparring.envs.domains import Domains
@@ -36,6 +37,7 @@ from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode, SessionRecorder, outcome_at
 from sparring.rollout.phases import Phases, Waits
 from sparring.rollout.rebuild import Suspension, Watch
+from sparring.rollout.stalls import Stalls
 from sparring.types import Outcome, Purpose, Rollout, Score, Task, Timing
 
 MALFORMED = Outcome(kind="policy_failed", reason="malformed")
@@ -107,6 +109,7 @@ class RolloutRunner:
         self.breakers = Breakers(config.outage_s, report)
         self.close_failures: deque[InfraError] = deque(maxlen=100)
         self.waits = Waits(config)
+        self._stalls = Stalls(self.waits, config.stalled_s, lambda sentence: self.report(sentence))
         self.abandoned = 0
 
     async def run(
@@ -143,6 +146,7 @@ class RolloutRunner:
         """
         made = partial(Rollout, task=self._limited(task), index=index, purpose=purpose)
         attempts = self._begun(rollout_id, made)
+        self._stalls.start()
         play = partial(
             self.attempt, task, index=index, seed=seed, purpose=purpose, priority=priority, admission=admission
         )
@@ -235,10 +239,16 @@ class RolloutRunner:
         before = attempts or Attempts(rollout_id, 0, WorldCalls(self._successes))
         watch = Watch(before.record, before.calls, self.log.entries_of(rollout_id))
         before.suspension.begin(watch)
-        phases = Phases(self.waits, rollout_id=rollout_id, recorded=self.log.note)
         factory = self._factory.of(task) if isinstance(self._factory, Domains) else self._factory
         executor = self.executors(shared=getattr(factory, "shared_thread", False))
-        env = GuardedEnv(factory.make, executor, phases, timeout_s=task.limits.timeout_s, watch=watch)
+        env = GuardedEnv(
+            factory.make,
+            executor,
+            self.phases(rollout_id),
+            timeout_s=task.limits.timeout_s,
+            at_once=getattr(factory, "makes_at_once", False),
+            watch=watch,
+        )
         episode = RunningEpisode(
             task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority, admission=admission
         )
@@ -251,6 +261,16 @@ class RolloutRunner:
             return done
         record = watch.record(done.rollout.trajectories) if env.rebuildable else None
         return replace(done, record=record, rebuilt=watch.rebuilt, broken=watch.broken)
+
+    def phases(self, name: str) -> Phases:
+        """Return the phases of an attempt or of a group's scoring, under this runner's limits."""
+        return Phases(self.waits, rollout_id=name, recorded=self._note)
+
+    def _note(self, kind: str, name: str, data: Mapping[str, Any]) -> None:
+        """Take note of an event; that an environment was abandoned is also said."""
+        self.log.note(kind, name, data)
+        if kind == "abandoned":
+            self.report(f"{name}: its environment ignores cancellation in {data['call']} and is left behind")
 
     def _place_of(self, task: Task) -> AbstractAsyncContextManager[None]:
         """Return what holds one of the places of a task's environment."""
@@ -279,7 +299,7 @@ class RolloutRunner:
 
         try:
             await self._take_box(episode)
-            await episode.env.make(at_once=getattr(self._factory, "makes_at_once", False))
+            await episode.env.make()
             outcome = await self._play(episode)
             episode.env.watch.check()
             rollout = left(outcome)
@@ -292,6 +312,7 @@ class RolloutRunner:
         finally:
             self.close_failures.extend(await episode.close())
             self.abandoned += episode.env.abandoned
+            self._stalls.reset()
 
     async def _take_box(self, episode: RunningEpisode) -> None:
         """Give the episode its box. Waiting for one is not on the policy's clock.
@@ -350,7 +371,7 @@ class RolloutRunner:
         """
         for retry in range(self.config.retries + 1):
             if retry:
-                await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, retry, rollout.id))
+                await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, retry, "score", rollout.id))
             try:
                 score = await episode.env.score(rollout.trajectories)
                 return episode.env.with_turns(score or Score(reward=None), rollout.trajectories)

@@ -71,7 +71,7 @@ class Scheduler:
         self._window = window
         self._run_seed = run_seed
         self._engine_version = engine_version
-        self._scoring = GroupScoring(scorers, runner.config, runner.executors)
+        self._scoring = GroupScoring(scorers, runner)
         self._baseline = baseline
         self._log = log
         if baseline is not None:

@@ -198,7 +198,12 @@ async def _teacher(context: Context, name: str, others: Mapping[str, Engine]) ->
     try:
         speaking = with_roles(context, recorder, others)
         yield RolloutRunner(
-            context.factory, context.boxes, speaking, context.harness, config.rollout, executors=THREADS.executor
+            context.factory,
+            context.boxes,
+            speaking,
+            context.harness,
+            config.rollout,
+            executors=THREADS.executor,
         )
     finally:
         await close()

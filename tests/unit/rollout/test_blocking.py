@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -181,9 +181,11 @@ def test_an_environment_keeps_one_thread_from_its_making_to_its_closing() -> Non
             threads.add(threading.get_ident())
 
     stack = make_stack(engine=quick_engine())
-    pool: Callable[..., Any] = LoopThreads().executor
+    executors = LoopThreads().executor
     harness = stack.runner._harness
-    runner = RolloutRunner(World(Bound), FatedBoxes(Fates()), stack.recorder, harness, stack.config, executors=pool)
+    runner = RolloutRunner(
+        World(Bound), FatedBoxes(Fates()), stack.recorder, harness, stack.config, executors=executors
+    )
     task = ToyWorld().tasks("train", 0).next()
     assert task is not None
     done = asyncio.run(runner.run(task, rollout_id="rl/0/0", index=0, seed=1))

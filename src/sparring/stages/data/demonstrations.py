@@ -148,7 +148,12 @@ async def converse(context: Context, task: Task, replies: Expert | Mapping[str, 
 
     recorder = TextRecorder(reply, "expert")
     runner = RolloutRunner(
-        context.factory, context.boxes, recorder, context.harness, context.config.rollout, executors=THREADS.executor
+        context.factory,
+        context.boxes,
+        recorder,
+        context.harness,
+        context.config.rollout,
+        executors=THREADS.executor,
     )
     played = await runner.attempt(task, rollout_id=f"demonstration/{task.id}", index=0, seed=task.seed)
     for error in (played.error, *runner.close_failures):

@@ -1,0 +1,53 @@
+"""Says what a run waits for once no rollout has finished for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from sparring.rollout.phases import Waits
+
+
+class Stalls:
+    """Watch over the rollouts of one runner. A stall is said once, and again only when another wait is the oldest.
+
+    Args:
+        waits: the phases that are under way.
+        stalled_s: seconds without a finished attempt.
+        report: called with the sentence.
+    """
+
+    def __init__(self, waits: Waits, stalled_s: float, report: Callable[[str], None]) -> None:
+        self._waits, self._stalled_s, self._report = waits, stalled_s, report
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_armed = False
+        self._last = 0.0
+        self._said: tuple[str, str] | None = None
+
+    def start(self) -> None:
+        """Take note that a rollout begins."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop or not self._is_armed:
+            self._loop, self._is_armed, self._last = loop, True, loop.time()
+            loop.call_at(self._last + self._stalled_s, self._look, loop)
+
+    def reset(self) -> None:
+        """Take note that an attempt has finished."""
+        self._last, self._said = asyncio.get_running_loop().time(), None
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Say what is waited for if it is time, and look again as long as anything is."""
+        if loop is not self._loop:
+            return
+        now, oldest = loop.time(), self._waits.oldest()
+        if oldest is None:
+            self._is_armed = False
+            return
+        stalled = now - self._last >= self._stalled_s
+        if stalled and self._said != (oldest.rollout_id, str(oldest)):
+            self._said = (oldest.rollout_id, str(oldest))
+            self._report(
+                f"no rollout has finished for {now - self._last:.0f} s: {oldest.rollout_id} has been in "
+                f"phase {oldest} for {now - oldest.since:.0f} s"
+            )
+        loop.call_at(now + self._stalled_s if stalled else self._last + self._stalled_s, self._look, loop)
