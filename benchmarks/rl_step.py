@@ -194,6 +194,7 @@ def scheduler_of(spec: Mapping[str, Any], engine: Any, store: Any, boxes: Any) -
     from sparring.record.recorder import Recorder
     from sparring.render.load import load_renderer
     from sparring.rollout.config import RolloutConfig
+    from sparring.rollout.group_log import GroupLog
     from sparring.rollout.runner import RolloutRunner
     from sparring.rollout.scheduler import Scheduler
     from sparring.rollout.window import Window
@@ -204,8 +205,8 @@ def scheduler_of(spec: Mapping[str, Any], engine: Any, store: Any, boxes: Any) -
     recorder = Recorder(engine, load_renderer(spec["model"]), store, sampling=sampling, max_context=room)
     factory, window = world(spec["prompts"]), Window(GROUPS, 0, spec["warmup"] + spec["steps"])
     runner = RolloutRunner(factory, boxes, recorder, ChatHarness(), config)
-    tasks = factory.tasks("train", 0)
-    return Scheduler(runner, tasks, window, run_seed=0, engine_version=lambda: engine.version), window
+    tasks, log = factory.tasks("train", 0), GroupLog(store, "rl")
+    return Scheduler(runner, tasks, window, run_seed=0, engine_version=lambda: engine.version, log=log), window
 
 
 async def train(spec: Mapping[str, Any]) -> None:
@@ -249,7 +250,7 @@ async def train(spec: Mapping[str, Any]) -> None:
         taken.add(metrics, batch.account.sampled)
 
     credit, numbers = load_credit(algo, seed=0), range(1, steps + 1)
-    fixed = {"steps": numbers, "groups_per_step": GROUPS, "credit": credit, "model": "policy", "store": store}
+    fixed = {"steps": numbers, "groups_per_step": GROUPS, "credit": credit, "model": "policy"}
     made = partial(batches, **fixed)
     await run_loop(scheduler.groups(), made, {"policy": trainer}, {"policy": engine}, window, after_step)
     store.close()

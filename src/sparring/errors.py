@@ -35,7 +35,13 @@ class SpoiltFile(PolicyFailure, OSError):
 
 
 class InfraError(SparringError):
-    """The machinery failed, not the policy. Retried within a budget; never becomes a reward."""
+    """The machinery failed, not the policy. Retried within a budget; never becomes a reward.
+
+    Attributes:
+        limit_s: the limit of a phase that struck, in seconds; None where the failure has another cause.
+    """
+
+    limit_s: float | None = None
 
 
 class SandboxError(InfraError):
@@ -64,6 +70,15 @@ class JudgeError(InfraError):
 
 class EnvError(InfraError):
     """Environment code raised."""
+
+
+class NotRebuildable(InfraError):
+    """A half-done rollout cannot be brought back by running it again: the world or the harness did something else than
+    its record says, or a world refuses. The rollout starts over."""
+
+
+class Suspended(InfraError):
+    """A rollout gives back its box and its cache before its next turn, to be rebuilt later. Nothing broke."""
 
 
 class Outage(SparringError):

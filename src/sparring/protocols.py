@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 
 class TaskSource(Protocol):
-    """A stream of tasks that can be resumed at the exact task."""
+    """A stream of tasks that can be resumed at the exact task: a function of its state and of the order in which it is
+    asked and shown groups, of nothing else."""
 
     def next(self) -> Task | None:
         """Return the next task, or None at the end of a finite stream."""
@@ -326,15 +327,6 @@ class Loss(Protocol):
         """Compute the term. `quantities` maps each needed name to a tensor [N] of the micro-batch's weighted tokens."""
 
 
-@dataclass(kw_only=True, slots=True)
-class Corrected:
-    """Result of a correction for M tokens: the factor of each one's share of the loss, [M] without gradient.
-    `metrics` as in `LossResult`."""
-
-    weights: torch.Tensor
-    metrics: dict[str, tuple[float, float]]
-
-
 class Trainer(Protocol):
     """Trains one model. It knows loss terms, not algorithms."""
 
@@ -413,6 +405,9 @@ class Store(Protocol):
     def turns(self, rollout: str) -> list[Segment]:
         """Return the recorded segments of a trajectory whose group has not been appended."""
 
+    def trajectories(self, rollout: str) -> list[str]:
+        """Return the ids of trajectories that have turns: a rollout's own, and those that begin with it and a slash."""
+
     def record(self, *entries: LogEntry) -> None:
         """Record entries of the log, in this order."""
 
@@ -425,8 +420,11 @@ class Store(Protocol):
     def append(self, *groups: Group, stage: str) -> None:
         """Record scored groups."""
 
-    def groups(self, *, stage: str | None = None) -> Iterable[Group]:
-        """Yield the recorded groups, of one stage or of all, in admission order."""
+    def forget(self, rollout: str) -> int:
+        """Drop the turns and entries of an unfinished rollout, which starts over; return how many there were."""
+
+    def groups(self, *, stage: str | None = None, first: int = 0, end: int | None = None) -> Iterable[Group]:
+        """Yield the recorded groups in admission order: of all stages, or of one those from `first` to before `end`."""
 
     def load(self, rollout: str) -> Rollout:
         """Return a recorded rollout. Raises `BadInput` where there is none."""
@@ -434,8 +432,8 @@ class Store(Protocol):
     def metric(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         """Record the metrics of a step."""
 
-    def metrics(self, stage: str) -> list[tuple[int, dict[str, float]]]:
-        """Return the recorded metrics of a stage, by step."""
+    def metrics(self, stage: str, *, after: int = -1) -> list[tuple[int, dict[str, float]]]:
+        """Return the recorded metrics of a stage, by step, those above `after`."""
 
     def put(self, key: str, value: Any) -> None:
         """Record plain data under a key, in the place of what was there."""
@@ -452,8 +450,9 @@ class Store(Protocol):
     def checkpoints(self, stage: str) -> Sequence[CheckpointRef]:
         """Return all checkpoints of a stage, oldest first."""
 
-    def truncate(self, stage: str, step: int, *, first_group: int = 0) -> None:
-        """Forget what a stage recorded after `step`, and its groups from `first_group` on."""
+    def truncate(self, stage: str, step: int, *, first_group: int | None = None) -> None:
+        """Forget the metrics and checkpoints of a stage after `step`; its groups from `first_group` on, with the turns
+        of their rollouts, if that is given."""
 
     def supersede(self, stage: str, number: int) -> None:
         """Stop counting a group that is rolled out again; it stays in the record."""
@@ -488,8 +487,7 @@ class TrainPlan:
     this stage replaces, and the head it trains (as `model.load` has it). `teachers`, the checkpoint folders of models
     by name, are computed beside it, without gradients; None is where what is trained begins, and a name that is no
     model of the recipe has the settings of that one. `averages` says with which decay some of these follow what is
-    trained (see `train.average`). `role` is what its batches and checkpoints call it where that is not the model's
-    name, as of a critic that is made of the policy."""
+    trained (see `train.average`). `role` names its batches and checkpoints where the model's name does not."""
 
     losses: Sequence[Loss]
     total_steps: int

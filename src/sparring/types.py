@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from sparring.annotations import DECLARED
-from sparring.generation import Constraint, KeptSets, Runs, Sampling, TopRows
+from sparring.generation import Constraint, FinishReason, KeptSets, Runs, Sampling, TopRows
 
 Role = Literal["system", "user", "assistant", "tool"]
 Source = Literal["policy", "prompt", "tool", "harness", "expert", "teacher"]
@@ -144,7 +144,8 @@ class Segment:
 
     `logprobs`, `versions` and `kv_versions` exist exactly when a model of ours sampled the tokens, and then have one
     value per token; so does `kept` where sampling was truncated. `message` is the parsed or rendered message, None for
-    pure template tokens.
+    pure template tokens. `finish_reason` says how the sampling ended; None where nothing was sampled, and in records
+    of before it was written.
     """
 
     index: int
@@ -158,6 +159,7 @@ class Segment:
     kv_versions: Runs | None = None
     sampling: Sampling | None = None
     kept: KeptSets | None = None
+    finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
         sampled = self.model is not None
@@ -471,7 +473,7 @@ class WeightRef:
     """A published version: what it is called, what it must hash to, and where it lies (`location` belongs to the
     transport: an object in this process for `inline`, a path for `disk`). `probe` are (tokens, log-probabilities) that
     the receiver must reproduce before it serves (law 9). Where they are an adapter's and not a whole model's, `adapter`
-    is its name."""
+    is its name. `digests` are those of single tensors, by name, where the publisher has them."""
 
     model: str
     version: int
@@ -480,6 +482,7 @@ class WeightRef:
     location: Any
     probe: tuple[tuple[int, ...], tuple[float, ...]] | None = None
     adapter: str | None = None
+    digests: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -57,6 +57,17 @@ def make_group(index: int, stage: str = "rl") -> Group:
 
 
 @every_store
+def test_the_trajectories_of_a_rollout_are_told_from_its_neighbours(open_store: Opener, tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    (trajectory,) = make_rollout(make_group(0).task, "rl/0/1", 1).trajectories
+    names = ["rl/0/1/white", "rl/0/1", "rl/0/1/retry-1/white", "rl/0/10", "rl/0/1/white", "rl/0", "rl/0/10/white"]
+    store.append_turns([(name, trajectory.segments) for name in names])
+    assert store.trajectories("rl/0/1") == ["rl/0/1", "rl/0/1/retry-1/white", "rl/0/1/white"]
+    assert store.trajectories("rl/0/2") == []
+    store.close()
+
+
+@every_store
 def test_groups_come_back_in_admission_order(open_store: Opener, tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for index in (2, 0, 1):

@@ -4,7 +4,9 @@ thing."""
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +19,13 @@ from sparring.errors import JudgeError, Outage, SandboxError, SparringError, Sto
 from sparring.harness.chat import ChatHarness
 from sparring.record.recorder import Recorder
 from sparring.rollout.config import RolloutConfig
+from sparring.rollout.group_log import GroupLog
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window, check_window
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
+from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ToyEnv, ToyTasks, ToyWorld, toy_renderer, toy_script
@@ -112,7 +116,6 @@ def make_run(
         window,
         run_seed=5,
         engine_version=lambda: engine.version,
-        stage="rl",
         scorers=[] if scorer is None else [scorer],
     )
     return Run(scheduler, window, engine, runner, source)
@@ -354,44 +357,50 @@ class Curriculum(ToyTasks):
 @given(kill_after=st.integers(1, 5), every=st.integers(1, 3), max_lag=st.integers(0, 2), seed=st.integers(0, 1000))
 def test_resume_trains_every_task_exactly_once(kill_after: int, every: int, max_lag: int, seed: int) -> None:
     """Checkpoints every `every` steps, dies after step `kill_after`, and starts again from the last checkpoint."""
+    folder = tempfile.TemporaryDirectory()
 
-    def made(version: int) -> tuple[Run, Curriculum]:
+    def made(version: int, store: SqliteStore | None = None) -> tuple[Run, Curriculum]:
         run = make_run(UnevenWorld(seed), max_lag=max_lag, version=version, total_steps=7)
         source = Curriculum()
         run.scheduler = Scheduler(
-            run.runner, source, run.window, run_seed=5, engine_version=lambda: run.engine.version, stage="rl"
+            run.runner,
+            source,
+            run.window,
+            run_seed=5,
+            engine_version=lambda: run.engine.version,
+            log=GroupLog(store),
         )
         return run, source
 
-    async def first_life() -> tuple[list[Group], dict[str, Any] | None]:
-        run, _ = made(0)
-        trained: list[Group] = []
+    async def first_life(store: SqliteStore) -> dict[str, Any] | None:
+        run, _ = made(0, store)
+        taken = 0
         saved: dict[str, Any] | None = None
-        kept = 0
-        async for group in run.scheduler.groups():
-            trained.append(group)
-            if len(trained) % 3 == 0:
-                step = len(trained) // 3
+        async for _ in run.scheduler.groups():
+            taken += 1
+            if taken % 3 == 0:
+                step = taken // 3
                 await asyncio.sleep(7)
                 await run.engine.pull(WeightRef(model="policy", version=step, checksum="", transport="", location=None))
                 run.window.release(step)
                 if step % every == 0:
-                    saved, kept = run.scheduler.state(step), len(trained)
+                    saved = run.scheduler.state(step)
                 if step == kill_after:
                     break
         await run.scheduler.close()
-        return trained[:kept], saved
+        return saved
 
-    trained, saved = run_virtual(first_life())[0]
-    begin = saved["step"] if saved else 0
-    run, source = made(begin)
-    if saved:
-        run.scheduler.restore(saved, trained)
-        assert source.shown == list(range(begin * 3))
-    again, _ = run_virtual(run.steps(begin + 1, 7))
-    everything = trained + sum(again, [])
+    with folder, closing(SqliteStore(f"{folder.name}/store.sqlite")) as store:
+        saved = run_virtual(first_life(store))[0]
+        begin = saved["step"] if saved else 0
+        run, source = made(begin, store)
+        if saved:
+            run.scheduler.restore(saved)
+        again, _ = run_virtual(run.steps(begin + 1, 7))
+        everything = [*store.groups(stage="rl", end=begin * 3), *sum(again, [])]
+        assert everything == list(store.groups(stage="rl"))
     assert [g.task.id for g in everything] == [f"train-{n}" for n in range(21)]
-    assert [g.index for g in everything] == list(range(21))
+    assert [g.index for g in everything] == source.shown == list(range(21))
     if max_lag == 0:  # and in a synchronous run, on the same tokens
         whole, _ = run_virtual(made(0)[0].steps(1, 7))
         assert [[tokens(r) for r in g.rollouts] for g in everything] == [

@@ -13,7 +13,7 @@ from sparring.batch.critic import without_advantage
 from sparring.batch.denominators import denominators
 from sparring.batch.flatten import flatten, sampled_tokens
 from sparring.errors import SparringError
-from sparring.protocols import Annotator, Credit, Store
+from sparring.protocols import Annotator, Credit
 from sparring.types import Batch, Group, Sample, TokenAccount
 
 Rows = Callable[[Sequence[Sample]], list[Sample]]
@@ -23,12 +23,11 @@ Rows = Callable[[Sequence[Sample]], list[Sample]]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """Plan of an update: `passes` over the rows of its groups, each in `minibatches` optimiser steps. A trajectory is
-    in one step of a pass, with all its branches; `seed` decides which. Groups are recorded under `stage`. With
-    `idle_rows` the policy's rows without any advantage are trained too, because something beside the advantage moves
-    their tokens. `learners` are models that learn from rollouts beside the policy, such as a critic: each batch of the
-    policy follows one of theirs, of the same rollouts. Through the first `warmup_steps` updates they alone learn."""
+    in one step of a pass, with all its branches; `seed` decides which. With `idle_rows` the policy's rows without any
+    advantage are trained too, because something beside the advantage moves their tokens. `learners` are models that
+    learn from rollouts beside the policy, such as a critic: each batch of the policy follows one of theirs, of the same
+    rollouts. Through the first `warmup_steps` updates they alone learn."""
 
-    stage: str = "rl"
     passes: int = 1
     minibatches: int = 1
     seed: int = 0
@@ -45,15 +44,13 @@ async def batches(
     credit: Credit,
     model: str,
     annotators: Sequence[Annotator] = (),
-    store: Store | None = None,
     plan: Plan = Plan(),
 ) -> AsyncIterator[Batch]:
     """Yield the batches of each of `steps`, one or as many as `plan` says, made of the next `groups_per_step` groups in
     the order they come (law 5).
 
     No group is taken before the batch that needs it is asked for. When the groups end early, what is left makes a last,
-    smaller batch. A step's groups are appended to `store` in one commit when the last of them is there; their turns
-    have been there since they ended.
+    smaller batch.
 
     Args:
         groups: scored groups in admission order.
@@ -62,7 +59,6 @@ async def batches(
         credit: turns scores into advantages, over all groups of the step.
         model: the model that is trained; tokens of other models are context.
         annotators: add per-token values before credit, in this order.
-        store: where groups are recorded.
         plan: how an update is made of its groups.
 
     Raises:
@@ -79,8 +75,6 @@ async def batches(
                 break
         if not taken:
             return
-        if store is not None:
-            store.append(*taken, stage=plan.stage)
         samples = [row for group in taken for row in flatten(group, model)]
         for annotator in annotators:
             samples = list(await annotator.annotate(samples))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from sparring.errors import refusal
@@ -17,10 +18,12 @@ class Domains:
 
     Args:
         factories: of the environments; at least one.
+        places: most rollouts that run at once, by environment; others have no bound of their own.
     """
 
-    def __init__(self, factories: Mapping[str, EnvFactory]) -> None:
+    def __init__(self, factories: Mapping[str, EnvFactory], places: Mapping[str, int] = MappingProxyType({})) -> None:
         self.factories = dict(factories)
+        self.places = dict(places)
         self.name = ", ".join(factories)
         scorers = {name: each.scorer for name, each in factories.items() if each.scorer is not None}
         self.scorer = _DomainScorer(scorers) if scorers else None

@@ -10,8 +10,9 @@ from sparring.protocols import AnyEnv
 from sparring.types import DEFAULT_ROLES
 
 NAME = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*")
-RETRY = "retry-"
-"""Beginning of the last part of a retried rollout's id, beside which trajectories have their role there."""
+RETRY, BROKEN = "retry-", "broken-"
+"""Beginnings of the last part of the id of an attempt that started over, and of one that broke and was rebuilt;
+trajectories have their role there."""
 
 
 def roles_of(env: AnyEnv) -> tuple[str, ...]:
@@ -36,8 +37,8 @@ def check_roles(env: AnyEnv) -> tuple[str, ...]:
     for role in roles:
         if roles.count(role) > 1:
             raise refusal(where, "roles of different names", f"two called {role!r}", "rename one")
-        if not NAME.fullmatch(role) or role.startswith(RETRY):
-            expected = f"names of letters, digits, _, - and /, not beginning with {RETRY}"
+        if not NAME.fullmatch(role) or role.startswith((RETRY, BROKEN)):
+            expected = f"names of letters, digits, _, - and /, not beginning with {RETRY} or {BROKEN}"
             raise refusal(where, expected, repr(role), "rename it")
     for method in ("step_of", "score_all") if len(roles) > 1 else ():
         if getattr(type(env), method, getattr(Env, method)) is getattr(Env, method):

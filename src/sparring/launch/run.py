@@ -207,7 +207,8 @@ def _worlds(config: RunConfig, judges: Judges) -> tuple[EnvFactory, Harness]:
     }
     if config.env is not None:
         return factories["env"], harnesses["env"]
-    return Domains(_by_domain(factories)), HarnessByEnvironment(_by_domain(harnesses))
+    places = {name: domain.places for name, domain in config.envs.items() if domain.places is not None}
+    return Domains(_by_domain(factories), places), HarnessByEnvironment(_by_domain(harnesses))
 
 
 def _harness_of(config: RunConfig, key: str) -> str:

@@ -12,6 +12,7 @@ import xxhash
 from sparring.errors import EngineError, LimitReached, boundary, refusal
 from sparring.generation import Completion, Constraint, GenerateRequest, Sampling
 from sparring.protocols import Engine, Renderer, Store
+from sparring.record.replies import RecordedReplies
 from sparring.record.transcript import Transcript
 from sparring.record.tree import Tree, Turn
 from sparring.record.turns import TurnQueue
@@ -60,8 +61,9 @@ class Recorder:
         priority: int = 0,
         admission: int = 0,
         limits: Limits | None = None,
+        replies: RecordedReplies | None = None,
     ) -> RecordedSession:
-        """A session for one role of one rollout.
+        """Open a session for one role of one rollout.
 
         Args:
             task: whose limits hold unless `limits` is given.
@@ -71,11 +73,15 @@ class Recorder:
             priority: of its requests at the engine.
             admission: of its rollout, by which the engine ranks requests of one priority.
             limits: replaces the task's.
+            replies: of the record of this rollout, where it is rebuilt: they answer the requests that they answered
+                before, and are not written into the store again.
         """
         rank = Rank(priority, admission)
-        return RecordedSession(
+        session = RecordedSession(
             self, task, rollout_id=rollout_id, seed=seed, role=role, rank=rank, limits=limits or task.limits
         )
+        session.replies = replies
+        return session
 
 
 class Rank(NamedTuple):
@@ -93,15 +99,17 @@ class RecordedSession:
         usage: counts so far.
         generate_s: seconds that replies were waited for, summed over requests.
         limit: the limit that the latest request hit, None where that was answered.
+        replies: of the record that answers before the engine does; None where nothing is rebuilt.
     """
 
     def __init__(
         self, recorder: Recorder, task: Task, *, rollout_id: str, seed: int, role: str, rank: Rank, limits: Limits
     ) -> None:
-        self.id = rollout_id if role == "policy" else f"{rollout_id}/{role}"
+        self.id = trajectory_id(rollout_id, role)
         self.usage = Usage()
         self.generate_s = 0.0
         self.limit: LimitReached | None = None
+        self.replies: RecordedReplies | None = None
         self._recorder = recorder
         self._task = task
         self._role = role
@@ -109,7 +117,7 @@ class RecordedSession:
         self._limits = limits
         self._seed = seed if role == "policy" else _derive(seed, role)
         self._tree = Tree(recorder.renderer)
-        self._asked = 0
+        self._requests = 0
         self._granted = 0
         self._lanes: set[int] = set()
         self._tools: Sequence[ToolSpec] = ()
@@ -150,25 +158,31 @@ class RecordedSession:
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], constraint: Constraint | None
     ) -> Message:
         """Plan a turn, sample its reply and write it down."""
-        if self._asked >= self._limits.max_turns:
+        if self._requests >= self._limits.max_turns:
             raise LimitReached("max_turns", f"{self.id}: {self._limits.max_turns} turns are used up")
         turn, self._tools = self._tree.plan(messages, tools), tools
         sampling, cut_reason = self._sampling(turn, constraint)
-        self._asked += 1
+        self._requests += 1
         self._granted += sampling.max_tokens
+        granted = sampling.max_tokens
         try:
-            completion = await self._generate(turn, sampling)
+            recorded = await self.replies.take(self._role, turn.prompt, sampling) if self.replies is not None else None
+            completion = await self._generate(turn, sampling) if recorded is None else recorded.completion()
         except BaseException:  # asked again, this turn is the same turn and samples the same tokens
-            self._asked -= 1
+            self._requests -= 1
             self._tree.abandon(turn)
             raise
         finally:
-            self._granted -= sampling.max_tokens
+            self._granted -= granted
+        if recorded is not None and recorded.sampling.max_tokens != granted:
+            sampling = recorded.sampling
+            cut_reason = "max_tokens" if sampling.max_tokens < self._room(turn) else "context_length"
         reply = self._named(self._recorder.renderer.parse(completion.tokens, tools, prompt=turn.added))
         new = self._write(turn, completion, reply, sampling)
         tool_calls = self.usage.tool_calls
-        if self._recorder.turns is not None:  # whoever is cancelled here leaves a whole record
-            await self._recorder.turns.put(self.id, new)
+        if self._recorder.turns is not None and recorded is None:  # a task cancelled here leaves a whole record
+            entries = () if self.replies is None else self.replies.take_entries()
+            await self._recorder.turns.put(self.id, new, entries)
         if completion.finish_reason == "length":
             raise LimitReached(cut_reason, f"{self.id}: a reply was cut short after {len(completion.tokens)} tokens")
         if tool_calls > self._limits.max_tool_calls:
@@ -203,10 +217,10 @@ class RecordedSession:
             await self._recorder.engine.release(self._conversation(lane))
 
     def _sampling(self, turn: Turn, constraint: Constraint | None) -> tuple[Sampling, str]:
-        """How this turn is drawn, and the limit that a reply cut short has hit."""
+        """Return how this turn is drawn, and the limit that a reply cut short has hit."""
         base = self._recorder.sampling
         rollout = self._limits.max_tokens - self.usage.sampled_tokens - self._granted
-        context = self._recorder.max_context - turn.length
+        context = self._room(turn)
         if rollout < 1:
             raise LimitReached("max_tokens", f"{self.id}: {self._limits.max_tokens} sampled tokens are used up")
         if context < 1:
@@ -225,7 +239,7 @@ class RecordedSession:
 
     async def _generate(self, turn: Turn, sampling: Sampling) -> Completion:
         request = GenerateRequest(
-            id=f"{self.id}#{self._asked}",
+            id=f"{self.id}#{self._requests}",
             tokens=self._tree.prompt(turn),
             sampling=sampling,
             conversation=self._conversation(turn.lane),
@@ -245,7 +259,7 @@ class RecordedSession:
         return completion
 
     def _write(self, turn: Turn, completion: Completion, reply: Message, sampling: Sampling) -> list[Segment]:
-        """Into the record and the counts; the new segments."""
+        """Write a turn into the record and the counts, and return the new segments."""
         new = self._tree.append(turn, completion, reply, sampling, self._recorder.model)
         self.usage = Usage(
             sampled_tokens=self.usage.sampled_tokens + len(completion.tokens),
@@ -257,7 +271,7 @@ class RecordedSession:
         return new
 
     def _named(self, reply: Message) -> Message:
-        """Ids that a parser numbered per reply become unique in the conversation; ids of the format itself stay."""
+        """Return the reply with ids of calls that are unique in the conversation. Ids of the format itself stay."""
         if not reply.tool_calls:
             return reply
         calls = tuple(
@@ -266,8 +280,17 @@ class RecordedSession:
         )
         return dataclasses.replace(reply, tool_calls=calls)
 
+    def _room(self, turn: Turn) -> int:
+        """Return how many tokens the context has for the reply of a turn."""
+        return self._recorder.max_context - turn.length
+
     def _conversation(self, lane: int) -> str:
         return f"{self.id}#{lane}"
+
+
+def trajectory_id(rollout_id: str, role: str) -> str:
+    """Return the id of a role's trajectory: the policy's is its rollout's."""
+    return rollout_id if role == "policy" else f"{rollout_id}/{role}"
 
 
 def _derive(seed: int, *names: object) -> int:

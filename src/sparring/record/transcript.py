@@ -45,9 +45,17 @@ class TextRecorder:
         self.source = source
 
     def open(
-        self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int = 0
+        self,
+        task: Task,
+        *,
+        rollout_id: str,
+        seed: int,
+        role: str,
+        priority: int,
+        admission: int = 0,
+        replies: object = None,
     ) -> TextSession:
-        """Open the session of one role of one rollout."""
+        """Open the session of one role of one rollout. Text has no tokens, so there are no `replies` of a record."""
         return TextSession(self, task, rollout_id, seed, role)
 
 

@@ -11,6 +11,7 @@ before. So the memory of a session is in proportion to its ids, and a late turn 
 from __future__ import annotations
 
 import hashlib
+import heapq
 import operator
 from array import array
 from collections import Counter
@@ -22,8 +23,8 @@ from sparring.protocols import Renderer
 from sparring.record.identity import message_key, tools_key
 from sparring.types import Message, Segment, Source, ToolSpec
 
-_BYTES = 16
-"""Of a digest."""
+DIGEST_BYTES = 16
+"""Length of a digest."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,8 +42,8 @@ class Node:
 class Turn:
     """One request, planned: the segment that leads to it, and a hash over its prompt, which has `length` ids.
 
-    `lane` names a line of turns that extends one id sequence (its KV can be kept). `repeat` counts earlier requests
-    with the very same prompt: their replies must not be drawn with the same random numbers. `key` is the digest of the
+    `lane` names a line of turns that extends one id sequence (its KV can be kept). `repeat` numbers requests with the
+    very same prompt: their replies must not be drawn with the same random numbers. `key` is the digest of the
     tools and all messages; `heard` are the messages that the lane has yet to hear, all of them where it is `anew`.
     """
 
@@ -57,6 +58,11 @@ class Turn:
     tools: bytes
     heard: tuple[Message, ...]
     anew: bool
+
+    @property
+    def prompt(self) -> bytes:
+        """Digest of all ids of the prompt."""
+        return self.ids.digest()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -76,7 +82,8 @@ class Tree:
     renderer: Renderer
     segments: list[Segment] = field(default_factory=list)
     _nodes: dict[bytes, Node] = field(default_factory=dict)
-    _asked: Counter[bytes] = field(default_factory=Counter)
+    _requests: Counter[bytes] = field(default_factory=Counter)
+    _abandoned: dict[bytes, list[int]] = field(default_factory=dict)
     _told: dict[tuple[int | None, tuple[int, ...]], int] = field(default_factory=dict)
     _lanes: dict[int, Lane] = field(default_factory=dict)
     _said: dict[int, int] = field(default_factory=dict)
@@ -112,7 +119,7 @@ class Tree:
             # A first request is the prompt; any later whole render is the harness's own doing: it rewrote the history.
             source = "harness" if any(message.role == "assistant" for message in messages) else "prompt"
             added = self.renderer.render(messages, tools).tokens
-            ids, length, parent, lane = hashlib.blake2b(digest_size=_BYTES), 0, None, self._new_lane()
+            ids, length, parent, lane = hashlib.blake2b(digest_size=DIGEST_BYTES), 0, None, self._new_lane()
         ids.update(_bytes(added))
         return Turn(
             ids=ids,
@@ -121,7 +128,7 @@ class Tree:
             added=added,
             source=source,
             lane=lane,
-            repeat=self._ask(ids.digest()),
+            repeat=self._repeat(ids.digest()),
             key=keys[-1],
             tools=tools_digest,
             heard=tuple(messages[known:] if lane == same else messages),
@@ -166,6 +173,7 @@ class Tree:
                 kv_versions=completion.kv_versions,
                 sampling=sampling,
                 kept=completion.kept,
+                finish_reason=completion.finish_reason,
             )
         )
         self.segments += new
@@ -177,13 +185,16 @@ class Tree:
         return new
 
     def abandon(self, turn: Turn) -> None:
-        """Take back a planned turn that got no reply."""
-        self._asked[turn.ids.digest()] -= 1
+        """Take back a planned turn that got no reply: the next request with its prompt is that turn."""
+        heapq.heappush(self._abandoned.setdefault(turn.prompt, []), turn.repeat)
 
-    def _ask(self, prompt: bytes) -> int:
-        """Count a request with this prompt; how many there were before."""
-        self._asked[prompt] += 1
-        return self._asked[prompt] - 1
+    def _repeat(self, prompt: bytes) -> int:
+        """Count a request with this prompt, and return its number: the smallest that no other request has."""
+        abandoned = self._abandoned.get(prompt)
+        if abandoned:
+            return heapq.heappop(abandoned)
+        self._requests[prompt] += 1
+        return self._requests[prompt] - 1
 
     def _hear(self, turn: Turn, reply: Message) -> bytes:
         """Let the turn's lane know what was said in it; the digest of its conversation."""
@@ -253,7 +264,7 @@ def _chained(before: bytes, messages: Sequence[Message]) -> list[bytes]:
 
 
 def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_BYTES).digest()
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
 def _bytes(tokens: Sequence[int]) -> bytes:

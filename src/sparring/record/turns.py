@@ -27,13 +27,14 @@ class TurnQueue:
         self._store = store
         self._waiting: list[tuple[Record, asyncio.Future[None]]] = []
 
-    async def put(self, trajectory: str, segments: Sequence[Segment]) -> None:
-        """Return when the turn is durable. A caller that is cancelled while it waits has its turn written all the same.
+    async def put(self, trajectory: str, segments: Sequence[Segment], entries: Sequence[LogEntry] = ()) -> None:
+        """Return when the turn is durable, with entries of the log that belong before it. A caller that is cancelled
+        while it waits has them written all the same.
 
         Raises:
             StoreError: this turn could not be written; turns that could be are.
         """
-        await self._put(([(trajectory, segments)], ()))
+        await self._put(([(trajectory, segments)], entries))
 
     async def record(self, *entries: LogEntry) -> None:
         """Return when these entries of the log are durable, all or none. A caller that is cancelled while it waits has

@@ -11,20 +11,21 @@ from sparring.types import POLICY, Limits
 
 
 class ConstraintConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the text of every reply must be."""
+    """Constraint on the text of every reply."""
 
     kind: Literal["json_schema", "regex", "lark"]
-    """JSON of a schema, what a regular expression matches as a whole, or a text of a grammar in Lark's notation."""
+    """Kind of text: JSON of a schema, a whole match of a regular expression, or a text of a grammar in Lark's
+    notation."""
 
     source: str
     """The schema as JSON, the expression, or the grammar."""
 
 
 class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tasks become scored groups."""
+    """Settings of rollouts: tasks become scored groups."""
 
     harness: str = "chat"
-    """Who holds the conversation: `chat`, a world's question and its answers turn by turn; or `package.module:name` or
+    """Holder of the conversation: `chat`, a world's question and its answers turn by turn; or `package.module:name` or
     `path/to/file.py:name`, a coroutine function `async def name(episode)` or a class with such a `run`."""
 
     roles: dict[str, str] = {}
@@ -35,7 +36,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Rollouts of one task; their mean reward is the baseline."""
 
     max_lag: int = 0
-    """How many optimiser steps a group may be behind when it is trained. 0 is synchronous."""
+    """Optimiser steps that a group may be behind when it is trained. 0 is synchronous."""
 
     max_concurrent_rollouts: int = 128
     """Rollouts in flight."""
@@ -65,8 +66,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A turn ends with the token that completes one of these in its text, beside the tokens that end a turn anyway."""
 
     constraint: ConstraintConfig | None = None
-    """What the text of every reply must be; an environment may ask for something else with an observation. A reply that
-    calls tools is a text too."""
+    """Constraint on the text of every reply; an environment may ask for another with an observation. A reply that calls
+    tools is a text too."""
 
     max_turns: int | None = None
     """Replaces the task's own limit."""
@@ -78,16 +79,35 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Replaces the task's own limit."""
 
     timeout_s: float | None = None
-    """Wall clock of one rollout; replaces the task's own limit."""
-
-    score_timeout_s: float = 120.0
-    """Wall clock of scoring one rollout. A scorer that takes longer has failed, not the policy."""
+    """Seconds that the policy's own commands may take, the calls of one rollout to its environment together; replaces
+    the task's own limit. Checked after each call: beyond it the rollout is truncated."""
 
     box_timeout_s: float = 120.0
-    """Longest wait for a box. It is not on the policy's clock."""
+    """Longest wait for a box. This limit and those below are never on the policy's clock: one that strikes is a failure
+    of the infrastructure, which is retried."""
 
-    retries: int = 2
-    """How often a rollout that the infrastructure broke is run again, with the same seed."""
+    open_timeout_s: float = 300.0
+    """Longest time in which an environment is made and opened."""
+
+    turn_timeout_s: float = 3600.0
+    """Longest wait for one reply: queueing behind other requests, sampling, updates of weights."""
+
+    tool_timeout_s: float = 600.0
+    """Longest time of one call to the environment, and longest time in which a harness asks for nothing."""
+
+    score_timeout_s: float = 120.0
+    """Longest time of scoring one rollout, and of each second pass over its group. The same conversation is scored
+    again up to `retries` times."""
+
+    close_timeout_s: float = 30.0
+    """Longest time in which environment, box and conversation are closed, each; what takes longer is left behind."""
+
+    stalled_s: float = 60.0
+    """Seconds without a finished rollout after which one line says what is waited for."""
+
+    retries: int = 3
+    """Number of times in a row that a rollout which the infrastructure broke is rebuilt without getting further than
+    before. With fewer than 3, no failure of an environment is ever called the policy's."""
 
     retry_delay_s: float = 0.5
     """Longest pause before the first retry; doubles with each. The pause itself is drawn evenly below it by the seed of
@@ -119,15 +139,20 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("min_turn_tokens must be from 0 to max_turn_tokens")
         if not all(self.stop_strings):
             raise ValueError("stop_strings must not be empty texts")
-        if min(self.score_timeout_s, self.box_timeout_s) <= 0 or (self.timeout_s is not None and self.timeout_s <= 0):
-            raise ValueError("timeout_s, score_timeout_s and box_timeout_s must be more than 0")
+        if min(limit for _, limit in self.time_limits()) <= 0 or self.stalled_s <= 0:
+            raise ValueError(f"{', '.join(name for name, _ in self.time_limits())} and stalled_s must be more than 0")
         if any(n is not None and n < 1 for n in (self.max_turns, self.max_tokens)):
             raise ValueError("max_turns and max_tokens must be at least 1")
         if self.max_tool_calls is not None and self.max_tool_calls < 0:
             raise ValueError("max_tool_calls must be 0 or more")
 
+    def time_limits(self) -> tuple[tuple[str, float], ...]:
+        """Return the limits of time that are set, by key, in seconds."""
+        keys = ("timeout_s", *(f"{phase}_timeout_s" for phase in ("box", "open", "turn", "tool", "score", "close")))
+        return tuple((key, limit) for key in keys if (limit := getattr(self, key)) is not None)
+
     def sampling(self, stop: tuple[int, ...] = ()) -> Sampling:
-        """How every turn is sampled. The seed is set per rollout."""
+        """Return the sampling of every turn. The seed is set per rollout."""
         wanted = self.constraint
         return Sampling(
             temperature=self.temperature,
@@ -147,7 +172,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.roles.get(role, POLICY) == POLICY
 
     def limits(self, task: Limits) -> Limits:
-        """The task's limits with the ones set here in their place."""
+        """Return the task's limits with the ones set here in their place."""
         return Limits(
             max_turns=task.max_turns if self.max_turns is None else self.max_turns,
             max_tokens=task.max_tokens if self.max_tokens is None else self.max_tokens,

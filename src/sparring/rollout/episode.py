@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
+from sparring.envs.executor import EXECUTOR, Executor, InlineExecutor, is_cooperative
 from sparring.envs.roles import roles_of
-from sparring.errors import EnvError, InfraError, LimitReached, boundary, refusal
+from sparring.errors import (
+    EngineError,
+    EnvError,
+    InfraError,
+    LimitReached,
+    SandboxError,
+    SparringError,
+    boundary,
+    refusal,
+)
 from sparring.protocols import AnyEnv, RolesEnv, Sandbox, Session, SingleEnv
+from sparring.record.replies import RecordedReplies
 from sparring.record.transcript import Transcript
+from sparring.rollout.config import RolloutConfig
+from sparring.rollout.phases import LimitedSession, Phases
+from sparring.rollout.rebuild import Watch
 from sparring.types import (
     DEFAULT_ROLES,
     Message,
@@ -24,8 +38,6 @@ from sparring.types import (
     Trajectory,
 )
 
-CLOSE_TIMEOUT_S = 30.0
-"""A world or box that takes longer to close is left behind."""
 ANSWERED = Outcome(kind="completed", reason="answered")
 
 
@@ -49,62 +61,126 @@ class OpenSession(Session, Protocol):
 class SessionRecorder(Protocol):
     """Opens sessions that know what they recorded: `record.Recorder`."""
 
-    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int) -> OpenSession:
-        """Open the session of one role of one rollout."""
+    def open(
+        self,
+        task: Task,
+        *,
+        rollout_id: str,
+        seed: int,
+        role: str,
+        priority: int,
+        admission: int,
+        replies: RecordedReplies | None = None,
+    ) -> OpenSession:
+        """Open the session of one role of one rollout. `replies` are those of its record, where it is rebuilt."""
         ...
 
 
 class GuardedEnv:
-    """A world whose foreign exceptions and answers become `EnvError` and whose time is measured. Implements
-    `protocols.World`, and scores and closes the world.
+    """An environment whose foreign exceptions and answers become `EnvError`, whose calls run in an executor under the
+    limits of their phases, and whose time is measured. Implements `protocols.World`, and makes, scores and closes the
+    environment.
 
     Args:
-        make: makes the world, when it is first needed.
+        make: makes the environment.
+        executor: runs its author's code; None: the event loop.
+        phases: of the attempt; None: of the default limits.
+        timeout_s: seconds that the policy's own commands may take together.
+        watch: of the attempt; it compares what the environment answers with the record, if there is one.
 
     Attributes:
-        world_s: seconds spent inside the world.
+        phases: of the attempt.
+        watch: of the attempt.
+        world_s: seconds spent inside the environment.
+        policy_s: seconds of the policy's own commands: of steps that answered, without the wait for a place in which
+            a box runs a command.
     """
 
-    def __init__(self, make: Callable[[], AnyEnv]) -> None:
+    def __init__(
+        self,
+        make: Callable[[], AnyEnv],
+        executor: Executor | None = None,
+        phases: Phases | None = None,
+        *,
+        timeout_s: float = math.inf,
+        watch: Watch | None = None,
+    ) -> None:
         self._make = make
+        self.watch = watch or Watch()
+        self._executor = InlineExecutor() if executor is None else executor
+        self.phases = Phases(RolloutConfig()) if phases is None else phases
+        self._timeout_s = timeout_s
         self._made: AnyEnv | None = None
         self._roles = DEFAULT_ROLES
+        self._tools: tuple[ToolSpec, ...] | None = None
+        self._box: Sandbox | None = None
         self._observed: list[tuple[str, Observation]] = []
+        self._left = False
         self.world_s = 0.0
+        self.policy_s = 0.0
 
     @property
     def _env(self) -> AnyEnv:
         if self._made is None:
             with boundary(EnvError, "env"):
-                self._made = self._make()
-                self._roles = roles_of(self._made)
+                self._make_it()
+        assert self._made is not None
         return self._made
+
+    def _make_it(self) -> None:
+        """Make the environment; one that is made while its maker is cancelled is closed with the others."""
+        made = self._make()
+        self._roles = roles_of(made)
+        self._made = made
+
+    @property
+    def abandoned(self) -> bool:
+        """True after one of its calls went on although it was cancelled: it takes no more."""
+        return self._executor.abandoned
+
+    @property
+    def rebuildable(self) -> bool:
+        """False where the environment says that it does not answer the same when it is run again."""
+        return bool(getattr(self._made, "rebuildable", True))
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles that the world names."""
+        """The roles that the environment names."""
         _ = self._env
         return self._roles
 
     @property
     def first_role(self) -> str:
-        """The first of its roles; of a world that cannot be made, that of one that names none."""
-        try:
-            return self.roles[0]
-        except InfraError:
-            return DEFAULT_ROLES[0]
+        """The first of its roles; of an environment that was not made, that of one that names none."""
+        return self._roles[0]
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        """The world's tools."""
+        """The environment's tools, as they were after its latest answer."""
+        if self._tools is not None:
+            return self._tools
         with boundary(EnvError, "env.tools"):
             return self._env.tools
 
+    async def make(self) -> None:
+        """Make the environment, if that has not been done. Raises EnvError for whatever its code raises."""
+        if self._made is None:
+            async with self.phases.within("open"):
+                with _Measured(self, "env"):
+                    await self._call(self._make_it)
+
     async def open(self, task: Task, box: Sandbox | None) -> Observation:
-        """Open the world. Raises EnvError for whatever its code raises, and for what no model can be told."""
-        with _Measured(self, "env.open"):
-            opened = _checked(await self._env.open(task, box))
+        """Open the environment. Raises EnvError for whatever its code raises, and for what no model can be told."""
+        self._box = box
+        env = self._env
+        if not self.rebuildable:
+            self.watch.refuse("the world says that it cannot be rebuilt")
+        async with self.phases.within("open"):
+            with _Measured(self, "env.open"), self.watch.call("open"):
+                opened = _checked(await self._call(env.open, task, box))
+                await self._read_tools()
         self._observed = [("", opened)]
+        self.watch.observe("", opened)
         return opened
 
     async def step(self, reply: Message, role: str | None = None) -> Observation:
@@ -112,30 +188,41 @@ class GuardedEnv:
 
         Args:
             reply: what was said.
-            role: who said it; may be left out where the world has one role.
+            role: who said it; may be left out where the environment has one role.
 
         Raises:
             EnvError: its code raised, or answered with what no model can be told.
-            BadInput: the world does not name the role.
+            LimitReached: the policy's own commands have taken longer than its limit.
+            BadInput: the environment does not name the role.
         """
         role = self.named(role, "env.step")
-        with _Measured(self, "env.step"):
-            if len(self._roles) > 1:
-                answer = await cast(RolesEnv, self._env).step_of(role, reply)
-            else:
-                answer = await cast(SingleEnv, self._env).step(reply)
-            observation = _checked(answer)
+        self._check_time()
+        clock = asyncio.get_running_loop().time
+        async with self.phases.within("tool", ", ".join([call.name for call in reply.tool_calls])):
+            started, queued_s = clock(), self._queued_s()
+            with _Measured(self, "env.step"), self.watch.call("step", role, reply):
+                if len(self._roles) > 1:
+                    answer = await self._call(cast(RolesEnv, self._env).step_of, role, reply)
+                else:
+                    answer = await self._call(cast(SingleEnv, self._env).step, reply)
+                observation = _checked(answer)
+                took_s = clock() - started - (self._queued_s() - queued_s)
+                await self._read_tools()
+        self.policy_s += self.watch.observe(role, observation, took_s)
+        self._check_time()
         self._observed.append((role, observation))
         return observation
 
     async def score(self, trajectories: Sequence[Trajectory]) -> Score | None:
-        """Score a rollout, of a world of several roles all trajectories together. Raises EnvError for whatever the
-        world's code raises, and for a reward that is no finite number; a JudgeError passes through."""
-        with _Measured(self, "env.score"):
-            if len(self.roles) > 1:
-                by_role = {trajectory.role: trajectory for trajectory in trajectories}
-                return _rated(await cast(RolesEnv, self._env).score_all(by_role), self._roles)
-            return _rated(await cast(SingleEnv, self._env).score(trajectories[0]), self._roles)
+        """Score a rollout, of an environment of several roles all trajectories together. Raises EnvError for whatever
+        the environment's code raises, and for a reward that is no finite number; a JudgeError passes through."""
+        env = self._env
+        async with self.phases.within("score"):
+            with _Measured(self, "env.score"), self.watch.call("score"):
+                if len(self._roles) > 1:
+                    by_role = {trajectory.role: trajectory for trajectory in trajectories}
+                    return rated(await self._call(cast(RolesEnv, env).score_all, by_role), self._roles)
+                return rated(await self._call(cast(SingleEnv, env).score, trajectories[0]), self._roles)
 
     def named(self, role: str | None, where: str) -> str:
         """Return the role that was asked for; where none was, the only one of the world.
@@ -182,10 +269,49 @@ class GuardedEnv:
         return replace(score, states=states[trajectories[0].role]) if in_states and score.states is None else score
 
     async def close(self) -> None:
-        """Close the world, if there is one. Raises EnvError for whatever its code raises."""
-        if self._made is not None:
-            with _Measured(self, "env.close"):
-                await self._made.close()
+        """Close the environment, if there is one and its code was not abandoned. Raises EnvError for whatever its code
+        raises."""
+        try:
+            if self._made is not None and not self.abandoned:
+                with _Measured(self, "env.close"):
+                    await self._call(self._made.close, run=self._executor.finish)
+        finally:
+            self._executor.close()
+
+    async def _call(
+        self, method: Callable[..., Any], *arguments: Any, run: Callable[..., Awaitable[Any]] | None = None
+    ) -> Any:
+        """Call a method of the environment where its code may run; `run`: of the executor."""
+        try:
+            if not is_cooperative(method):
+                return await (run or self._executor.run)(method, *arguments)
+            token = EXECUTOR.set(self._executor)
+            try:
+                return await method(*arguments)
+            finally:
+                EXECUTOR.reset(token)
+        finally:
+            if self.abandoned and not self._left:
+                self._left = True
+                self.phases.note("abandoned", {"call": getattr(method, "__qualname__", repr(method))})
+
+    async def _read_tools(self) -> None:
+        """Read the tools where they are the author's code; else they are read when they are asked for."""
+        read = getattr(type(self._env), "tools", None)
+        if isinstance(read, property) and not is_cooperative(cast(Callable[..., Any], read.fget)):
+            self._tools = await self._call(lambda: self._env.tools)
+
+    def _queued_s(self) -> float:
+        """Return the seconds that commands of the box have waited for a place."""
+        return getattr(self._box, "queued_s", 0.0)
+
+    def _check_time(self) -> None:
+        """Raise LimitReached where the policy's own commands have taken too long."""
+        if self.watch.timed_out(self.policy_s > self._timeout_s):
+            answers = self.watch.num_answers
+            data = {"phase": "policy", "turn": self.phases.turns, "seconds": self.policy_s, "answers": answers}
+            self.phases.note("limit", data)
+            raise LimitReached("timeout", f"the policy's commands took {self.policy_s:.3g} s of {self._timeout_s:g} s")
 
 
 def _checked(answer: object) -> Observation:
@@ -200,8 +326,13 @@ def _checked(answer: object) -> Observation:
     return answer
 
 
-def _rated(score: object, roles: Sequence[str]) -> Score | None:
-    """Return the score if a baseline can be made with it."""
+def rated(score: object, roles: Sequence[str]) -> Score | None:
+    """Return the score if a baseline can be made with it.
+
+    Raises:
+        TypeError: it is no score.
+        ValueError: a reward is no finite number, or of a role that is not there.
+    """
     if score is None:
         return None
     if not isinstance(score, Score):
@@ -266,6 +397,7 @@ class RunningEpisode:
         self._priority = priority
         self._admission = admission
         self._sessions: dict[str, OpenSession] = {}
+        self._limited: dict[str, LimitedSession] = {}
 
     def session(self, role: str | None = None) -> Session:
         """Return the session of a role; where the world has one role, that may be left out.
@@ -273,7 +405,10 @@ class RunningEpisode:
         Raises:
             BadInput: the world does not name the role.
         """
-        return self._session(self.env.named(role, "episode.session"))
+        role = self.env.named(role, "episode.session")
+        if role not in self._limited:
+            self._limited[role] = LimitedSession(self._session(role), self.env.phases, role)
+        return self._limited[role]
 
     def trajectories(self, outcome: Outcome, timing: Timing) -> tuple[Trajectory, ...]:
         """Return what was recorded: one trajectory per role that was asked, in the order in which the world names
@@ -299,18 +434,38 @@ class RunningEpisode:
         """Close world, box and sessions, each whatever the others do. What fails to close changes no outcome: it is
         returned."""
         failures: list[InfraError] = []
-        closers = [self.env.close, *(s.close for s in self._sessions.values())]
+        closers: list[tuple[str, type[InfraError], Callable[[], Awaitable[None]]]] = [
+            ("environment", EnvError, self.env.close),
+            *(("session", EngineError, session.close) for session in self._sessions.values()),
+        ]
         if self.box is not None:
-            closers.insert(1, self.box.close)
-        for closer in closers:
+            closers.insert(1, ("box", SandboxError, self.box.close))
+        cancelled: asyncio.CancelledError | None = None
+        for part, error, close in closers:
             try:
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await closer()
-            except InfraError as error:
-                failures.append(error)
-            except TimeoutError:
-                failures.append(EnvError(f"{closer.__qualname__}: not closed after {CLOSE_TIMEOUT_S:.0f} s"))
+                await self._close(part, error, close)
+            except asyncio.CancelledError as cause:  # the others are closed all the same
+                cancelled = cause
+            except InfraError as failure:
+                failures.append(failure)
+            except SparringError as cause:
+                failures.append(error(f"close {part}: {type(cause).__name__}: {cause}"))
+        if cancelled is not None:
+            raise cancelled
         return failures
+
+    async def _close(self, part: str, error: type[InfraError], close: Callable[[], Awaitable[None]]) -> None:
+        """Close one part within its limit. Raises the part's error for whatever its code raises."""
+        task = asyncio.current_task()
+        cancels = task.cancelling() if task is not None else 0
+        try:
+            async with self.env.phases.within("close", part, error=error):
+                with boundary(error, f"close {part}"):
+                    await close()
+        except asyncio.CancelledError:
+            if task is not None and task.cancelling() > cancels:
+                raise
+            raise error(f"close {part}: CancelledError: its own code was cancelled") from None
 
     def _session(self, role: str) -> OpenSession:
         if role not in self._sessions:
@@ -321,6 +476,7 @@ class RunningEpisode:
                 role=role,
                 priority=self._priority,
                 admission=self._admission,
+                replies=self.env.watch.replies,
             )
         return self._sessions[role]
 

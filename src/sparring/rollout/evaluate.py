@@ -9,10 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-import msgspec
-import xxhash
-
-from sparring.errors import InfraError, JudgeError, boundary, refusal
+from sparring.errors import InfraError, refusal
 from sparring.observe.evaluation import (
     Evaluation,
     Lost,
@@ -25,7 +22,10 @@ from sparring.observe.evaluation import (
 )
 from sparring.observe.statistics import pass_at_k, pass_hat_k
 from sparring.protocols import Scorer
-from sparring.rollout.runner import Finished, RolloutRunner, failure_of
+from sparring.rollout.attempts import failure_of
+from sparring.rollout.digest import digest
+from sparring.rollout.group_scoring import GroupScoring
+from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.scheduler import unscored
 from sparring.rollout.seeds import rollout_seed
 from sparring.types import POLICY, Group, Outcome, Purpose, Score, Task
@@ -125,7 +125,7 @@ class ScoredRunner:
 
     def __init__(self, runner: RolloutRunner, scorers: Sequence[Scorer]) -> None:
         self._runner = runner
-        self._scorers = scorers
+        self._scoring = GroupScoring(scorers, runner.config, runner.executors)
 
     async def run(
         self, task: Task, *, rollout_id: str, index: int, seed: int, purpose: Purpose = "eval", priority: int = PRIORITY
@@ -136,11 +136,8 @@ class ScoredRunner:
         )
         if finished.score is None:
             return finished
-        scores: Sequence[Score] = [finished.score]
         try:
-            with boundary(JudgeError, "scorer"):
-                for scorer in self._scorers:
-                    scores = await scorer.score(task, [finished.rollout], scores)
+            scores = await self._scoring.scores(task, [finished.rollout], [finished.score])
         except InfraError as error:
             outcome = Outcome(kind="judge_failed", reason="failure", failure=failure_of(error))
             return replace(finished, rollout=unscored(finished.rollout, outcome), score=None)
@@ -226,12 +223,6 @@ def summarize(plan: EvalPlan, found: Mapping[int, Finding], ks: Sequence[int] = 
         versions=(min(low for low, _ in sampled), max(high for _, high in sampled)) if sampled else None,
         tasks=tasks,
     )
-
-
-def digest(task: Task) -> str:
-    """Of what is asked and with what it is scored: the same for equal tasks in every process."""
-    asked = (task.id, task.seed, [(m.role, m.content) for m in task.messages], task.data)
-    return xxhash.xxh3_64_hexdigest(msgspec.json.encode(asked, order="sorted", enc_hook=repr))
 
 
 async def _one(runner: RolloutRunner | ScoredRunner, plan: EvalPlan, number: int) -> Group:

@@ -4,7 +4,7 @@ one."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from types import TracebackType
 from typing import Protocol
@@ -17,7 +17,7 @@ from sparring.rollout.runner import RolloutRunner
 class RestartableStore(EvalStore, Protocol):
     """A store that can also begin an evaluation again."""
 
-    def truncate(self, stage: str, step: int, *, first_group: int = 0) -> None:
+    def truncate(self, stage: str, step: int, *, first_group: int | None = None) -> None:
         """Let what was recorded after `step` count no longer."""
         ...
 
@@ -37,6 +37,7 @@ class Evaluator:
         store: the record.
         found: called with the step and the result.
         left_out: called with the step whose evaluation was due, and the one that is still under way.
+        finished: steps whose evaluation is recorded; none comes again.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Evaluator:
         store: RestartableStore,
         found: Callable[[int, Evaluation], None],
         left_out: Callable[[int, int], None],
+        finished: Collection[int] = (),
     ) -> None:
         self._runner = runner
         self._plan = plan
@@ -57,6 +59,7 @@ class Evaluator:
         self._store = store
         self._found = found
         self._left_out = left_out
+        self._finished = frozenset(finished)
         self._step = 0
         self._under_way: asyncio.Task[None] | None = None
 
@@ -76,7 +79,7 @@ class Evaluator:
         Raises:
             Exception: what killed the one before, if it was no infrastructure failure.
         """
-        if not self._every or step % self._every:
+        if not self._every or step % self._every or step in self._finished:
             return
         if self._under_way is not None and not self._under_way.done():
             self._left_out(step, self._step)
@@ -98,6 +101,6 @@ class Evaluator:
     async def _evaluate(self, step: int) -> None:
         plan = replace(self._plan, stage=f"{self._plan.stage}/{step}")
         # what an earlier process left of it was sampled with weights that are no longer those of any step
-        self._store.truncate(plan.stage, 0)
+        self._store.truncate(plan.stage, 0, first_group=0)
         found = await evaluate(self._runner, plan, max_concurrent_rollouts=self._most, store=self._store)
         self._found(step, summarize(plan, found))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sparring.envs.executor import cooperative
 from sparring.protocols import ValueModel
 from sparring.types import Rollout, Score, Task
 
@@ -26,6 +27,7 @@ class RewardScorer:
     def __init__(self, model: ValueModel, *, weight: float = 1.0) -> None:
         self._model, self._weight = model, weight
 
+    @cooperative
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> list[Score]:
         """The scores with the part `reward_model`, before the weight.
 

@@ -5,34 +5,39 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
-from types import MappingProxyType
 
 from sparring.backoff import retry_pause_s
 from sparring.envs.domains import Domains
+from sparring.envs.executor import Executor, InlineExecutor
 from sparring.errors import (
     BadInput,
-    EngineError,
+    EnvError,
     InfraError,
     JudgeError,
     LimitReached,
+    NotRebuildable,
     PolicyFailure,
-    SandboxError,
+    Suspended,
     TaskError,
+    boundary,
 )
+from sparring.observe.metrics import Metrics
 from sparring.protocols import Boxes, EnvFactory, Harness
 from sparring.record.transcript import Transcript
+from sparring.rollout.attempt_log import AttemptLog
+from sparring.rollout.attempts import Attempt, Attempts, broken_by
+from sparring.rollout.blame import Successes, WorldCalls
 from sparring.rollout.breaker import Breakers
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode, SessionRecorder, outcome_at
-from sparring.rollout.lengths import sampled_tokens
-from sparring.types import Failure, Outcome, Purpose, Rollout, Score, Task, Timing
+from sparring.rollout.phases import Phases, Waits
+from sparring.rollout.rebuild import Suspension, Watch
+from sparring.types import Outcome, Purpose, Rollout, Score, Task, Timing
 
-TIMEOUT = Outcome(kind="truncated", reason="timeout")
 MALFORMED = Outcome(kind="policy_failed", reason="malformed")
 CANCELLED = Outcome(kind="cancelled", reason="cancelled")
 
@@ -51,31 +56,26 @@ class Finished:
     transcripts: Mapping[str, Transcript] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
-    """One try: what it left, in tokens and in messages, and the infrastructure's error if that ended it."""
-
-    rollout: Rollout
-    score: Score | None
-    error: InfraError | None
-    transcripts: Mapping[str, Transcript]
-
-
 class RolloutRunner:
-    """Makes box, world and sessions, lets the harness run under the limits, and scores while the world is open.
+    """Runner of single rollouts: makes box, environment and sessions, lets the harness run under the limits, and scores
+    while the environment is open.
 
     Args:
-        factory: makes the world.
+        factory: makes the environment.
         boxes: the pool; only tasks with a `box` take one.
         recorder: opens the sessions.
         harness: holds the conversation.
         config: limits, retries.
+        executors: makes the executor of an environment; one that blocks stops `InlineExecutor` and its event loop.
+        log: of attempts; unfinished rollouts of an earlier process go on from one with a store.
         report: called with a sentence for what a reader of the run has to know.
-        places: most rollouts that run at once, by environment; others have no bound of their own.
 
     Attributes:
         breakers: of the environments.
-        close_failures: the latest worlds and boxes that did not close; they change no outcome.
+        close_failures: the latest environments and boxes that did not close; they change no outcome.
+        waits: the phases that are under way.
+        abandoned: environments whose code went on although it was cancelled.
+        log: of attempts.
     """
 
     def __init__(
@@ -86,18 +86,27 @@ class RolloutRunner:
         harness: Harness,
         config: RolloutConfig,
         *,
+        executors: Callable[[], Executor] = InlineExecutor,
+        log: AttemptLog = AttemptLog(),
         report: Callable[[str], None] = lambda sentence: None,
-        places: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._factory = factory
         self._boxes = boxes
         self._recorder = recorder
         self._harness = harness
         self.config = config
+        self.executors = executors
+        self.log = log
+        self._successes = Successes()
+        self._under_way: dict[str, Suspension] = {}
+        self._metrics = Metrics()
         self.report = report
+        places = factory.places if isinstance(factory, Domains) else {}
         self._places = {name: asyncio.Semaphore(number) for name, number in places.items()}
         self.breakers = Breakers(config.outage_s, report)
         self.close_failures: deque[InfraError] = deque(maxlen=100)
+        self.waits = Waits()
+        self.abandoned = 0
 
     async def run(
         self,
@@ -112,14 +121,15 @@ class RolloutRunner:
     ) -> Finished:
         """Run a task to an outcome.
 
-        An attempt that the infrastructure broke is run again with the same seed, so it samples the same tokens. Is the
-        world broken a second time in the same way (error class, place and message), after the policy had acted both
-        times, then it was the policy. Engine and judge are no part of the world, and before its first token the policy
-        has done nothing: such failures only ever leave the group.
+        An attempt that the infrastructure broke is rebuilt: the harness runs again on a fresh world, recorded replies
+        answer it, and it goes on where it broke. Where the world or the harness does something else than before, or the
+        world says that it cannot be rebuilt, the rollout starts over with the same seed. A failure of the world is the
+        policy's only if the same call breaks again in three rebuilt worlds while other rollouts' calls are answered
+        (law 6; see `rollout/blame.py`).
 
         Args:
             task: its limits may be replaced by `[rollout]`.
-            rollout_id: unique in the run; attempt n > 0 is recorded as `<rollout_id>/retry-<n>`.
+            rollout_id: unique in the run; see `Attempts` for the ids of attempts.
             index: place in the group.
             seed: of the sampling.
             purpose: what the rollout is for.
@@ -130,33 +140,77 @@ class RolloutRunner:
             CancelledError: the awaiting task was cancelled; world, box and sessions are closed.
             Outage: the environment's infrastructure stays down; see `Breaker`.
         """
-        broken: list[Rollout] = []
-        tried = partial(
+        made = partial(Rollout, task=self._limited(task), index=index, purpose=purpose)
+        attempts = self._begun(rollout_id, made)
+        play = partial(
             self.attempt, task, index=index, seed=seed, purpose=purpose, priority=priority, admission=admission
         )
-        breaker, outages = self.breakers.of(task.env), 0
-        for attempt in count():
-            if attempt:
-                await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, attempt, seed))
-            name = f"{rollout_id}/retry-{attempt}" if attempt else rollout_id
+        self._under_way[rollout_id] = attempts.suspension
+        try:
+            return await self._finished(rollout_id, task, attempts, play)
+        finally:
+            attempts.suspension.end()
+            del self._under_way[rollout_id]
+            self._metrics.add("rollout/rebuilt", attempts.rebuilt, "sum")
+            self._metrics.add("rollout/started_over", len(attempts.started_over), "sum")
+
+    async def suspend(self, rollout_id: str) -> bool:
+        """Let a rollout give back its box and its cache before its next turn.
+
+        Returns:
+            True when it has; False where it ended without a further turn, or is not under way.
+        """
+        suspension = self._under_way.get(rollout_id)
+        return suspension is not None and await suspension.request()
+
+    def resume(self, rollout_id: str) -> None:
+        """Let a suspended rollout go on: it is rebuilt to where it was."""
+        self._under_way[rollout_id].resume()
+
+    def _begun(self, rollout_id: str, made: Callable[..., Rollout]) -> Attempts:
+        """Return the account of a rollout's attempts, with what an earlier process recorded of them."""
+        attempts = Attempts(rollout_id, self.config.retries, WorldCalls(self._successes))
+        unfinished = self.log.unfinished(rollout_id)
+        if unfinished is not None:
+            attempts.resume(unfinished, made)
+        return attempts
+
+    async def _finished(
+        self, rollout_id: str, task: Task, attempts: Attempts, play: Callable[..., Awaitable[Attempt]]
+    ) -> Finished:
+        """Play attempts until one comes to an outcome, or no other one may be made."""
+        breaker, again = self.breakers.of(task.env), True
+        while again:
+            if attempts.failures:
+                await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, attempts.idle + 1, rollout_id))
             async with self._place_of(task), breaker.trial(task.id) as trial:
-                done = await tried(rollout_id=name, number=attempt)
-                trial.error = done.error
-            outages += trial.is_excused
+                done = await play(rollout_id=attempts.id, attempts=attempts)
+                trial.error = None if isinstance(done.error, (Suspended, NotRebuildable)) else done.error
             if done.error is None:
-                return Finished(
-                    rollout=done.rollout, score=done.score, broken=tuple(broken), transcripts=done.transcripts
-                )
-            if broken and _is_the_policys(done.error, broken[-1], done.rollout):
-                failed = _ended(
-                    done.rollout, Outcome(kind="policy_failed", reason="failure", failure=failure_of(done.error))
-                )
+                broken = attempts.finished(done)
+                return Finished(rollout=done.rollout, score=done.score, broken=broken, transcripts=done.transcripts)
+            if isinstance(done.error, Suspended):
+                attempts.suspended(done)
+                await attempts.suspension.stop()
+                continue
+            if done.unjudged:
+                broken = attempts.finished(done)
+                return Finished(rollout=done.rollout, score=None, broken=broken, transcripts=done.transcripts)
+            if attempts.is_the_policys(done):
+                failed = _ended(done.rollout, replace(broken_by(done.error), kind="policy_failed"))
                 score = Score(reward=self.config.policy_failure_reward, success=False)
-                return Finished(rollout=failed, score=score, broken=tuple(broken), transcripts=done.transcripts)
-            if attempt - outages >= self.config.retries or isinstance(done.error, TaskError):
-                break
-            broken.append(done.rollout)
-        return Finished(rollout=done.rollout, score=None, broken=tuple(broken))
+                broken = attempts.finished(done)
+                return Finished(rollout=failed, score=score, broken=broken, transcripts=done.transcripts)
+            again = attempts.failed(done, excused=trial.is_excused) and not isinstance(done.error, TaskError)
+            if attempts.id != done.rollout.id:
+                self.report(f"{rollout_id} starts over as {attempts.id}: {attempts.started_over[-1]}")
+                self.log.start_over(rollout_id, attempts.id, attempts.number, attempts.started_over[-1])
+        last, broken = attempts.given_up()
+        return Finished(rollout=last, score=None, broken=broken)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the attempts since the last call that were rebuilt, and those that started over."""
+        return self._metrics.take()
 
     async def attempt(
         self,
@@ -168,57 +222,75 @@ class RolloutRunner:
         purpose: Purpose = "train",
         priority: int = 0,
         admission: int = 0,
-        number: int = 0,
+        attempts: Attempts | None = None,
     ) -> Attempt:
-        """Run a task once, its world closed whatever happens. `number` counts the attempts before it; the other
-        arguments are those of `run`.
+        """Run a task once, its world closed whatever happens. `attempts` are those before it, from which it goes on;
+        the other arguments are those of `run`.
 
         Raises:
             BadInput: the harness asks for a role that the world does not name.
         """
-        limits = self.config.limits(task.limits)
-        task = task if limits == task.limits else replace(task, limits=limits)
+        task = self._limited(task)
+        before = attempts or Attempts(rollout_id, 0, WorldCalls(self._successes))
+        watch = Watch(before.record, before.calls, self.log.entries_of(rollout_id))
+        before.suspension.begin(watch)
+        phases = Phases(self.config, rollout_id=rollout_id, waits=self.waits, recorded=self.log.note)
         several = isinstance(self._factory, Domains)
-        env = GuardedEnv(partial(self._factory.make_for, task) if several else self._factory.make)
+        make = partial(self._factory.make_for, task) if several else self._factory.make
+        env = GuardedEnv(make, self.executors(), phases, timeout_s=task.limits.timeout_s, watch=watch)
         episode = RunningEpisode(
             task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority, admission=admission
         )
-        made = partial(Rollout, id=rollout_id, task=task, index=index, attempt=number, purpose=purpose)
-        rollout, score, error = await self._played(made, episode)
-        return Attempt(rollout=rollout, score=score, error=error, transcripts=episode.transcripts())
+        made = partial(Rollout, id=rollout_id, task=task, index=index, attempt=before.number, purpose=purpose)
+        done = await self._played(made, episode)
+        if watch.replies.difference is not None and not isinstance(done.error, NotRebuildable):
+            error = NotRebuildable(watch.replies.difference)  # the harness went on all the same
+            done = replace(done, rollout=_ended(done.rollout, broken_by(error)), score=None, error=error)
+        if done.error is None:
+            return done
+        record = watch.record(done.rollout.trajectories) if env.rebuildable else None
+        return replace(done, record=record, rebuilt=watch.rebuilt, broken=watch.broken)
 
     def _place_of(self, task: Task) -> AbstractAsyncContextManager[None]:
         """Return what holds one of the places of a task's environment."""
         return self._places.get(task.env) or nullcontext()
 
-    async def _played(
-        self, made: Callable[..., Rollout], episode: RunningEpisode
-    ) -> tuple[Rollout, Score | None, InfraError | None]:
+    def _limited(self, task: Task) -> Task:
+        """Return the task with the limits of the run."""
+        limits = self.config.limits(task.limits)
+        return task if limits == task.limits else replace(task, limits=limits)
+
+    async def _played(self, made: Callable[..., Rollout], episode: RunningEpisode) -> Attempt:
         """Play, score and close an episode. `made` takes the trajectories."""
         clock = asyncio.get_running_loop().time
         started, began = time.time(), clock()
+        scoring = False
 
-        def recorded(outcome: Outcome) -> Rollout:
+        def left(outcome: Outcome) -> Rollout:
             timing = Timing(started=started, wall_s=clock() - began, world_s=episode.env.world_s)
             return made(trajectories=episode.trajectories(outcome, timing))
 
+        def ended(rollout: Rollout, score: Score | None, error: InfraError | None = None) -> Attempt:
+            unjudged = scoring and isinstance(error, JudgeError)
+            return Attempt(
+                rollout=rollout, score=score, error=error, transcripts=episode.transcripts(), unjudged=unjudged
+            )
+
         try:
             await self._take_box(episode)
+            await episode.env.make()
             outcome = await self._play(episode)
-            rollout = recorded(outcome)
-            score = await self._scored(episode, rollout) if outcome.trainable else None
-            return rollout, score, None
+            episode.env.watch.check()
+            rollout = left(outcome)
+            scoring = True
+            return ended(rollout, await self._scored(episode, rollout) if outcome.trainable else None)
         except PolicyFailure:  # the scorer's verdict: what was left behind cannot be scored
-            score = Score(reward=self.config.policy_failure_reward, success=False)
-            return recorded(MALFORMED), score, None
-        except JudgeError as error:
-            outcome = Outcome(kind="judge_failed", reason="failure", failure=failure_of(error))
-            return recorded(outcome), None, error
+            return ended(left(MALFORMED), Score(reward=self.config.policy_failure_reward, success=False))
         except InfraError as error:
-            outcome = Outcome(kind="infra_failed", reason="failure", failure=failure_of(error))
-            return recorded(outcome), None, error
+            return ended(left(broken_by(error)), None, error)
         finally:
             self.close_failures.extend(await episode.close())
+            self.abandoned += episode.env.abandoned
 
     async def _take_box(self, episode: RunningEpisode) -> None:
         """Give the episode its box. Waiting for one is not on the policy's clock.
@@ -229,27 +301,33 @@ class RolloutRunner:
         """
         if episode.task.box is None:
             return
-        limit = asyncio.timeout(self.config.box_timeout_s)
-        try:
-            async with limit:
+        async with episode.env.phases.within("box"):
+            try:
                 episode.box = await self._boxes.take(episode.task.box)
-        except BadInput as error:
-            raise TaskError(str(error)) from error
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise SandboxError(f"boxes.take: no box after {self.config.box_timeout_s} s") from None
+            except BadInput as error:
+                raise TaskError(str(error)) from error
 
     async def _play(self, episode: RunningEpisode) -> Outcome:
-        """Let the harness run; how it ended when nothing broke."""
-        limits = asyncio.timeout(episode.task.limits.timeout_s)
+        """Let the harness run; return how it ended when nothing broke.
+
+        Raises:
+            InfraError: something broke. Of a limit that struck it is the error, whatever the harness made of it.
+        """
+        phases = episode.env.phases
         try:
-            async with limits:
-                await self._harness.run(episode)
-        except TimeoutError:
-            if not limits.expired():
-                raise
-            return TIMEOUT
+            outcome = await self._held(episode)
+        except InfraError as error:
+            raise phases.struck or error from None
+        if phases.struck is not None:
+            raise phases.struck
+        return outcome
+
+    async def _held(self, episode: RunningEpisode) -> Outcome:
+        """Let the harness run."""
+        try:
+            async with episode.env.phases.between():
+                with boundary(EnvError, "harness"):
+                    await InlineExecutor().run(self._harness.run, episode)
         except LimitReached as limit:
             return outcome_at(limit)
         except PolicyFailure:
@@ -262,39 +340,25 @@ class RolloutRunner:
         return ANSWERED
 
     async def _scored(self, episode: RunningEpisode, rollout: Rollout) -> Score:
-        """The world's score.
+        """Return the environment's score. A judge that fails is asked again about the same conversation.
 
-        Its reward is None where the world left scoring to a second pass.
+        Its reward is None where the environment left scoring to a second pass.
 
         Raises:
-            JudgeError: there is none in time.
+            JudgeError: there is none after all retries.
         """
-        limit = asyncio.timeout(self.config.score_timeout_s)
-        try:
-            async with limit:
+        for retry in range(self.config.retries + 1):
+            if retry:
+                await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, retry, rollout.id))
+            try:
                 score = await episode.env.score(rollout.trajectories)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise JudgeError(f"env.score: no answer after {self.config.score_timeout_s} s") from None
-        return episode.env.with_turns(score or Score(reward=None), rollout.trajectories)
-
-
-def failure_of(error: InfraError) -> Failure:
-    """An error for the record. Messages begin with the place that broke."""
-    where, _, message = str(error).partition(": ")
-    return Failure(error=type(error).__name__, where=where if message else "", message=message or where)
+                return episode.env.with_turns(score or Score(reward=None), rollout.trajectories)
+            except JudgeError:
+                if retry == self.config.retries or episode.env.abandoned:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
 
 def _ended(rollout: Rollout, outcome: Outcome) -> Rollout:
     """The rollout with another outcome."""
     return replace(rollout, trajectories=tuple(replace(t, outcome=outcome) for t in rollout.trajectories))
-
-
-def _is_the_policys(error: InfraError, before: Rollout, now: Rollout) -> bool:
-    """Whether the same failure of the world followed the policy's acts twice."""
-    return (
-        not isinstance(error, (EngineError, JudgeError))
-        and before.outcome.failure == failure_of(error)
-        and all(sampled_tokens(rollout) > 0 for rollout in (before, now))
-    )

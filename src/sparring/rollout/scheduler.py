@@ -5,24 +5,29 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from sparring.errors import InfraError, JudgeError, SparringError, boundary
+from sparring.errors import InfraError, SparringError
 from sparring.observe.metrics import Metrics
 from sparring.protocols import Scorer, TaskSource
+from sparring.rollout.attempts import failure_of
 from sparring.rollout.breaker import EmptySteps
 from sparring.rollout.feed import TaskFeed
+from sparring.rollout.group_log import Admission, GroupLog
+from sparring.rollout.group_scoring import GroupScoring
 from sparring.rollout.lengths import AdmittedLengths
 from sparring.rollout.metrics import length_metrics, measure
-from sparring.rollout.runner import Finished, RolloutRunner, failure_of
+from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.rollout.window import Window
 from sparring.types import Failure, Group, Outcome, Purpose, Rollout, Score, Task
 
 T = TypeVar("T")
 
+TRAIN: Purpose = "train"
+BASELINE: Purpose = "baseline"
 UNSCORED = Outcome(
     kind="judge_failed",
     reason="failure",
@@ -39,8 +44,10 @@ class Scheduler:
         window: how far ahead of the trainer groups may start.
         run_seed: everything sampled derives from it.
         engine_version: the version that the engine serves now.
-        stage: first part of every id: group 12 of stage rl is `rl/12`, its rollout 3 is `rl/12/3`.
         scorers: further passes over whole groups, in this order.
+        log: where admissions, outcomes and groups are recorded, and read again where an earlier process began them:
+            recorded groups are yielded as they are, unfinished ones are finished. Its stage is the first part of every
+            id.
         baseline: runs one rollout more of every task, with the purpose "baseline"; its score is in `Group.baselines`,
             or the rollout in `Group.failed`.
     """
@@ -53,9 +60,9 @@ class Scheduler:
         *,
         run_seed: int,
         engine_version: Callable[[], int],
-        stage: str = "rl",
         scorers: Sequence[Scorer] = (),
         baseline: RolloutRunner | None = None,
+        log: GroupLog = GroupLog(),
     ) -> None:
         self._runner = runner
         self._source = TaskFeed(source, runner.report)
@@ -64,16 +71,19 @@ class Scheduler:
         self._window = window
         self._run_seed = run_seed
         self._engine_version = engine_version
-        self._stage = stage
-        self._scorers = scorers
+        self._scoring = GroupScoring(scorers, runner.config, runner.executors)
         self._baseline = baseline
+        self._log = log
         if baseline is not None:
             baseline.breakers = runner.breakers
         self._slots = asyncio.Semaphore(runner.config.max_concurrent_rollouts)
-        self._pending: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue()
+        self._pending: asyncio.Queue[asyncio.Future[Group] | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._states: dict[int, dict[str, Any]] = {}
         self._observed = 0
+        self._yielded = 0
+        self._repeats = True  # as long as the log has admissions of an earlier process
+        self._trained_steps = 0
         self._fresh = True
         self._dead: asyncio.Future[None] | None = None
         self._metrics = Metrics()
@@ -93,8 +103,10 @@ class Scheduler:
         try:
             while (pending := await self._next_pending()) is not None:
                 group = await self._unless_dead(pending)
-                self._source.observe(group)
-                self._observed = group.index + 1
+                self._yielded = group.index + 1
+                if not self._repeats:  # else a recorded admission says when the source was shown it
+                    self._observe_to(group.index)
+                    self._observe(group)
                 measure(self._metrics, group, lag=self._lag(group))
                 self._lengths.add(group)
                 self._empty_steps.add(group)
@@ -112,13 +124,30 @@ class Scheduler:
         if self._dead is not None and self._dead.done():
             self._dead.exception()  # it has been raised, or nobody listens any more
 
+    async def suspend_rollout(self, rollout_id: str) -> bool:
+        """Let a rollout give back its box, its cache and its place before its next turn, to go on in a later step.
+
+        Returns:
+            True when it has; False where it ended without a further turn, or is not under way.
+        """
+        suspended = await self._runner.suspend(rollout_id)
+        if suspended:
+            self._slots.release()
+        return suspended
+
+    async def resume_rollout(self, rollout_id: str) -> None:
+        """Let a suspended rollout go on, when there is a place for it."""
+        await self._slots.acquire()
+        self._runner.resume(rollout_id)
+
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the groups yielded since the last call."""
         lengths, self._lengths = self._lengths, AdmittedLengths()
         if self._source.left_out:
             self._metrics.add("rollout/tasks_left_out", self._source.left_out, "sum")
             self._source.left_out = 0
-        return {**self._metrics.take(), **self._runner.breakers.metrics.take(), **length_metrics(lengths)}
+        counts = {**self._metrics.take(), **self._runner.metrics(), **self._runner.breakers.metrics.take()}
+        return {**counts, **length_metrics(lengths)}
 
     def state(self, step: int) -> dict[str, Any]:
         """What a resume after `step` steps needs: the source as it was before the first group of the next step was
@@ -137,31 +166,30 @@ class Scheduler:
             raise ValueError(f"no state of step {step}: {self._window.released_steps} steps are released")
         return dict(self._states[first])
 
-    def restore(self, state: Mapping[str, Any], recorded: Iterable[Group] = ()) -> None:
-        """Go on where `state` was taken: exactly the groups after it are admitted again.
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken: the groups after it are admitted again, those of the log from the log.
 
         A state that does not say `fresh_seeds` was written when a task had the same random numbers whenever it came: a
         run that was begun so keeps them, or its second half would not be that of the run uninterrupted.
 
         Args:
             state: of `state`.
-            recorded: the stage's groups. Those that the source was shown between its snapshot and the end of the step
-                (there are some where `max_lag` is more than 0) are shown to it again.
         """
         self._window.resume(state["step"])
         self._source.restore(state["source"])
         self._observed = state["observed"]
+        self._yielded = state["first_group"]
         self._fresh = state.get("fresh_seeds", False)
-        for group in recorded if self._observed < state["first_group"] else ():
-            if self._observed <= group.index < state["first_group"]:
-                self._source.observe(group)
-                self._observed = group.index + 1
+
+    def resume(self, trained_steps: int) -> None:
+        """Train the steps up to `trained_steps` again, from recorded groups, before anything is sampled."""
+        self._trained_steps = trained_steps
 
     def _snapshot(self, first_group: int) -> dict[str, Any]:
         """The state before group `first_group` is admitted."""
         return {
             "step": first_group // self._window.groups_per_step,
-            "first_group": first_group,
+            "first_group": first_group if self._end_index is None else min(first_group, self._end_index),
             "observed": self._observed,
             "fresh_seeds": self._fresh,
             "source": copy.deepcopy(dict(self._source.state())),
@@ -180,30 +208,27 @@ class Scheduler:
     async def _admit(self) -> None:
         """Start groups in order as the window and the places for rollouts allow."""
         while True:
-            await (
-                self._slots.acquire()
-            )  # the first rollout's place, so that the group's version is the one it starts on
+            admission = self._admission(self._window.next_index)
+            if admission is None:
+                await self._window.reached(self._trained_steps)
+                await self._slots.acquire()  # the first rollout's, so that the group's version is the one it starts on
             index = await self._window.acquire()
             if index is None:
                 break
+            self._observe_to(self._yielded if admission is None else admission.observed)
             if index % self._window.groups_per_step == 0:
                 released = self._window.released_steps * self._window.groups_per_step
                 self._states = {i: state for i, state in self._states.items() if i >= released}
                 self._states[index] = self._snapshot(index)
+            observed = self._observed  # by the source when it gives the task
             task = await self._source.next()
-            if task is None:
+            if admission is not None:
+                await self._repeat(index, admission, task)
+            elif task is None:
                 self._end(index)
                 break
-            version = self._engine_version()
-            rollouts = []
-            for place in range(self._runner.config.group_size):
-                if place:
-                    await self._slots.acquire()
-                rollouts.append(self._spawn(self._rollout(task, index, place)))
-            if self._baseline is not None:
-                await self._slots.acquire()
-                rollouts.append(self._spawn(self._baseline_rollout(self._baseline, task, index)))
-            self._pending.put_nowait(self._spawn(self._group(task, index, version, rollouts)))
+            else:
+                await self._begin(index, task, observed)
         self._pending.put_nowait(None)
 
     def _end(self, index: int) -> None:
@@ -213,49 +238,108 @@ class Scheduler:
         smaller = f", the last of them of {groups} of {self._window.groups_per_step}" if groups else ""
         self._runner.report(f"the tasks end after {index} groups: {steps + bool(groups)} steps{smaller}")
 
-    async def _rollout(self, task: Task, index: int, place: int) -> Finished:
-        """One rollout in its place."""
-        try:
-            return await self._runner.run(
-                task,
-                rollout_id=f"{self._stage}/{index}/{place}",
-                index=place,
-                seed=self._seed("train", task, index, place),
-                admission=index,
-            )
-        finally:
-            self._slots.release()
+    async def _begin(self, index: int, task: Task, observed: int) -> None:
+        """Start a new group, for whose first rollout there is a place."""
+        version = self._engine_version()
+        self._log.admit(index, task, version=version, observed=observed)
+        rollouts: list[asyncio.Future[Finished]] = []
+        for place in self._places():
+            if rollouts:
+                await self._slots.acquire()
+            rollouts.append(self._spawn(self._rollout(task, index, place)))
+        self._pending.put_nowait(self._spawn(self._group(task, index, version, rollouts)))
 
-    async def _baseline_rollout(self, runner: RolloutRunner, task: Task, index: int) -> Finished:
-        """The rollout that the others are judged against."""
+    async def _repeat(self, index: int, admission: Admission, task: Task | None) -> None:
+        """Admit a group that an earlier process admitted: as it is if it is recorded, else start what is not finished
+        of it.
+
+        Raises:
+            BadInput: its task is another one.
+        """
+        task = self._log.check(index, admission, task)
+        group = self._log.group(index)
+        if group is not None:
+            self._pending.put_nowait(_done(group))
+            return
+        await self._window.reached(self._trained_steps)
+        rollouts: list[asyncio.Future[Finished]] = []
+        for place in self._places():
+            finished = self._log.finished(self._log.rollout_id(index, place), task)
+            if finished is not None:
+                rollouts.append(_done(finished))
+                continue
+            await self._slots.acquire()
+            if place is None or not self._runner.log.durable:
+                self._log.restart(self._log.rollout_id(index, place), "the process that ran it was stopped")
+            rollouts.append(self._spawn(self._rollout(task, index, place)))
+        self._pending.put_nowait(self._spawn(self._group(task, index, admission.version, rollouts)))
+
+    def _admission(self, index: int) -> Admission | None:
+        """Return the recorded admission of the next group, None where it is a new one; so are all after that."""
+        admission = self._log.admission(index) if self._repeats else None
+        self._repeats = admission is not None
+        return admission
+
+    def _observe(self, group: Group) -> None:
+        """Show the source a group."""
+        self._source.observe(group)
+        self._observed = group.index + 1
+
+    def _observe_to(self, count: int) -> None:
+        """Show the source the recorded groups up to the first `count`."""
+        while self._observed < count:
+            group = self._log.group(self._observed)
+            if group is None:
+                raise SparringError(
+                    f"group {self._log.group_id(self._observed)}: expected it among the recorded groups, got none; "
+                    "restore the run's store from a copy, or start a new run folder"
+                )
+            self._observe(group)
+
+    def _places(self) -> list[int | None]:
+        """Return the places of a group's rollouts; None is the baseline's."""
+        return [*range(self._runner.config.group_size), *([None] if self._baseline is not None else [])]
+
+    async def _rollout(self, task: Task, index: int, place: int | None) -> Finished:
+        """Run one rollout in its place and record its outcome. In place None, that is the one that the others are
+        judged against, which is not recorded turn by turn."""
+        runner, purpose = (
+            (self._runner, TRAIN) if place is not None or self._baseline is None else (self._baseline, BASELINE)
+        )
+        rollout_id = self._log.rollout_id(index, place)
         try:
-            return await runner.run(
+            finished = await runner.run(
                 task,
-                rollout_id=f"{self._stage}/{index}/baseline",
-                index=self._runner.config.group_size,
-                seed=self._seed("baseline", task, index, 0),
-                purpose="baseline",
+                rollout_id=rollout_id,
+                index=self._runner.config.group_size if place is None else place,
+                seed=self._seed(purpose, task, index, place or 0),
+                purpose=purpose,
                 admission=index,
             )
+            await self._log.finish(rollout_id, task, finished, by_turns=purpose == TRAIN)
+            return finished
         finally:
             self._slots.release()
 
     def _seed(self, purpose: Purpose, task: Task, index: int, place: int) -> int:
         """Of the rollout in `place` of group `index`."""
-        group = f"{self._stage}/{index}" if self._fresh else None
+        group = self._log.group_id(index) if self._fresh else None
         return rollout_seed(self._run_seed, purpose, task, place, group)
 
-    async def _group(self, task: Task, index: int, version: int, rollouts: Sequence[asyncio.Task[Finished]]) -> Group:
-        """The scored group, when its last rollout is done."""
-        finished = await asyncio.gather(*rollouts)
+    async def _group(self, task: Task, index: int, version: int, rollouts: Sequence[asyncio.Future[Finished]]) -> Group:
+        """Return the scored and recorded group, when its last rollout is done."""
+        group = await self._scored(task, index, version, await asyncio.gather(*rollouts))
+        self._log.append(group)
+        return group
+
+    async def _scored(self, task: Task, index: int, version: int, finished: Sequence[Finished]) -> Group:
+        """Return the group of finished rollouts after its second pass."""
         kept = [(f.rollout, f.score) for f in finished if f.score is not None]
         scores: Sequence[Score] = [score for _, score in kept]
         failed = [r for f in finished for r in (*f.broken, *([f.rollout] if f.score is None else []))]
         if kept:
             try:
-                with boundary(JudgeError, "scorer"):
-                    for scorer in self._scorers:
-                        scores = await scorer.score(task, [rollout for rollout, _ in kept], scores)
+                scores = await self._scoring.scores(task, [rollout for rollout, _ in kept], scores)
             except InfraError as error:
                 outcome = Outcome(kind="judge_failed", reason="failure", failure=failure_of(error))
                 failed += [unscored(rollout, outcome) for rollout, _ in kept]
@@ -265,12 +349,12 @@ class Scheduler:
         for (rollout, _), score in zip(kept, scores, strict=True):
             if score.reward is None:
                 failed.append(unscored(rollout))
-            elif rollout.purpose == "baseline":
+            elif rollout.purpose == BASELINE:
                 baselines.append(score)
             else:
                 usable.append((rollout, score))
         return Group(
-            id=f"{self._stage}/{index}",
+            id=self._log.group_id(index),
             index=index,
             task=task,
             rollouts=tuple(r for r, _ in usable),
@@ -293,14 +377,14 @@ class Scheduler:
         if error is not None and self._dead is not None and not self._dead.done():
             self._dead.set_exception(error)
 
-    async def _next_pending(self) -> asyncio.Task[Group] | None:
+    async def _next_pending(self) -> asyncio.Future[Group] | None:
         """The next admitted group, finished or not; None after the last."""
         return await self._unless_dead(self._pending.get()) if self._pending.empty() else self._pending.get_nowait()
 
     async def _unless_dead(self, wanted: Awaitable[T]) -> T:
         """Await `wanted`, or raise what killed a background task."""
         assert self._dead is not None
-        if isinstance(wanted, asyncio.Task) and wanted.done() and not self._dead.done():
+        if isinstance(wanted, asyncio.Future) and wanted.done() and not self._dead.done():
             return wanted.result()
         waiting = asyncio.ensure_future(wanted)
         try:
@@ -308,6 +392,13 @@ class Scheduler:
             return self._dead.result() if self._dead.done() else waiting.result()  # type: ignore[return-value]
         finally:
             waiting.cancel()
+
+
+def _done(result: T) -> asyncio.Future[T]:
+    """Return a future that has its result."""
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    future.set_result(result)
+    return future
 
 
 def unscored(rollout: Rollout, outcome: Outcome = UNSCORED) -> Rollout:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from sparring.envs.executor import cooperative
 from sparring.errors import refusal
 from sparring.protocols import ValueModel
 from sparring.rollout.reward_scorer import PART
@@ -38,6 +39,7 @@ class TurnScorer:
     ) -> None:
         self._model, self._weight, self._steps = model, weight, steps
 
+    @cooperative
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> list[Score]:
         """The scores with rewards of turns, and the mean probability, before the weight, as the part `reward_model`.
 

@@ -53,9 +53,15 @@ class Window:
         self._next += 1
         return self._next - 1
 
+    async def reached(self, step: int) -> None:
+        """Wait until `step` is released."""
+        while self._released < step:
+            self._opened.clear()
+            await self._opened.wait()
+
     def release(self, step: int) -> None:
-        """The engine serves the weights that `step` (counted from 1) made. Again for the same step (a second model) is
-        fine.
+        """Let in what may start on the weights that `step` (counted from 1) made, which the engine serves now. Again
+        for the same step (a second model) is fine.
 
         Raises:
             ValueError: a step was left out, or came out of order.
@@ -107,8 +113,8 @@ def check_window(
     """
     if groups_per_step < 1:
         raise refusal("rl.groups_per_step", "at least 1", str(groups_per_step), "raise it")
-    for name in ("timeout_s", "score_timeout_s", "box_timeout_s"):
-        if getattr(config, name) == math.inf:
+    for name, limit in config.time_limits():
+        if limit == math.inf:
             raise refusal(f"rollout.{name}", "a finite time", "inf", "set one: a wait without an end can stop the run")
     if engine_tokens is not None and rollout_tokens is not None and rollout_tokens > engine_tokens:
         raise refusal(

@@ -42,6 +42,12 @@ WAY_OUT = {
 }
 """What to do, by what SQLite's error codes begin with (`sqlite.org/rescode.html`)."""
 
+DROPS = (("turns", "rollout", "DELETE FROM turns"), ("log", "name", "UPDATE log SET superseded = 1"))
+"""Tables with what concerns one rollout, the column with its id, and how rows are dropped."""
+
+MOST = 1 << 62
+"""Above every number of a group and every step."""
+
 READ_AT_ONCE = 256
 """Entries of the log that are read with one query."""
 
@@ -107,8 +113,9 @@ class SqliteStore:
             with self._transaction():
                 migrate(self._database, version)
         self._has_log = not read_only or version >= 5  # of a file that is only read, the tables stay as they are
-        # turns up to here are of rollouts that an earlier process did not finish
-        self._cut_off = self._rows("SELECT coalesce(max(row), 0) FROM turns")[0][0]
+        # rows up to these are of earlier processes
+        tables = ("turns", "log") if self._has_log else ("turns",)
+        self._earlier = {table: self._rows(f"SELECT coalesce(max(row), 0) FROM {table}")[0][0] for table in tables}
 
     # --- turns, groups, rollouts ---
 
@@ -134,6 +141,12 @@ class SqliteStore:
         rows = self._rows("SELECT data FROM turns WHERE rollout = ? ORDER BY row", rollout)
         return [segment for (data,) in rows for segment in self._decoded(data, tuple[Segment, ...])]
 
+    def trajectories(self, rollout: str) -> list[str]:
+        """Return the ids of a rollout's trajectories that have turns: its own id, and those that begin with it and a
+        slash."""
+        query = "SELECT DISTINCT rollout FROM turns WHERE rollout = ? OR (rollout > ? AND rollout < ?) ORDER BY rollout"
+        return [name for (name,) in self._rows(query, rollout, f"{rollout}/", f"{rollout}0")]  # 0 follows the slash
+
     def append(self, *groups: Group, stage: str) -> None:
         """Record scored groups with their rollouts, all or none.
 
@@ -158,18 +171,26 @@ class SqliteStore:
                 ]
                 self._database.executemany("DELETE FROM turns WHERE rollout = ?", done)
 
-    def groups(self, *, stage: str | None = None) -> Iterator[Group]:
-        """The groups that count, by admission; of all stages (in the order their first group was written) when `stage`
-        is None. Read one by one, so a long run fits into memory.
+    def groups(self, *, stage: str | None = None, first: int = 0, end: int | None = None) -> Iterator[Group]:
+        """Yield the groups that count, by admission; of all stages (in the order their first group was written) when
+        `stage` is None. They are read one by one, so a long run fits into memory.
+
+        Args:
+            stage: of the run.
+            first: groups of the stage before this one are left out, and not read.
+            end: so are this one and later ones.
 
         Raises:
             StoreError: the file cannot be read or is damaged.
         """
-        rows = self._rows(
-            "SELECT row, stage, number FROM groups WHERE superseded = 0 AND stage = coalesce(?, stage)", stage
-        )
-        first = {name: row for row, name, _ in reversed(rows)}
-        for row, _, _ in sorted(rows, key=lambda r: (first[r[1]], r[2])):
+        if stage is None:
+            rows = self._rows("SELECT row, stage, number FROM groups WHERE superseded = 0")
+            begun = {name: row for row, name, _ in reversed(rows)}
+            for row, _, _ in sorted(rows, key=lambda r: (begun[r[1]], r[2])):
+                yield self._group(row)
+            return
+        query = "SELECT row FROM groups WHERE superseded = 0 AND stage = ? AND number >= ? AND number < ?"
+        for (row,) in self._rows(f"{query} ORDER BY number", stage, first, MOST if end is None else end):
             yield self._group(row)
 
     def _group(self, row: int) -> Group:
@@ -235,6 +256,18 @@ class SqliteStore:
             for row, kind, about, data in rows:
                 yield row, LogEntry(stage=stage, kind=kind, name=about, data=self._decoded(data, dict[str, Any]))
 
+    def forget(self, rollout: str) -> int:
+        """Let the turns and the log entries of an unfinished rollout, and of its attempts and roles, count no longer:
+        it starts over. Return how many those were. Raises StoreError as `append_turns`."""
+        count = 0
+        with self._transaction():
+            for _, column, change in DROPS:
+                count += self._database.execute(f"{change} WHERE {column} = ?", (rollout,)).rowcount
+                count += self._database.execute(
+                    f"{change} WHERE {column} >= ? AND {column} < ?", _below(rollout)
+                ).rowcount
+        return count
+
     # --- metrics, events, pairs ---
 
     def metric(self, stage: str, step: int, values: Mapping[str, float]) -> None:
@@ -243,10 +276,10 @@ class SqliteStore:
         with self._transaction(len(data)):
             self._database.execute("INSERT INTO metrics (stage, step, data) VALUES (?, ?, ?)", (stage, step, data))
 
-    def metrics(self, stage: str) -> list[tuple[int, dict[str, float]]]:
-        """(step, values) of every step that counts, in order."""
-        query = "SELECT step, data FROM metrics WHERE superseded = 0 AND stage = ? ORDER BY step, row"
-        return [(step, self._decoded(data, dict[str, float])) for step, data in self._rows(query, stage)]
+    def metrics(self, stage: str, *, after: int = -1) -> list[tuple[int, dict[str, float]]]:
+        """Return (step, values) of every step above `after` that counts, in order."""
+        query = "SELECT step, data FROM metrics WHERE superseded = 0 AND stage = ? AND step > ? ORDER BY step, row"
+        return [(step, self._decoded(data, dict[str, float])) for step, data in self._rows(query, stage, after)]
 
     def event(self, stage: str, text: str) -> None:
         """Record something that happened, with the time. Raises StoreError as `append_turns`."""
@@ -286,6 +319,8 @@ class SqliteStore:
             self._database.execute("PRAGMA synchronous = FULL")
             try:
                 with self._transaction(len(rows[3])):
+                    replaced = "UPDATE checkpoints SET superseded = 1 WHERE stage = ? AND step = ? AND superseded = 0"
+                    self._database.execute(replaced, rows[:2])
                     insert = "INSERT INTO checkpoints (stage, step, ref, state) VALUES (?, ?, ?, ?)"
                     self._database.execute(insert, rows)
             finally:
@@ -293,11 +328,18 @@ class SqliteStore:
 
     def last_checkpoint(self, stage: str) -> tuple[CheckpointRef, Mapping[str, Any]] | None:
         """The checkpoint of the highest step whose folder still exists, and its state; None where there is none."""
-        query = "SELECT ref, state FROM checkpoints WHERE superseded = 0 AND stage = ? ORDER BY step DESC, row DESC"
-        for ref_data, state in self._rows(query, stage):
-            ref = self._decoded(ref_data, CheckpointRef)
+        query = (
+            "SELECT row, step, ref FROM checkpoints WHERE superseded = 0 AND stage = ? AND step < ?"
+            " ORDER BY step DESC LIMIT 1"
+        )
+        rows = self._rows(query, stage, MOST)
+        while rows:  # one by one: the state of each may be large
+            row, step, data = rows[0]
+            ref = self._decoded(data, CheckpointRef)
             if Path(ref.path).is_dir():
+                ((state,),) = self._rows("SELECT state FROM checkpoints WHERE row = ?", row)
                 return ref, self._decoded(state, dict[str, Any])
+            rows = self._rows(query, stage, step)
         return None
 
     def checkpoints(self, stage: str) -> list[CheckpointRef]:
@@ -306,22 +348,33 @@ class SqliteStore:
         refs = [self._decoded(data, CheckpointRef) for (data,) in self._rows(query, stage)]
         return [ref for ref in refs if Path(ref.path).is_dir()]
 
-    def truncate(self, stage: str, step: int, *, first_group: int = 0) -> None:
-        """Go back to the end of `step`: what came later no longer counts and will be done again.
+    def truncate(self, stage: str, step: int, *, first_group: int | None = None) -> None:
+        """Go back to the end of `step`: later metrics and checkpoints no longer count; they stay in the file. One
+        transaction.
 
-        Later metrics and checkpoints, and groups from `first_group` (the first one after `step`) on, are marked
-        superseded; they stay in the file. The turns of rollouts that an earlier process left unfinished are dropped.
-        One transaction.
+        Args:
+            stage: of the run.
+            step: the last one that counts.
+            first_group: groups from this one on are superseded too; the turns and log entries of their rollouts that an
+                earlier process left are dropped. None keeps all groups.
 
         Raises:
             StoreError: as `append_turns`.
         """
         with self._transaction():
             run = self._database.execute
-            run("UPDATE groups SET superseded = 1 WHERE stage = ? AND number >= ?", (stage, first_group))
             run("UPDATE metrics SET superseded = 1 WHERE stage = ? AND step > ?", (stage, step))
             run("UPDATE checkpoints SET superseded = 1 WHERE stage = ? AND step > ?", (stage, step))
-            run("DELETE FROM turns WHERE row <= ?", (self._cut_off,))
+            if first_group is None:
+                return
+            run("UPDATE groups SET superseded = 1 WHERE stage = ? AND number >= ?", (stage, first_group))
+            for table, column, change in DROPS:
+                earlier = self._earlier[table]
+                names = f"SELECT DISTINCT {column} FROM {table} WHERE {column} >= ? AND {column} < ? AND row <= ?"
+                for (name,) in run(names, (*_below(stage), earlier)).fetchall():
+                    number = name[len(stage) + 1 :].partition("/")[0]
+                    if number.isdigit() and int(number) >= first_group:
+                        run(f"{change} WHERE {column} = ? AND row <= ?", (name, earlier))
 
     def supersede(self, stage: str, number: int) -> None:
         """Let one group count no longer, because it is done again; it stays in the file. Raises StoreError as
@@ -378,6 +431,11 @@ class SqliteStore:
             raise StoreError(
                 f"{self._path}: expected a {kind}, got damaged data ({error}); restore the file"
             ) from error
+
+
+def _below(name: str) -> tuple[str, str]:
+    """Return the bounds of all names that begin with `name` and a slash: from the first on, before the second."""
+    return f"{name}/", f"{name}0"  # 0 follows the slash
 
 
 def _way_out(error: sqlite3.Error | OSError) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from sparring.errors import WeightsError
 from sparring.types import WeightRef
-from sparring.weights.checksum import checksum
+from sparring.weights.checksum import checksum, checksums
 
 Probe = tuple[tuple[int, ...], tuple[float, ...]]
 
@@ -33,14 +33,16 @@ def publish(
         adapter: which of the model's adapters these are; None for the model itself.
     """
     copies = {name: tensor.detach().clone() for name, tensor in state.items()}
+    checksum, digests = checksums(copies)
     return WeightRef(
         model=model,
         version=version,
-        checksum=checksum(copies),
+        checksum=checksum,
         transport="inline",
         location=copies,
         probe=probe,
         adapter=adapter,
+        digests=digests,
     )
 
 

@@ -272,22 +272,8 @@ class Reference:
         return [replace(row, annotations={"reference": tuple(map(float, row.tokens))}) for row in samples]
 
 
-class Shelf:
-    """A store of groups, in memory."""
-
-    def __init__(self):
-        self.groups = []
-
-    def append(self, *groups, stage):
-        self.groups += [(group.id, stage) for group in groups]
-
-
-def test_groups_are_recorded_and_samples_annotated():
-    shelf = Shelf()
-    [(batch, _)] = collect(
-        [make_group("a", [1.0, 0.0])], steps=[1], store=shelf, annotators=[Reference()], plan=Plan(stage="rl")
-    )
-    assert shelf.groups == [("a", "rl")]
+def test_samples_are_annotated():
+    [(batch, _)] = collect([make_group("a", [1.0, 0.0])], steps=[1], annotators=[Reference()])
     assert batch.rows[0].annotations["reference"] == (1.0, 2.0, 3.0, 4.0)
 
 

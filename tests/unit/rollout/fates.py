@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from sparring.errors import SandboxError
 from sparring.harness.chat import ChatHarness
 from sparring.protocols import Sandbox
-from sparring.types import ExecResult
 from sparring.record.recorder import Recorder
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.runner import Finished, RolloutRunner
@@ -17,7 +16,7 @@ from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ToyEnv, ToyWorld, toy_renderer, toy_script
-from sparring.types import BoxSpec, Message, Observation, Score, Task, Trajectory
+from sparring.types import BoxSpec, ExecResult, Message, Observation, Score, Task, Trajectory
 
 Act = Callable[[int], BaseException | float | None]
 """What goes wrong at the n-th call (from 0) over all worlds: an exception to raise, or seconds to take."""

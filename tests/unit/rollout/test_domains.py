@@ -73,7 +73,6 @@ def scheduled(
         stack.recorder,
         settings.pop("harness", ChatHarness()),
         stack.config,
-        places=settings.pop("places", {}),
     )
     window = Window(groups_per_step, stack.config.max_lag, steps)
     source = Mix(domains.sources("train", 0), weights, drops_equal=settings.pop("drops_equal", False))
@@ -93,8 +92,8 @@ async def trained(scheduler: Scheduler, window: Window, train_s: float = 1.0) ->
 
 def test_each_environment_has_its_own_worlds_tasks_and_places() -> None:
     slow, fast = TimedWorld(open_s=100.0), TimedWorld(open_s=1.0)
-    domains = Domains({"slow": slow, "fast": fast})
-    scheduler, window, source = scheduled(domains, {"slow": 1, "fast": 1}, 6, places={"slow": 3})
+    domains = Domains({"slow": slow, "fast": fast}, {"slow": 3})
+    scheduler, window, source = scheduled(domains, {"slow": 1, "fast": 1}, 6)
     groups, _ = run_virtual(trained(scheduler, window))
     assert [group.task.env for group in groups].count("slow") == 12 and slow.opened == fast.opened == 24
     assert slow.most == 3 and fast.most == 4

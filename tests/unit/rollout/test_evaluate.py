@@ -152,6 +152,8 @@ def test_what_scores_groups_in_training_scores_each_rollout_alone() -> None:
     plan = EvalPlan(tasks=TASKS[:5], run_seed=1, samples=2)
     runner = ScoredRunner(stack.runner, [scorer, scorer])
     result = summarize(plan, run_virtual(evaluate(runner, plan, max_concurrent_rollouts=4))[0])
-    assert set(scorer.sizes) == {1} and len(scorer.sizes) == 2 * 8 + 2
+    assert set(scorer.sizes) == {1} and len(scorer.sizes) == 2 * 8 + 4 * 2  # and asked four times where it fails
     assert result.reward.value == 3.0 and result.success.value == 1.0 and result.reward.tasks == 4
-    assert {(lost.task, lost.failure) for lost in result.lost} == {("eval-3", "JudgeError: scorer: OSError: no answer")}
+    assert {(lost.task, lost.failure) for lost in result.lost} == {
+        ("eval-3", "JudgeError: scorer Longer: OSError: no answer")
+    }

@@ -218,8 +218,8 @@ def test_a_retry_and_a_store_keep_every_role(tmp_path: Path) -> None:
     assert stored == group and len(group.failed) == 1 and len(group.rollouts) == 2
     again = next(rollout for rollout in group.rollouts if rollout.attempt)
     assert [t.id for t in again.trajectories] == [f"{again.id}/white", f"{again.id}/black"]
-    tokens = [[s.tokens for t in rollout.trajectories for s in t.segments] for rollout in (again, group.failed[0])]
-    assert tokens[0] == tokens[1], "a retry samples the same tokens"
+    assert sum(t.usage.turns for t in again.trajectories) == 3 and len(engine.requests) == 6, "none is sampled again"
+    assert [t.segments for t in group.failed[0].trajectories] == [()], "a token has one owner"
     assert store.load(again.id) == again
     store.close()
 
@@ -235,6 +235,7 @@ def test_a_world_says_its_roles_in_a_way_that_can_be_told_apart() -> None:
     assert "World: roles: expected roles of different names, got two called 'white'" in refused(("white", "white"))
     assert "expected a tuple of names, like ('proposer', 'solver'), got ()" in refused(())
     assert "got 'white'" in refused("white")
-    assert "not beginning with retry-, got 'retry-1'" in refused(("white", "retry-1"))
+    assert "not beginning with retry- or broken-, got 'retry-1'" in refused(("white", "retry-1"))
+    assert "not beginning with retry- or broken-, got 'broken-1'" in refused(("white", "broken-1"))
     assert "expected names of letters, digits, _, - and /" in refused(("white", "the other"))
     assert "expected a method step_of in an environment of the roles a, b, got none" in refused(("a", "b"), ToyEnv)

@@ -22,7 +22,7 @@ from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ToyEnv, ToyWorld, toy_renderer, toy_script, toy_task
-from sparring.types import BoxSpec, Failure, Limits, Message, Observation, Outcome, Rollout, Score, Trajectory
+from sparring.types import BoxSpec, Limits, Message, Observation, Outcome, Rollout, Score, Trajectory
 
 BOXED = replace(toy_task(), box=BoxSpec())
 
@@ -55,30 +55,28 @@ def test_a_good_rollout_is_scored_and_everything_is_closed() -> None:
 
 @pytest.mark.parametrize("where", ["take", "open", "step", "score"])
 @pytest.mark.parametrize("error", [SandboxError("gone"), ToolHostError("refused"), ValueError("bug")])
-def test_a_crash_is_retried_and_samples_the_same_tokens(where: str, error: Exception) -> None:
+def test_a_crash_is_rebuilt_and_samples_no_token_again(where: str, error: Exception) -> None:
     if where == "take" and isinstance(error, ValueError):
         error = SandboxError("untyped errors of the pool are the pool's to wrap")
     clean = make_stack().run(BOXED)
     stack = make_stack(Fates(**{where: once(error)}))
     done = stack.run(BOXED)
     assert done.rollout.outcome.kind == "completed" and done.score == clean.score
-    assert (done.rollout.id, done.rollout.attempt) == ("rl/0/0/retry-1", 1)
-    assert sampled(done.rollout) == sampled(clean.rollout)
+    assert (done.rollout.id, done.rollout.attempt) == ("rl/0/0", 1)
+    assert sampled(done.rollout) == sampled(clean.rollout) and len(stack.engine.requests) == 2
     (broken,) = done.broken
-    assert (broken.id, broken.attempt, broken.outcome.kind) == ("rl/0/0", 0, "infra_failed")
-    assert sampled(broken) == sampled(clean.rollout)[: len(sampled(broken))]
+    assert (broken.id, broken.attempt, broken.outcome.kind) == ("rl/0/0/broken-0", 0, "infra_failed")
+    assert sampled(broken) == [], "a token has one owner"
     assert broken.outcome.failure is not None and str(error) in str(broken.outcome.failure)
     assert stack.fates.open_worlds == stack.fates.open_boxes == 0 and stack.engine.held == {}
 
 
 @pytest.mark.parametrize("where", ["step", "score"])
-def test_the_second_identical_failure_of_the_world_is_the_policys(where: str) -> None:
-    stack = make_stack(Fates(**{where: always(SandboxError("box: died of signal 9"))}), policy_failure_reward=-0.5)
+def test_a_failure_that_every_world_has_is_never_the_policys(where: str) -> None:
+    stack = make_stack(Fates(**{where: always(SandboxError("box: died of signal 9"))}), retries=10)
     done = stack.run(BOXED)
-    failure = Failure(error="SandboxError", where="box", message="died of signal 9")
-    assert done.rollout.outcome == Outcome(kind="policy_failed", reason="failure", failure=failure)
-    assert done.score is not None and (done.score.reward, done.score.success) == (-0.5, False)
-    assert [r.outcome.kind for r in done.broken] == ["infra_failed"]
+    assert done.score is None and done.rollout.outcome.kind == "infra_failed"
+    assert len(done.broken) == 10 and len(stack.engine.requests) == len(sampled(done.rollout))
     assert stack.fates.open_worlds == stack.fates.open_boxes == 0
 
 
@@ -90,17 +88,33 @@ def test_a_different_second_failure_is_not_the_policys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fates", "kind"),
+    "fates",
     [
-        (Fates(take=always(SandboxError("no user namespaces"))), "infra_failed"),
-        (Fates(open=always(ValueError("bad data row"))), "infra_failed"),
-        (Fates(score=always(JudgeError("judge: 503"))), "judge_failed"),
+        Fates(take=always(SandboxError("no user namespaces"))),
+        Fates(open=always(ValueError("bad data row"))),
+        Fates(step=always(JudgeError("the tool's own judge: 503"))),
     ],
 )
-def test_failures_that_the_policy_cannot_have_caused_never_become_a_reward(fates: Fates, kind: str) -> None:
+def test_failures_that_the_policy_cannot_have_caused_never_become_a_reward(fates: Fates) -> None:
     done = make_stack(fates, retries=3).run(BOXED)
-    assert done.score is None and done.rollout.outcome.kind == kind
+    assert done.score is None and done.rollout.outcome.kind in ("infra_failed", "judge_failed")
     assert len(done.broken) == 3
+
+
+@pytest.mark.parametrize("fate", [JudgeError("judge: 503"), 1000.0])
+def test_a_judge_that_fails_scores_the_same_conversation_again(fate: BaseException | float) -> None:
+    stack = make_stack(Fates(score=lambda number: fate if number < 2 else None), retries=2)
+    done = stack.run(BOXED)
+    assert done.score is not None and done.score.reward == 1.0 and done.broken == ()
+    assert done.rollout.id == "rl/0/0" and len(stack.engine.requests) == 2
+    assert stack.fates.calls == {"take": 1, "open": 1, "step": 2, "score": 3, "close": 1}
+
+
+def test_a_judge_that_fails_for_good_takes_the_rollout_out_of_its_group_unsampled() -> None:
+    stack = make_stack(Fates(score=always(JudgeError("judge: 503"))), retries=3)
+    done = stack.run(BOXED)
+    assert done.score is None and done.rollout.outcome.kind == "judge_failed" and done.broken == ()
+    assert stack.fates.calls["score"] == 4 and len(stack.engine.requests) == 2
 
 
 def test_a_dead_engine_never_becomes_a_reward() -> None:
@@ -115,13 +129,13 @@ def test_no_retries_means_none() -> None:
     assert done.score is None and done.broken == () and done.rollout.outcome.kind == "infra_failed"
 
 
-def test_a_slow_world_is_truncated_and_still_scored() -> None:
-    stack = make_stack(Fates(step=lambda number: 1000.0), timeout_s=30.0)
+def test_slow_commands_are_truncated_and_still_scored() -> None:
+    stack = make_stack(Fates(step=lambda number: 40.0), timeout_s=30.0)
     done = stack.run(BOXED)
     assert done.rollout.outcome == Outcome(kind="truncated", reason="timeout")
     assert done.score is not None and done.score.reward == 0.0
     timing = done.rollout.trajectories[0].timing
-    assert (timing.wall_s, timing.generate_s, timing.world_s) == (30.0, 1.0, 29.0)
+    assert (timing.wall_s, timing.generate_s, timing.world_s) == (41.0, 1.0, 40.0)
     assert sampled(done.rollout) and stack.fates.open_worlds == stack.fates.open_boxes == 0
 
 

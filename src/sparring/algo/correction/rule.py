@@ -6,6 +6,7 @@ Shapes: M weighted tokens of a micro-batch.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
@@ -13,10 +14,18 @@ import msgspec
 from sparring.algo.facts import Facts
 from sparring.algo.tokens import PolicyTokens, Unit, bounded
 from sparring.annotations import Annotation
-from sparring.protocols import Corrected
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(kw_only=True, slots=True)
+class Corrected:
+    """Result of a correction for M tokens: the factor of each one's share of the loss, [M] without gradient.
+    `metrics` as in `LossResult`."""
+
+    weights: torch.Tensor
+    metrics: dict[str, tuple[float, float]]
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

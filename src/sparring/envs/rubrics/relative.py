@@ -23,6 +23,7 @@ from dataclasses import replace
 import xxhash
 
 from sparring.envs.base import final_text
+from sparring.envs.executor import cooperative
 from sparring.envs.rubrics.config import RELATIVE, Pairwise, Ranking, Relative, of_domain
 from sparring.envs.rubrics.judge import asked_of, check_prompt, filled, mean_verdict, order_constraint, order_reader
 from sparring.envs.rubrics.judges import Judges, together
@@ -60,6 +61,7 @@ class RelativeScorer:
         for part in self._of(task).values():
             check_prompt(part.prompt, task, ("first", "second") if isinstance(part, Pairwise) else ("answers",))
 
+    @cooperative
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]:
         """Return the group's scores. A group of one is left as it is: there is nobody to compare with.
 

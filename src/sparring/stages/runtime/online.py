@@ -10,7 +10,7 @@ A stage adds what is its own: its losses (`plan`), and how rollouts become somet
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -25,6 +25,7 @@ from sparring.observe.spans import Spans
 from sparring.protocols import Annotator, Credit, Scorer, TaskSource, Trainer, TrainPlan
 from sparring.recipe.sections.distill import DistillConfig
 from sparring.recipe.sections.rl import RlConfig
+from sparring.rollout.group_log import GroupLog
 from sparring.rollout.reward_scale import RewardScale
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
@@ -41,6 +42,7 @@ from sparring.stages.runtime.timing import ENGINE_SPANS, TRAINER_SPANS, EngineCo
 from sparring.stages.runtime.totals import Totals
 from sparring.stages.runtime.training_tasks import domain_metrics
 from sparring.stages.runtime.updates import RetriedUpdates
+from sparring.stages.runtime.versions import VersionLog
 from sparring.tasks.again import LostTasksAgain
 from sparring.types import Batch, Group, StepResult
 
@@ -120,35 +122,40 @@ class OnlineTraining:
         context, stage, config = self._context, self._stage, self._context.config
         window = Window(self._section.groups_per_step, config.rollout.max_lag, self._section.steps)
         judges = scorers(context)
-        scheduler = self._scheduler(objective, window, judges)
+        log = GroupLog(context.store, stage)
+        scheduler = self._scheduler(objective, window, judges, log)
         checkpoints = self._checkpoints()
+        self.trainers[POLICY] = VersionLog(context.store, stage).logged(self.trainers[POLICY])
         updates = RetriedUpdates(self.engine, config.engine, lambda text: context.sink.event(stage, text))
         kept = {"credit": objective.credit, **objective.kept}
         done, state = await checkpoints.resume()
-        context.store.truncate(stage, done, first_group=done * self._section.groups_per_step)
-        totals = Totals(state.get("totals"))
+        trained = self._rewind(log, done)
+        totals, metrics_of = Totals(state.get("totals")), dict(context.store.metrics(stage, after=done))
         if done:
-            scheduler.restore(state["scheduler"], context.store.groups(stage=stage))
+            scheduler.restore(state["scheduler"])
             for name, each in kept.items():
                 each.restore(state.get(name, {}))
             await updates.pull(await self.trainers[POLICY].push())
+        scheduler.resume(trained)
         counters, clock = EngineCounters(self.engine), StepClock(self._spans)
 
         async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
             metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics(), **objective.metrics()}
             metrics |= domain_metrics(objective.tasks)
             metrics |= {**counters.lap(), **clock.lap(batch.account.sampled)}
+            if step.version in metrics_of:  # trained again: what the first time took is what it took
+                metrics = metrics_of.pop(step.version)
+            else:
+                context.store.metric(stage, step.version, metrics)
             totals.add(batch, metrics)
-            context.store.metric(stage, step.version, metrics)
             context.sink.log(stage, step.version, metrics)
             states = {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()}
             await checkpoints.after(step, metrics, {**states, **{name: each.state() for name, each in kept.items()}})
             evaluator.after(step.version)
 
-        beside = periodic_evaluator(
-            rollout_runner(context, self._served, self.source, self._others), context, judges, stage=stage, done=done
-        )
-        batches_of = self._batches(objective, range(done + 1, self._section.steps + 1))
+        runner = rollout_runner(context, self._served, self.source, self._others)
+        beside = periodic_evaluator(runner, context, judges, stage=stage, done=done, trained=trained)
+        batches_of = self._batches(objective, range(done + 1, self._section.steps + 1), log)
         async with beside as evaluator:
             with fewer_collections():
                 try:
@@ -159,40 +166,53 @@ class OnlineTraining:
         await write_model(self.trainers[POLICY], self.source, context.output(stage))
         return {**totals.as_dict(), "model": str(context.output(stage))}
 
-    def _scheduler(self, objective: OnlineObjective, window: Window, judges: Sequence[Scorer]) -> Scheduler:
+    def _rewind(self, log: GroupLog, done: int) -> int:
+        """Let what the record has after the last step that was published count no longer, and return that step. What a
+        store without a log has after the checkpoint, which is of step `done`, is done again."""
+        store, first_group = self._context.store, done * self._section.groups_per_step
+        trained = log.last_published(done)
+        store.truncate(self._stage, trained, first_group=None if log.admission(first_group) else first_group)
+        return trained
+
+    def _scheduler(
+        self, objective: OnlineObjective, window: Window, judges: Sequence[Scorer], log: GroupLog
+    ) -> Scheduler:
         """Return the scheduler that rolls tasks out and scores them."""
         context, engine, others = self._context, self.engine, self._others
         scales = {name: domain.reward_scale for name, domain in context.config.envs.items()}
         return Scheduler(
-            rollout_runner(context, engine, self.source, others),
+            rollout_runner(context, engine, self.source, others, rebuilds=True),
             LostTasksAgain(objective.tasks, context.config.rollout.task_retries),
             window,
             run_seed=context.config.run.seed,
             engine_version=lambda: engine.version,
-            stage=self._stage,
             scorers=[*judges, *([RewardScale(scales)] if scales else [])],
             baseline=rollout_runner(context, engine, self.source, others, greedy=True) if objective.baseline else None,
+            log=log,
         )
 
     def _batches(
-        self, objective: OnlineObjective, steps: range
+        self, objective: OnlineObjective, steps: range, log: GroupLog
     ) -> Callable[[AsyncIterator[Group]], AsyncIterator[Batch]]:
-        """Return what makes the batches of `steps` of scored groups."""
+        """Return what makes the batches of `steps` of scored groups, and records which groups each step takes."""
 
         targets = observation_targets(self.watch, self._section.observations)
         annotators = [*objective.annotators, *targets, self.watch]
 
-        def batches_of(groups: AsyncIterator[Group]) -> AsyncIterator[Batch]:
-            return batches(
+        async def batches_of(groups: AsyncIterator[Group]) -> AsyncIterator[Batch]:
+            made = batches(
                 self.watch.groups(groups),
                 steps=steps,
                 groups_per_step=self._section.groups_per_step,
                 credit=objective.credit,
                 model=POLICY,
                 annotators=annotators,
-                store=self._context.store,
-                plan=replace(objective.plan, stage=self._stage),
+                plan=objective.plan,
             )
+            async for batch in made:
+                if batch.ends_update:
+                    log.train(batch.step, batch.groups)
+                yield batch
 
         return batches_of
 

@@ -18,7 +18,7 @@ from sparring.stages.runtime.evaluation import check_lost, held_out
 
 @asynccontextmanager
 async def periodic_evaluator(
-    runner: RolloutRunner, context: Context, judges: Sequence[Scorer], *, stage: str, done: int
+    runner: RolloutRunner, context: Context, judges: Sequence[Scorer], *, stage: str, done: int, trained: int
 ) -> AsyncIterator[Evaluator]:
     """Open the evaluator beside training. At the end it waits for what is under way; a training that fails
     stops it.
@@ -30,11 +30,14 @@ async def periodic_evaluator(
         context: of the run.
         judges: what else scores rollouts.
         stage: which is trained.
-        done: its finished steps; results of later ones, of an earlier process, count no longer.
+        done: its steps up to the checkpoint.
+        trained: the last step that is trained again as it was; results of later ones, of an earlier process, count no
+            longer.
     """
     config, told, every = context.config, f"{stage}/eval", context.config.eval.every
     tasks = held_out(context, config.eval.every_tasks, "eval.every_tasks") if every else ()
-    context.store.truncate(told, done)
+    context.store.truncate(told, trained)
+    finished = {step for step, _ in context.store.metrics(told, after=done - 1)}
     evaluator = Evaluator(
         ScoredRunner(runner, judges),
         EvalPlan(tasks=tasks, run_seed=config.run.seed, stage=told),
@@ -45,10 +48,11 @@ async def periodic_evaluator(
         left_out=lambda step, other: context.sink.event(
             told, f"none after step {step}: the one after step {other} goes on; a higher eval.every leaves none out"
         ),
+        finished=finished,
     )
     async with evaluator:
-        if every and done and done not in {step for step, _ in context.store.metrics(told)}:
-            evaluator.after(done)  # it was due when the process before was stopped
+        if done:
+            evaluator.after(done)  # if it was due when the process before was stopped
         yield evaluator
         await evaluator.finish()
 

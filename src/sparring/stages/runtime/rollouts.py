@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sparring.protocols import Engine
 from sparring.record.recorder import Recorder
+from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.context_length import max_context, outline_of
@@ -15,7 +16,13 @@ from sparring.stages.models.role_models import with_roles
 
 
 def rollout_runner(
-    context: Context, engine: Engine, model: Path, others: Mapping[str, Engine], *, greedy: bool = False
+    context: Context,
+    engine: Engine,
+    model: Path,
+    others: Mapping[str, Engine],
+    *,
+    greedy: bool = False,
+    rebuilds: bool = False,
 ) -> RolloutRunner:
     """Return the runner of this run's rollouts.
 
@@ -25,6 +32,7 @@ def rollout_runner(
         model: the checkpoint folder that `engine` serves.
         others: engines of the models that speak for other roles, of `open_role_engines`.
         greedy: the policy takes its likeliest token, and turns are not stored: they are no part of what is trained.
+        rebuilds: unfinished rollouts of an earlier process go on from the store, under the ids that they had.
     """
     sampling, store = context.config.rollout.sampling(), None if greedy else context.store
     recorder = Recorder(
@@ -41,6 +49,6 @@ def rollout_runner(
         with_roles(context, recorder, others, store),
         context.harness,
         context.config.rollout,
+        log=AttemptLog(context.store if rebuilds else None),
         report=lambda sentence: context.sink.event("rollout", sentence),
-        places={name: domain.places for name, domain in context.config.envs.items() if domain.places is not None},
     )

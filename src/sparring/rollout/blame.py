@@ -1,0 +1,74 @@
+"""Blame: whether a world breaks because of what the policy did in it, or alone (law 6)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from sparring.types import Failure
+
+WORLDS = 3
+"""Rebuilt worlds in which the same call must break again before the failure is the policy's. Of calls of which 15 %
+fail alone, 0.05 % fail in four worlds one after the other."""
+
+Call = tuple[str, ...]
+"""A kind of call: its phase, the role that replied, and the tools that were called."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Place of a call of the world in its rollout: its kind, and the number of the role's answers before it."""
+
+    call: Call
+    number: int
+
+
+class Successes:
+    """Successful calls of one environment, over all its rollouts, by kind."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[Call] = Counter()
+
+
+class WorldCalls:
+    """Calls of the worlds of one rollout, over all its attempts, beside those of the environment's other rollouts.
+
+    Args:
+        successes: of the environment; shared by its rollouts.
+    """
+
+    def __init__(self, successes: Successes) -> None:
+        self._environment = successes.counts
+        self._own: Counter[Call] = Counter()
+        self._broken: dict[Place, tuple[Failure, int, int]] = {}
+
+    def succeeded(self, place: Place) -> None:
+        """Count a call that was answered. Whatever broke in its place before broke alone."""
+        self._environment[place.call] += 1
+        self._own[place.call] += 1
+        if self._broken:
+            self._broken.pop(place, None)
+
+    def broke(self, place: Place, failure: Failure) -> bool:
+        """Count a call that broke, in a world in which everything before it was the same.
+
+        A world counts if the failure is the same as in the world before, and another rollout's call of this kind was
+        answered since the last world that counts: where none was, it is the environment that is broken.
+
+        Returns:
+            Whether the failure is the policy's: the call broke in a first world and again in `WORLDS` that count.
+        """
+        others = self._environment[place.call] - self._own[place.call]
+        before, worlds, others_before = self._broken.get(place, (failure, 0, others))
+        if before != failure:
+            worlds = 0
+        elif others > others_before:
+            worlds += 1
+        else:
+            others = others_before
+        self._broken[place] = (failure, worlds, others)
+        return worlds >= WORLDS
+
+    def forget(self) -> None:
+        """Begin again with worlds in which other replies may come first."""
+        self._broken.clear()

@@ -1,0 +1,210 @@
+"""The durable log of a stage's groups: what began, ended, was trained and published, for a process that goes on after
+this one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from sparring.errors import SparringError, refusal
+from sparring.log import LogEntry, LogKind, step_name
+from sparring.protocols import Store
+from sparring.record.turns import TurnQueue
+from sparring.rollout.digest import digest
+from sparring.rollout.runner import Finished
+from sparring.store.codec import StoredRollout, decode, encode
+from sparring.types import Group, Rollout, Score, Task
+
+
+class Admission(msgspec.Struct, frozen=True, kw_only=True):
+    """Admission of a group. `observed` is the number of groups that the source had been shown when it gave the task:
+    sources depend on that and on their state alone, so that a repetition gets the same tasks."""
+
+    task: str
+    digest: str
+    version: int
+    observed: int
+
+
+class StoredFinished(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished rollout whose segments are among the store's turns: `segments` counts them, by trajectory. One that is
+    not recorded turn by turn (a baseline) holds its own and counts none."""
+
+    rollout: StoredRollout
+    score: Score | None
+    broken: tuple[StoredRollout, ...]
+    segments: dict[str, int]
+
+
+class GroupLog:
+    """Log of the groups of one stage, written as they go and read by the next process.
+
+    Entries, by kind: `admitted` holds an `Admission`; `outcome` a `StoredFinished` in bytes; `trained` the ids of the
+    groups of a step, in order; `restarted` a reason.
+
+    Args:
+        store: holds the log; None records nothing.
+        stage: whose groups; the first part of every id: group 12 of stage rl is `rl/12`, its rollout 3 is `rl/12/3`.
+    """
+
+    def __init__(self, store: Store | None = None, stage: str = "rl") -> None:
+        self._store = store
+        self.stage = stage
+        self._queue = None if store is None else TurnQueue(store)
+
+    def group_id(self, index: int) -> str:
+        """Return the id of group `index`."""
+        return f"{self.stage}/{index}"
+
+    def rollout_id(self, index: int, place: int | None) -> str:
+        """Return the id of the rollout in a place of group `index`; None is the baseline's."""
+        return f"{self.stage}/{index}/{'baseline' if place is None else place}"
+
+    def admit(self, index: int, task: Task, *, version: int, observed: int) -> None:
+        """Record that group `index` begins.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        if self._store is None:
+            return
+        admission = Admission(task=task.id, digest=digest(task), version=version, observed=observed)
+        self._store.record(self._entry("admitted", self.group_id(index), msgspec.to_builtins(admission)))
+
+    def admission(self, index: int) -> Admission | None:
+        """Return the recorded admission of group `index`, None where it has not begun."""
+        if self._store is None:
+            return None
+        data = self._last(self.group_id(index), "admitted")
+        return None if data is None else msgspec.convert(data, Admission)
+
+    def check(self, index: int, admission: Admission, task: Task | None) -> Task:
+        """Return the task of group `index` if it is the recorded one.
+
+        Raises:
+            BadInput: the source gives another one: its data has changed since.
+        """
+        if task is not None and digest(task) == admission.digest:
+            return task
+        got = "the end of the tasks" if task is None else f"task {task.id}"
+        raise refusal(
+            f"group {self.group_id(index)}",
+            f"task {admission.task} as it was when the group began",
+            f"{got} with other contents" if task is not None and task.id == admission.task else got,
+            "give [env] the data that this run was begun with, or start a new run folder",
+        )
+
+    async def finish(self, rollout_id: str, task: Task, finished: Finished, *, by_turns: bool = True) -> None:
+        """Record the outcome of a rollout before its group is scored.
+
+        Args:
+            rollout_id: of its first attempt.
+            task: of its group.
+            finished: the rollout.
+            by_turns: whether the store has its turns.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        if self._queue is None:
+            return
+        rollouts = (finished.rollout, *finished.broken)
+        trajectories = [trajectory for rollout in rollouts for trajectory in rollout.trajectories]
+        stored = [StoredRollout.of(_without_segments(each) if by_turns else each, task) for each in rollouts]
+        outcome = StoredFinished(
+            rollout=stored[0],
+            score=finished.score,
+            broken=tuple(stored[1:]),
+            segments={trajectory.id: len(trajectory.segments) for trajectory in trajectories} if by_turns else {},
+        )
+        await self._queue.record(self._entry("outcome", rollout_id, {"finished": encode(outcome)}))
+
+    def finished(self, rollout_id: str, task: Task) -> Finished | None:
+        """Return a rollout that an earlier process finished, None where it is still to do.
+
+        Args:
+            rollout_id: of its first attempt.
+            task: of its group.
+        """
+        data = self._last(rollout_id, "outcome")
+        if data is None:
+            return None
+        stored = decode(data["finished"], StoredFinished)
+        rollouts = [each.rollout(task) for each in (stored.rollout, *stored.broken)]
+        if stored.segments:
+            rollouts = [self._with_segments(rollout) for rollout in rollouts]
+        for trajectory in (trajectory for rollout in rollouts for trajectory in rollout.trajectories):
+            if len(trajectory.segments) != stored.segments.get(trajectory.id, len(trajectory.segments)):
+                return None  # its turns are not all there
+        return Finished(rollout=rollouts[0], score=stored.score, broken=tuple(rollouts[1:]))
+
+    def restart(self, rollout_id: str, reason: str) -> None:
+        """Drop what an earlier process recorded of an unfinished rollout, which starts over.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        if self._store is not None and self._store.forget(rollout_id):
+            self._store.record(self._entry("restarted", rollout_id, {"reason": reason}))
+
+    def append(self, group: Group) -> None:
+        """Record a scored group.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        if self._store is not None:
+            self._store.append(group, stage=self.stage)
+
+    def group(self, index: int) -> Group | None:
+        """Return a recorded group, None where it is not finished."""
+        groups = () if self._store is None else self._store.groups(stage=self.stage, first=index, end=index + 1)
+        return next(iter(groups), None)
+
+    def train(self, step: int, groups: Sequence[str]) -> None:
+        """Record which groups a step takes, in order. A step that is done again takes those that it took.
+
+        Raises:
+            SparringError: they are others.
+            StoreError: it cannot be written.
+        """
+        name = step_name(self.stage, step)
+        recorded = self._last(name, "trained")
+        if self._store is None:
+            return
+        if recorded is None:
+            self._store.record(self._entry("trained", name, {"groups": list(groups)}))
+        elif recorded["groups"] != list(groups):
+            raise SparringError(
+                f"{name}: expected the recorded groups {', '.join(recorded['groups'])}, got {', '.join(groups)}; "
+                "report this as a defect of Sparring"
+            )
+
+    def last_published(self, after: int) -> int:
+        """Return the last step above `after` whose weights were published without a gap; `after` where none were."""
+        step = after
+        while self._last(step_name(self.stage, step + 1), "published") is not None:
+            step += 1
+        return step
+
+    def _last(self, name: str, kind: LogKind) -> dict[str, Any] | None:
+        """Return the data of the latest entry of a kind about an id."""
+        entries = [] if self._store is None else list(self._store.entries(self.stage, name=name, kinds=(kind,)))
+        return dict(entries[-1][1].data) if entries else None
+
+    def _entry(self, kind: LogKind, name: str, data: dict[str, Any]) -> LogEntry:
+        return LogEntry(stage=self.stage, kind=kind, name=name, data=data)
+
+    def _with_segments(self, rollout: Rollout) -> Rollout:
+        assert self._store is not None
+        read = self._store.turns
+        return replace(
+            rollout, trajectories=tuple(replace(t, segments=tuple(read(t.id))) for t in rollout.trajectories)
+        )
+
+
+def _without_segments(rollout: Rollout) -> Rollout:
+    return replace(rollout, trajectories=tuple(replace(t, segments=()) for t in rollout.trajectories))

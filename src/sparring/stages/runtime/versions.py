@@ -1,0 +1,72 @@
+"""Record of the versions that a stage publishes: a resume that trains a step again must make the same weights."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from sparring.errors import SparringError
+from sparring.log import LogEntry, step_name
+from sparring.observe.hooks import Overlay
+from sparring.protocols import Store, Trainer
+from sparring.types import WeightRef
+
+
+class VersionLog:
+    """Log of the published versions of a stage: entries `published` with `checksum`, and `digests`, 8 bytes a tensor in
+    the order of their names.
+
+    Args:
+        store: holds the log.
+        stage: whose versions.
+    """
+
+    def __init__(self, store: Store, stage: str) -> None:
+        self._store = store
+        self._stage = stage
+
+    def logged(self, trainer: Trainer) -> Trainer:
+        """Return `trainer` with every version that it pushes recorded before it is served, or compared with the record
+        where a process before this one published it."""
+
+        async def push() -> WeightRef:
+            ref = await trainer.push()
+            self.publish(ref)
+            return ref
+
+        overlay: Any = Overlay(trainer, {"push": push})
+        return overlay
+
+    def publish(self, ref: WeightRef) -> None:
+        """Record a version, or compare it with the record.
+
+        Raises:
+            SparringError: these are other weights than those recorded of this step.
+            StoreError: it cannot be written.
+        """
+        name = step_name(self._stage, ref.version)
+        entry = next(iter(self._store.entries(self._stage, name=name, kinds=("published",))), None)
+        if entry is None:
+            data = {"checksum": ref.checksum, "digests": _packed(ref.digests)}
+            self._store.record(LogEntry(stage=self._stage, kind="published", name=name, data=data))
+        elif (recorded := entry[1].data)["checksum"] != ref.checksum:
+            raise SparringError(
+                f"{self._stage} step {ref.version}: expected the weights that were published before the stop, checksum "
+                f"{recorded['checksum']}, got {ref.checksum}{_first_difference(ref.digests, recorded['digests'])}; "
+                "go on with the settings, libraries and kind of processor that the run was begun with"
+            )
+
+
+def _packed(digests: Mapping[str, int]) -> bytes:
+    return struct.pack(f"<{len(digests)}Q", *(digests[name] for name in sorted(digests)))
+
+
+def _first_difference(digests: Mapping[str, int], recorded: bytes) -> str:
+    """Return in words which tensor differs first, by name; nothing where nobody knows."""
+    packed = _packed(digests)
+    if len(packed) != len(recorded):
+        return f", of {len(packed) // 8} tensors where there were {len(recorded) // 8}"
+    names = (name for at, name in enumerate(sorted(digests)) if packed[8 * at :][:8] != recorded[8 * at :][:8])
+    first = next(names, None)
+    return "" if first is None else f", first in tensor {first}"

@@ -1,0 +1,162 @@
+"""Recorded replies answer the requests that they answered before, in their order, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from sparring.errors import EngineError, LimitReached, NotRebuildable
+from sparring.generation import Constraint, GenerateRequest, Sampling
+from sparring.record.recorder import RecordedSession, Recorder
+from sparring.record.replies import PATIENCE_S, RecordedReplies
+from sparring.testing.clock import run_virtual
+from sparring.testing.conversations import TOOL, say, user
+from sparring.testing.scripted_engine import ScriptedEngine
+from sparring.testing.toy import toy_renderer, toy_task
+from sparring.types import Limits, Message, Segment
+
+RENDERER = toy_renderer()
+
+
+def script(request: GenerateRequest) -> tuple[int, ...]:
+    """Ids that hang on seed and prompt."""
+    drawn = hash((request.sampling.seed, request.tokens))
+    return tuple(RENDERER.tokenizer.encode("".join("abcdefgh"[(drawn >> shift) % 8] for shift in range(0, 30, 3))))
+
+
+class TurnList:
+    """The part of a store that sessions use, in memory."""
+
+    def __init__(self) -> None:
+        self.turns: list[tuple[str, tuple[Segment, ...]]] = []
+
+    def append_turns(self, turns: Sequence[tuple[str, Sequence[Segment]]], entries: Sequence[object] = ()) -> None:
+        """Keep the turns."""
+        self.turns += [(rollout, tuple(segments)) for rollout, segments in turns]
+
+
+class SlowFirst(ScriptedEngine):
+    """An engine whose first request takes longest."""
+
+    async def generate(self, request: GenerateRequest):
+        """Answer, sooner with every request."""
+        await asyncio.sleep(10.0 / (len(self.requests) + 1))
+        return await super().generate(request)
+
+
+def session(
+    engine: ScriptedEngine, replies: RecordedReplies | None = None, store: TurnList | None = None, **limits: int
+) -> RecordedSession:
+    """A session, from a record if there is one."""
+    recorder = Recorder(engine, RENDERER, store, sampling=Sampling(max_tokens=256), max_context=1500)
+    return recorder.open(toy_task(), rollout_id="r", seed=7, limits=Limits(**limits), replies=replies)
+
+
+async def branches(one: RecordedSession, count: int = 3) -> list[Message]:
+    """Three conversations at once, two with the same prompt; each of two turns."""
+
+    async def talk(text: str) -> Message:
+        reply = await one.complete([user(text)])
+        return await one.complete([user(text), reply, user("And?")])
+
+    return await asyncio.gather(*(talk(text) for text in ("a", "a", "b")[:count]))
+
+
+def recorded(one: RecordedSession, turns: int | None = None) -> RecordedReplies:
+    """The record of a session's first turns."""
+    last = len(one.segments) if turns is None else [s.index for s in one.segments if s.model][turns - 1] + 1
+    return RecordedReplies({"policy": one.segments[:last]})
+
+
+@pytest.mark.parametrize("turns", range(1, 7))
+def test_a_record_of_requests_at_once_becomes_the_same_record(turns: int) -> None:
+    first = session(SlowFirst(script))
+    said, _ = run_virtual(branches(first))
+    again, store = ScriptedEngine(script), TurnList()
+    second = session(again, recorded(first, turns), store)
+    assert run_virtual(branches(second))[0] == said
+    assert len(again.requests) == 6 - turns, "what is recorded is not sampled again"
+    given = [s for s in first.segments if s.model][:turns]
+    assert [s for s in second.segments if s.model][:turns] == given
+    assert second.segments[: given[-1].index + 1] == first.segments[: given[-1].index + 1]
+    assert {(s.tokens, s.sampling.seed) for s in second.segments if s.sampling} == {
+        (s.tokens, s.sampling.seed) for s in first.segments if s.sampling
+    }
+    assert len(store.turns) == 6 - turns, "what is durable is not written again"
+
+
+def test_a_reply_that_was_cut_short_hits_the_same_limit() -> None:
+    first, engine = session(ScriptedEngine(script), max_tokens=4), ScriptedEngine(script)
+    with pytest.raises(LimitReached, match="cut short"):
+        run_virtual(first.complete([user("Hi")]))
+    for segments in (first.segments, [replace(s, finish_reason=None) for s in first.segments]):
+        second = session(engine, RecordedReplies({"policy": segments}), max_tokens=4)
+        with pytest.raises(LimitReached, match="cut short") as caught:
+            run_virtual(second.complete([user("Hi")]))
+        assert caught.value.reason == "max_tokens" and engine.requests == []
+        assert second.usage == first.usage and [s.tokens for s in second.segments] == [s.tokens for s in first.segments]
+
+
+def test_a_reply_keeps_the_share_of_the_budget_that_it_had() -> None:
+    """The second request at once had less left to it than it has when the first is answered at once."""
+    first = session(SlowFirst(script), max_tokens=300)
+    run_virtual(branches(first, 2))
+    second = session(ScriptedEngine(script), recorded(first), max_tokens=300)
+    run_virtual(branches(second, 2))
+    assert second.segments == first.segments
+    assert len({s.sampling.max_tokens for s in first.segments if s.sampling}) > 1
+
+
+@pytest.mark.parametrize(
+    ("history", "options", "message"),
+    [
+        ([user("Ho")], {}, "policy: a request is not the recorded one, with 1 recorded replies left"),
+        ([user("Hi")], {"tools": (TOOL,)}, "a request is not the recorded one"),
+        ([user("Hi")], {"constraint": Constraint(kind="regex", source="a+")}, "has other settings of sampling"),
+    ],
+)
+def test_a_request_that_is_not_the_recorded_one_is_refused(history, options, message: str) -> None:
+    first, engine = session(ScriptedEngine(script)), ScriptedEngine(script)
+    run_virtual(first.complete([user("Hi")]))
+    replies = recorded(first)
+    second = session(engine, replies)
+    for _ in range(2):
+        with pytest.raises(NotRebuildable, match=message):
+            run_virtual(second.complete(history, **options))
+        history, options = [user("Hi")], {}  # the recorded one comes too late
+    assert engine.requests == [] and second.segments == () and replies.difference is not None
+
+
+def test_a_request_that_nothing_else_follows_is_refused_after_a_while() -> None:
+    first = session(ScriptedEngine(script))
+    run_virtual(branches(first))
+    replies = recorded(first)
+    second = session(ScriptedEngine(script), replies)
+
+    async def other() -> None:
+        with pytest.raises(NotRebuildable, match="a request is not in the record, nothing else went on for 60 s"):
+            await second.complete([user("something else")])
+
+    assert run_virtual(other())[1] == PATIENCE_S
+
+
+def test_requests_at_once_that_fail_and_come_again_have_numbers_of_their_own() -> None:
+    """The second of two with one prompt goes on; the first fails and comes again: it is the first still."""
+    engine = SlowFirst(script, fail_on=(1,))
+    one = session(engine)
+
+    async def both() -> None:
+        first, second = asyncio.create_task(one.complete([user("Hi")])), asyncio.create_task(one.complete([user("Hi")]))
+        with pytest.raises(EngineError):
+            await asyncio.gather(first, second)
+        await asyncio.gather(first, second, return_exceptions=True)
+        await one.complete([user("Hi")])
+        await one.complete([user("Hi"), say("no"), user("Hi")])
+        await one.complete([user("Hi")])
+
+    run_virtual(both())
+    same = [s.sampling.seed for s in one.segments if s.sampling and s.parent == 0]
+    assert len(same) == len(set(same)) == 3
