@@ -12,9 +12,11 @@ import msgspec
 import pytest
 
 from sparring.envs.config import EnvConfig
+from sparring.envs.domains import Domains
 from sparring.envs.registry import load_env
 from sparring.envs.splits import identity, overlap
 from sparring.protocols import AnyEnv, EnvFactory, TaskSource
+from sparring.tasks.again import LostTasksAgain
 from sparring.tasks.files import FileTasks, read_rows
 from sparring.tasks.mix import Mix
 from sparring.types import Group, Message, Outcome, Score, Segment, Task, ToolCall, Trajectory
@@ -104,12 +106,17 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return read_rows(f"{folder}/data.jsonl", {"prompt": "q", "answer": "a"})
 
 
+def domains(folder: Path) -> Domains:
+    return Domains({"one": generated(folder), "two": function(folder)})
+
+
 FACTORIES: dict[str, Callable[[Path], EnvFactory]] = {
     "reasoning_gym": gym,
     "generated": generated,
     "game": game,
     "reward_function": function,
     "rubric": rubric,
+    "domains": domains,
 }
 SOURCES: dict[str, Callable[[Path], TaskSource]] = {
     "generated train": lambda folder: generated(folder).tasks("train", 1),
@@ -119,14 +126,15 @@ SOURCES: dict[str, Callable[[Path], TaskSource]] = {
     "file in order": lambda folder: FileTasks(rows_of(folder)[:8], env="e"),
     "file endless": lambda folder: FileTasks(rows_of(folder)[:8], env="e", seed=3),
     "mix": lambda folder: Mix(
-        [
-            FileTasks(rows_of(folder)[:8], env="a"),
-            FileTasks(rows_of(folder), env="b"),
-            FileTasks(rows_of(folder)[:9], env="c", seed=1),
-        ],
-        [2, 1, 1],
-        seed=5,
+        {
+            "a": FileTasks(rows_of(folder)[:8], env="a"),
+            "b": FileTasks(rows_of(folder), env="b"),
+            "c": FileTasks(rows_of(folder)[:9], env="c", seed=1),
+        },
+        {"a": 2, "b": 1, "c": 1},
     ),
+    "domains": lambda folder: domains(folder).tasks("eval", 1),
+    "lost tasks again": lambda folder: LostTasksAgain(function(folder).tasks("train", 1), 2),
 }
 
 
@@ -211,7 +219,7 @@ def conversation(factory: EnvFactory, task: Task, replies: list[Message]) -> tup
 
 def test_a_task_survives_being_written_down(factory: EnvFactory) -> None:
     for task in take(factory.tasks("train", 1), 3):
-        assert task.env == factory.name and task.messages[-1].role == "user"
+        assert task.env in factory.name.split(", ") and task.messages[-1].role == "user"
         assert json.loads(json.dumps(task.data)) == task.data
 
 
