@@ -56,6 +56,10 @@ class EngineError(InfraError):
     """The inference engine failed to answer."""
 
 
+class TaskError(InfraError):
+    """A task that can never be rolled out, such as one that asks for an unknown image. Not tried again."""
+
+
 class RequestRefused(EngineError):
     """An engine will never serve this request: it asks for what cannot be. The others go on."""
 
@@ -75,6 +79,10 @@ class NotRebuildable(InfraError):
 
 class Suspended(InfraError):
     """A rollout gives back its box and its cache before its next turn, to be rebuilt later. Nothing broke."""
+
+
+class Outage(SparringError):
+    """An environment's infrastructure stays down, or nothing is left to train: the run ends and can be gone on with."""
 
 
 class StoreError(SparringError):
@@ -138,16 +146,16 @@ class boundary:
 
 
 class naming_memory:
-    """Say what was told of memory before, where it runs out in the body of `with naming_memory(told)`.
+    """Context that repeats an earlier warning of memory if memory runs out in its body.
 
     Raises:
-        InfraError: memory ran out, and what had been told.
+        InfraError: memory ran out; names the warning.
     """
 
-    __slots__ = ("_told",)
+    __slots__ = ("_warning",)
 
-    def __init__(self, problem: str) -> None:
-        self._told = problem
+    def __init__(self, warning: str) -> None:
+        self._warning = warning
 
     def __enter__(self) -> None:
         pass
@@ -157,7 +165,8 @@ class naming_memory:
         while error is not None:
             if isinstance(error, Exception) and _is_short_of_memory(error):
                 got = f"{type(cause).__name__}: {cause}"
-                raise InfraError(f"memory ran out: {got}; before it began, the run was told: {self._told}") from cause
+                problem = f"memory ran out: {got}; before it began, the run was told: {self._warning}"
+                raise InfraError(problem) from cause
             error = error.__cause__ or error.__context__
 
 

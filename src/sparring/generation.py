@@ -71,14 +71,14 @@ class Runs:
 
     @staticmethod
     def of(value: int, length: int) -> Runs:
-        """One run of `length` tokens."""
+        """Return one run of `length` tokens."""
         return Runs(lengths=(length,), values=(value,)) if length else Runs()
 
     def __len__(self) -> int:
         return sum(self.lengths)
 
     def expand(self) -> list[int]:
-        """The value of every token."""
+        """Return the value of every token."""
         values: list[int] = []
         for length, value in zip(self.lengths, self.values, strict=True):
             values += [value] * length
@@ -94,14 +94,14 @@ class KeptSets:
 
     @staticmethod
     def of(ids: Iterable[Iterable[int]]) -> KeptSets:
-        """One set of ids per token."""
+        """Return one set of ids per token."""
         return KeptSets(rows=tuple(b"".join(id.to_bytes(4, "little") for id in sorted(row)) for row in ids))
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def ids(self, token: int) -> tuple[int, ...]:
-        """The ids that a token was drawn from; none where nothing was truncated."""
+        """Return the ids that a token was drawn from; none where nothing was truncated."""
         row = self.rows[token]
         return tuple(int.from_bytes(row[at : at + 4], "little") for at in range(0, len(row), 4))
 
@@ -115,14 +115,14 @@ class TopRows:
 
     @staticmethod
     def of(rows: Iterable[Iterable[tuple[int, float]]]) -> TopRows:
-        """One row of (id, log-probability) per token."""
+        """Return one row of (id, log-probability) per token."""
         return TopRows(rows=tuple(b"".join(struct.pack("<If", *pair) for pair in row) for row in rows))
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def pairs(self, token: int) -> tuple[tuple[int, float], ...]:
-        """(id, log-probability) of the likeliest in the place of a token."""
+        """Return (id, log-probability) of the likeliest tokens at the place of a token."""
         return tuple(struct.iter_unpack("<If", self.rows[token]))
 
 

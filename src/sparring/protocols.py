@@ -434,9 +434,6 @@ class Store(Protocol):
     def metrics(self, stage: str, *, after: int = -1) -> list[tuple[int, dict[str, float]]]:
         """Return the recorded metrics of a stage, by step, those above `after`."""
 
-    def event(self, stage: str, text: str) -> None:
-        """Record something that happened, with the time."""
-
     def put(self, key: str, value: Any) -> None:
         """Record plain data under a key, in the place of what was there."""
 

@@ -235,7 +235,7 @@ class Trajectory:
     origin: tuple[str, int] | None = None
 
     def branches(self) -> Iterator[tuple[Segment, ...]]:
-        """Every root-to-leaf path, in the order the leaves were made."""
+        """Yield every root-to-leaf path, in the order the leaves were made."""
         parents = {s.parent for s in self.segments}
         for leaf in self.segments:
             if leaf.index in parents:
@@ -304,7 +304,7 @@ class Score:
         return self.per_turn if self.per_role_turns is None else self.per_role_turns.get(role)
 
     def states_of(self, role: str) -> tuple[str | None, ...] | None:
-        """The state that each turn of a role was taken in, None where nothing is said of states."""
+        """Return the state that each turn of a role was taken in, None where nothing is said of states."""
         return self.states if self.per_role_states is None else self.per_role_states.get(role)
 
 

@@ -32,7 +32,7 @@ def solves(body: dict) -> tuple[int, dict]:
 
 def asked_to_teach(server: ChatServer) -> list[dict]:
     """What was asked but for the check's question, whether anybody answers."""
-    return [body for body in server.asked if body["max_tokens"] != 1]
+    return [body for body in server.bodies if body["max_tokens"] != 1]
 
 
 def collecting(given: Path, server: ChatServer, stages: str, *settings: str) -> int:
@@ -53,12 +53,12 @@ def test_traces_become_demonstrations(given: Path) -> None:
     server = ChatServer(solves)
     try:
         assert collecting(given, server, '["collect", "sft"]', "sft.steps=2") == 0
-        asked = len(server.asked)
+        asked = len(server.bodies)
         assert collecting(given, server, '["collect", "sft"]', "sft.steps=2") == 0
     finally:
         server.stop()
     rows = [json.loads(line) for line in (given.parent / "runs/tiny/collect/traces.jsonl").read_text().splitlines()]
-    assert len(asked_to_teach(server)) == 12 * 2 * 2 and asked == len(server.asked), (
+    assert len(asked_to_teach(server)) == 12 * 2 * 2 and asked == len(server.bodies), (
         "a finished stage asks nobody again"
     )
     answers = [row["messages"][-1]["content"] for row in rows]
@@ -84,7 +84,7 @@ def test_a_collection_goes_on_where_it_broke_off(given: Path, capsys: pytest.Cap
     try:
         assert collecting(given, server, '["collect"]', *settings) == 2
         assert "collect.min_reward" in capsys.readouterr().err
-        server.asked.clear()
+        server.bodies.clear()
         server.reply = solves
         assert collecting(given, server, '["collect"]', *settings) == 0
     finally:

@@ -195,7 +195,7 @@ def test_more_samples_ask_the_judge_nothing_that_it_has_said(
         counts = []
         for samples in ("1", "2"):
             assert main([*command, "--samples", samples]) == 0
-            counts.append(sum(body["max_tokens"] != 1 for body in server.asked))
+            counts.append(sum(body["max_tokens"] != 1 for body in server.bodies))
     finally:
         server.stop()
     assert 1 <= counts[0] == counts[1] <= 3

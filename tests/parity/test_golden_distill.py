@@ -128,7 +128,7 @@ def test_the_worked_example() -> None:
 MUTATIONS = {
     "token/policy_gradient": ("algo/loss/distill.py", "gap = logprob - ", "gap = logprob + "),
     "token/squared": ("algo/loss/distill.py", "gap = logprob - ", "gap = logprob + "),
-    "top_k/reverse": ("model/divergence.py", "given = (1.0 - ", "given = (1.0 + "),
+    "top_k/reverse": ("model/divergence.py", "log_rest = (1.0 - ", "log_rest = (1.0 + "),
     "top_k/forward": (
         "model/divergence.py",
         "logsumexp(1, keepdim=True) - log_z",

@@ -37,7 +37,8 @@ class Answering(Protocol):
         ...
 
     async def reply(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
-        """The final answer to a conversation, and the turns before it: assistant messages with calls, tool messages."""
+        """Return the final answer to a conversation, and the turns before it: assistant messages with calls, tool
+        messages."""
         ...
 
     async def close(self) -> None:
@@ -62,7 +63,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _number(kind: Callable[[str], float], least: float) -> Callable[[str], float]:
-    """The type of an argument that must not be below `least`."""
+    """Return the type of an argument that must not be below `least`."""
 
     def parsed(text: str) -> float:
         value = kind(text)
@@ -148,7 +149,7 @@ def _begun(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message], 
 
 
 def shown(message: Message) -> str:
-    """One message as the terminal shows it: reasoning, calls and results are set off from what is said."""
+    """Return one message as the terminal shows it: reasoning, calls and results are set off from what is said."""
     if message.role == "tool":
         return "\n".join("  | " + printable(line) for line in message.content.splitlines() or ["(nothing)"])
     if message.role == "user":
@@ -162,7 +163,7 @@ def shown(message: Message) -> str:
 
 
 def _call_text(call: ToolCall) -> str:
-    """A call as `name(arguments)`; a single text argument, such as code, on lines of its own."""
+    """Return a call as `name(arguments)`; a single text argument, such as code, on lines of its own."""
     if call.arguments is None:
         return f"{call.name}: {call.raw}"
     values = list(call.arguments.values())
@@ -172,5 +173,5 @@ def _call_text(call: ToolCall) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that cannot steer the terminal: control characters, but for newline and tab, are written out."""
+    """Return text that cannot steer the terminal: control characters, but for newline and tab, are written out."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

@@ -84,13 +84,13 @@ def _environment(args: argparse.Namespace) -> list[str]:
 
 
 def _settings(args: argparse.Namespace) -> list[str]:
-    """The keys of [eval] that the arguments replace."""
+    """Return the keys of [eval] that the arguments replace."""
     options = {"tasks": args.tasks, "samples": args.samples, "ks": None if args.k is None else f"[{args.k}]"}
     return [f"eval.{key}={value}" for key, value in options.items() if value is not None]
 
 
 def _gate(args: argparse.Namespace) -> Gate | None:
-    """The gate that is asked for.
+    """Return the gate that the arguments set.
 
     Raises:
         BadInput: no margin, or one that is none.

@@ -24,7 +24,7 @@ def print_results(results: Results) -> None:
 
 
 def evaluation_lines(evaluated: Evaluated) -> Iterator[str]:
-    """One evaluation: success by dataset, reward, pass@k, and what was lost."""
+    """Yield one evaluation: success by dataset, reward, pass@k, and what was lost."""
     evaluation = evaluated.evaluation
     yield f"{evaluated.name} on {evaluated.environment}"
     rows = [(tag, *_cells(estimate)) for tag, estimate in evaluation.by_tag.items()]

@@ -41,7 +41,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Return the whole command line."""
     top = _Parser(
         prog="sparring",
         description="Train language-model agents with reinforcement learning.",

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
-    """`RECIPE`, `--set` and `--name`."""
+    """Add `RECIPE`, `--set` and `--name` to a parser."""
     parser.add_argument("recipe", metavar="RECIPE", help="a TOML file")
     parser.add_argument(
         "--set",
@@ -25,7 +25,7 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
 
 
 def load_recipe(args: argparse.Namespace) -> RunConfig:
-    """The config that `add_recipe`'s arguments ask for, resolved for this machine.
+    """Return the config that `add_recipe`'s arguments ask for, resolved for this machine.
 
     Raises:
         BadInput: the recipe or an override is refused.

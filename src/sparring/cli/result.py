@@ -33,7 +33,7 @@ def print_result(folder: Path) -> None:
 
 
 def result_lines(summary: Mapping[str, Any]) -> list[str]:
-    """The table, line by line. Leaves out what the run does not have."""
+    """Return the table, line by line. Leaves out what the run does not have."""
     columns = {key: name for key, name in EVALUATED.items() if summary.get(f"{key}_success") is not None}
     datasets = summary.get("by_dataset", {}).items()
     covered = any(entry.get("coverage") for _, entry in datasets)
@@ -63,8 +63,8 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Columns as wide as they must be; the first is left-aligned, and rules stand under the head and above the last
-    row."""
+    """Return columns as wide as they must be; the first is left-aligned, and rules stand under the head and above the
+    last row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:
@@ -75,7 +75,7 @@ def table(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def plain(rows: list[tuple[str, ...]]) -> list[str]:
-    """A table whose last row is no sum."""
+    """Return a table whose last row is no sum."""
     *lines, _, last = table(rows)
     return [*lines, last]
 
@@ -90,7 +90,8 @@ def _kept(of: Mapping[str, float]) -> str:
 
 
 def _more(of: Mapping[str, Any]) -> str:
-    """`+1.1 points (+0.5 to +1.7; it has 97.7 % of 2000 tasks, trained on 344,886 tokens at last)`."""
+    """Write a change in words: `+1.1 points (+0.5 to +1.7; it has 97.7 % of 2000 tasks, trained on 344,886 tokens at
+    last)`."""
     success = of["figure"] == "success"
     more, low, high = (
         "none" if one is None else f"{100 * one:+.1f}" if success else f"{one:+.4g}"

@@ -8,7 +8,7 @@ from types import FrameType
 
 
 def main() -> int:
-    """The `sparring` program. Returns the exit code."""
+    """Run the `sparring` program and return its exit code."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # not where whoever started us has it ignored
         signal.signal(signal.SIGINT, _leave)
@@ -19,6 +19,7 @@ def main() -> int:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Nothing has been opened yet, and an exception inside an import would come with its traceback."""
+    """End at once on a signal: nothing has been opened yet, and an exception inside an import would print its
+    traceback."""
     os.write(2, b"\ninterrupted\n")
     os._exit(130)

@@ -47,7 +47,7 @@ class InlineCluster:
         self._rewards: dict[tuple[str, str], ValueModel] = {}
 
     def trainer(self, name: str, *, path: str, plan: TrainPlan) -> Trainer:
-        """A trainer of model `name` that starts from the checkpoint folder `path` at version 0."""
+        """Return a trainer of model `name` that starts from the checkpoint folder `path` at version 0."""
         from sparring.model.load import load
         from sparring.train.average import Average
         from sparring.train.trainer import LocalTrainer
@@ -82,7 +82,7 @@ class InlineCluster:
         return trainer
 
     def engine(self, name: str, *, path: str) -> Engine:
-        """An engine that serves the checkpoint folder `path` as version 0."""
+        """Return an engine that serves the checkpoint folder `path` as version 0."""
         served = self._models[name].served
         if served is not None:
             engine = self._served(name, served)

@@ -23,8 +23,8 @@ FOLDERS = "evaluations"
 
 
 def evaluations(run_dir: Path, store: Store, config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row for each: those of the run's own eval stage, of teachers and of the runs that it is compared with, that
-    of the folder itself, those of `sparring eval` beside it.
+    """Return one row for each: those of the run's own eval stage, of teachers and of the runs that it is compared with,
+    that of the folder itself, those of `sparring eval` beside it.
 
     Args:
         run_dir: of a run, or of one evaluation.
@@ -73,7 +73,7 @@ def _row(name: str, evaluation: Evaluation, before: Sequence[tuple[str, Evaluati
 
 
 def _change(evaluation: Evaluation, before: Sequence[tuple[str, Evaluation]]) -> dict[str, Any] | None:
-    """Against the first that asked the same."""
+    """Return the change against the first evaluation of the same tasks."""
     for name, first in before:
         try:
             compared = compare(first, evaluation)
@@ -84,7 +84,7 @@ def _change(evaluation: Evaluation, before: Sequence[tuple[str, Evaluation]]) ->
 
 
 def _figure(estimate: Estimate) -> list[float | None] | None:
-    """Value, lower and upper end, standard error."""
+    """Return the value, the lower and upper end of its interval, and the standard error."""
     if estimate.value is None:
         return None
     return [estimate.value, *(estimate.interval or (None, None)), estimate.standard_error]

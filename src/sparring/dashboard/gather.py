@@ -42,7 +42,7 @@ GROUP_STAGES = ("rl", "distill", *(f"eval/{name}" for name in OF_A_RUN), "eval")
 
 
 def gather(run_dir: Path, store: Store, *, model: str = "policy", picks_each: int = 3) -> dict[str, Any]:
-    """The page's data.
+    """Return the page's data.
 
     Args:
         run_dir: the run's folder; `summary.json`, `config.toml` and checkpoints are read where they exist.
@@ -108,7 +108,8 @@ class _Groups:
 
 
 def _curves(rows: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, Any]:
-    """Steps with one list per metric, None where a step lacks it. Beyond `POINTS` points, stretches become one."""
+    """Return the steps with one list per metric, None where a step lacks it. Beyond `POINTS` points, stretches become
+    one."""
     stretch = max(1, math.ceil(len(rows) / POINTS))
     parts = [rows[start : start + stretch] for start in range(0, len(rows), stretch)]
     names = sorted({name for _, values in rows for name in values})
@@ -117,7 +118,7 @@ def _curves(rows: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, Any]:
 
 
 def _together(name: str, values: Sequence[float]) -> float | None:
-    """The mean; the largest where the metric is a maximum, so that no outlier is averaged away."""
+    """Return the mean; the largest where the metric is a maximum, so that no outlier is averaged away."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return None
@@ -125,7 +126,7 @@ def _together(name: str, values: Sequence[float]) -> float | None:
 
 
 def _summary(path: Path) -> dict[str, Any]:
-    """The run's summary, empty before its end. A NaN in it becomes None: JSON for a browser has none."""
+    """Return the run's summary, empty before its end. A NaN in it becomes None: JSON for a browser has none."""
     return json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None) if path.exists() else {}
 
 
@@ -157,7 +158,7 @@ def _stages(summary: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[dict
 
 
 def _evaluation(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Rates with 95 % intervals by dataset and over all."""
+    """Return rates with 95 % intervals by dataset and over all."""
     by_dataset = summary.get("by_dataset")
     if not by_dataset:
         return None
@@ -209,7 +210,7 @@ def _account(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _used_pieces(
     run_dir: Path, config: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], model: str
 ) -> dict[int, Piece]:
-    """The text of every token shown; empty where no tokenizer is found, and the page then shows ids."""
+    """Return the text of every token shown; empty where no tokenizer is found, and the page then shows ids."""
     folders = [*sorted(run_dir.glob("*/")), *sorted(run_dir.glob("*/*/"))]
     named = config.get("models", {}).get(model, {}).get("path")
     folders += [Path(named)] if named else []

@@ -52,7 +52,7 @@ class Picker:
             _keep(self._worst, (-min(rewards), number, group), self.per_kind)
 
     def _thin(self, number: int, group: Group) -> None:
-        """Every `stride`-th group; when there are too many, every other one goes and the stride doubles."""
+        """Keep every `stride`-th group. When there are too many, drop every second and double the stride."""
         if number % self._stride == 0:
             self._between.append((number, group))
         if len(self._between) > 2 * self.per_kind:
@@ -60,7 +60,7 @@ class Picker:
             self._stride *= 2
 
     def picked(self) -> list[tuple[Group, tuple[PickName, ...]]]:
-        """The chosen groups, each with every reason it was chosen for."""
+        """Return the chosen groups, each with every reason it was chosen for."""
         kinds: list[tuple[PickName, list[tuple[int, Group]]]] = [
             ("first", self._first),
             ("between", self._between[1:]),

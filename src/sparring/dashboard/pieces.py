@@ -16,7 +16,8 @@ Piece = tuple[str, PieceKind]
 
 
 def load_pieces(tokenizer_json: Path) -> dict[int, Piece]:
-    """Every id of a tokenizer as (text, kind); kind is `special` for added tokens, `bytes` for part of a character.
+    """Return every id of a tokenizer as (text, kind); kind is `special` for added tokens, `bytes` for part of a
+    character.
 
     Raises:
         OSError: the file cannot be read.
@@ -60,7 +61,7 @@ def _from_bytes(raw: bytes) -> Piece:
 
 @cache
 def _byte_of_character() -> dict[str, int]:
-    """The byte-level alphabet: printable Latin-1 stands for itself, the other 68 bytes follow from U+0100 on
+    """Return the byte-level alphabet: printable Latin-1 stands for itself, the other 68 bytes follow from U+0100 on
     (Radford et al., GPT-2, 2019)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}

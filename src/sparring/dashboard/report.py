@@ -49,7 +49,7 @@ def write_report(run_dir: Path) -> Path:
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """The whole page for `gather`'s data.
+    """Return the whole page for `gather`'s data.
 
     Rollout text is untrusted. It travels as JSON in which no character can end the script element, enters the document
     through text nodes only, and the policy in the page lets no script run but the one whose hash it names.

@@ -42,7 +42,7 @@ def group_advantages(group: Group, credit: Credit, model: str) -> Advantages:
 
 
 def group_entries(group: Group, picks: Sequence[str], stage: str, advantages: Advantages) -> list[dict[str, Any]]:
-    """The rollouts of a group worth showing: its best, its worst and those that failed."""
+    """Return the rollouts of a group worth showing: its best, its worst and those that failed."""
     ranked = sorted(zip(group.rollouts, group.scores, strict=True), key=lambda pair: pair[1].reward or 0.0)
     chosen: list[tuple[Rollout, Score | None]] = [*ranked[:1], *ranked[1:][-1:]]
     chosen += [(rollout, None) for rollout in group.failed[:2]]

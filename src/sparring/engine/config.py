@@ -91,7 +91,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Seconds that an update may take to arrive and be applied; a late one is refused and the old weights serve on."""
 
     update_retries: int = 3
-    """How often a late or refused update is tried again, while the old weights serve on and no newer rollouts begin;
+    """Repetitions of a late or refused update, while the old weights serve on and no newer rollouts begin;
     then the run ends and can be gone on with."""
 
     update_retry_delay_s: float = 5.0
@@ -106,7 +106,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.kind in ("native", "remote")
 
     def cache_tokens(self, token_bytes: int) -> int:
-        """Tokens that the cache holds, in whole pages and at least one: no conversation can be longer.
+        """Return the number of tokens that the cache holds, in whole pages and at least one: no conversation can be
+        longer.
 
         Args:
             token_bytes: size of one token's keys and values, over all layers.
@@ -122,11 +123,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return max(1, self.kv_bytes // state_bytes)
 
     def idle_pages(self, page_bytes: int) -> int | None:
-        """Pages of the cache that idle conversations may hold; None for all."""
+        """Return the number of pages of the cache that idle conversations may occupy; None for all."""
         return self.idle_kv_bytes // page_bytes if self.idle_kv_bytes else None
 
     def host_pages(self, page_bytes: int) -> int:
-        """Pages in host memory."""
+        """Return the number of pages in host memory."""
         return self.offload_bytes // page_bytes if self.kv_across_turns == "offload" else 0
 
     def __post_init__(self) -> None:

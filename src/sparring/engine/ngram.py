@@ -12,15 +12,15 @@ class Lookup:
 
     def __init__(self) -> None:
         self._next: dict[tuple[int, ...], int] = {}
-        self._known = 1
+        self._indexed = 1
 
     def guess(self, tokens: list[int], most: int) -> list[int]:
         """Return up to `most` tokens that may follow, none where the last token is new. `tokens` may only grow between
         calls."""
-        for end in range(self._known, len(tokens)):
+        for end in range(self._indexed, len(tokens)):
             for begin in range(max(0, end - LONGEST), end):
                 self._next[tuple(tokens[begin:end])] = end
-        self._known = len(tokens)
+        self._indexed = len(tokens)
         for begin in range(max(0, len(tokens) - LONGEST), len(tokens)):
             begin_next = self._next.get(tuple(tokens[begin:]))
             if begin_next is not None:

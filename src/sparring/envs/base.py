@@ -15,7 +15,6 @@ a wrong argument, broken JSON) comes back to the model as the tool's answer.
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
@@ -23,6 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
+from sparring.envs.executor import away, cooperative
 from sparring.envs.schema import arguments_type, checked, tool_spec
 from sparring.errors import EnvError, boundary, refusal
 from sparring.protocols import Expert, Sandbox, Scorer
@@ -58,6 +58,9 @@ class Env:
         needs_box: whether `open` gets a box.
         success_at: the reward from which a rollout counts as a success; None where the world has no such notion.
         scorer: the second pass over a whole group, where rewards are relative to each other.
+        shared_thread: the environments of all rollouts run on one thread, because they share what is bound to an event
+            loop, such as an HTTP client of the module; then one that blocks holds up the others. By default each runs
+            on a thread of its own, from its making to its closing.
         roles: who speaks in the world. A world of several writes `step_of` and `score_all` in the place of `step`,
             `score` and `reward`, and its recipe names a harness that asks each of them.
     """
@@ -66,9 +69,11 @@ class Env:
     functions: ClassVar[Sequence[Callable[..., Any]]] = ()
     needs_box: ClassVar[bool] = False
     success_at: ClassVar[float | None] = 1.0
+    shared_thread: ClassVar[bool] = False
     roles: tuple[str, ...] = DEFAULT_ROLES
     _task: Task | None = None
 
+    @cooperative
     def __init__(self, args: Any = None) -> None:
         self.args = self.Args() if args is None else args
         self.box: Sandbox | None = None
@@ -82,12 +87,13 @@ class Env:
         return None
 
     def prompt(self, task: Task) -> str | Sequence[Message]:
-        """What the model is asked; `task.data["prompt"]` by default."""
+        """Return the question to the model; `task.data["prompt"]` by default."""
         return task.data["prompt"]
 
     def key(self, task: Task) -> str | None:
-        """What tells the task from others where its prompt does not: a game with one prompt and many seeds returns the
-        seed. Tasks of one key are the same, and are held out together. None (the default): the prompt tells it."""
+        """Return the text that tells the task from others where its prompt does not: a game with one prompt and many
+        seeds returns the seed. Tasks of one key are the same, and are held out together. None (the default): the prompt
+        tells it."""
         return None
 
     def check(self, task: Task) -> None:
@@ -127,15 +133,18 @@ class Env:
         self._task = task
 
     @property
+    @cooperative
     def tools(self) -> tuple[ToolSpec, ...]:
-        """What the model may call."""
-        return tuple(found.spec for found in self._tools.values())
+        """The tools that the model may call."""
+        return tuple(each.spec for each in self._tools.values())
 
+    @cooperative
     async def open(self, task: Task, box: Sandbox | None) -> Observation:
         """Take the task and its box. Messages beyond the task's own may be returned."""
         self.task, self.box = task, box
         return Observation()
 
+    @cooperative
     async def step(self, reply: Message) -> Observation:
         """Run the reply's tool calls in order; a reply without any ends the episode.
 
@@ -156,6 +165,7 @@ class Env:
         """Score a rollout of a world of several roles: the trajectories of those that were asked, by role."""
         raise NotImplementedError(f"{type(self).__name__} needs a method score_all(self, trajectories)")
 
+    @cooperative
     async def score(self, trajectory: Trajectory) -> Score | None:
         """Score the final answer: the text of the last assistant message, or "" where the rollout broke off before one.
 
@@ -164,9 +174,7 @@ class Env:
         """
         where = f"{type(self).__name__}.reward"
         with boundary(EnvError, where):
-            value = self.reward(final_text(trajectory), self.task)
-            if inspect.isawaitable(value):
-                value = await value
+            value = await away(self.reward, final_text(trajectory), self.task)
         if value is None or isinstance(value, Score):
             return value
         if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
@@ -174,6 +182,7 @@ class Env:
         success = None if self.success_at is None else value >= self.success_at - 1e-9
         return Score(reward=float(value), success=success)
 
+    @cooperative
     async def close(self) -> None:
         """Give back what `open` took; the box is the caller's."""
 
@@ -185,16 +194,14 @@ class Env:
             return f"error: no tool {call.name!r}, there is {', '.join(self._tools) or 'none'}"
         if call.arguments is None:
             return f"error: {call.name}: arguments are not valid JSON"
-        found = self._tools[call.name]
+        called = self._tools[call.name]
         try:
-            arguments = checked(call.arguments, found.arguments)
+            arguments = checked(call.arguments, called.arguments)
         except ValueError as error:
             return f"error: {call.name}: {error}"
         with boundary(EnvError, f"{type(self).__name__}, tool {call.name}"):
             try:
-                value = found.bound(self)(**arguments)
-                if inspect.isawaitable(value):
-                    value = await value
+                value = await away(called.bound(self), **arguments)
             except ToolError as error:
                 return f"error: {error}"
             return value if isinstance(value, str) else msgspec.json.encode(value).decode()
@@ -229,10 +236,10 @@ def _tools_of(kind: type[Env]) -> dict[str, _Tool]:
         name for base in reversed(kind.__mro__) for name, value in vars(base).items() if hasattr(value, "__tool__")
     )
     marked = [(name, getattr(kind, name)) for name in methods if hasattr(getattr(kind, name), "__tool__")]
-    found: dict[str, _Tool] = {}
+    tools: dict[str, _Tool] = {}
     for method, function in [*((None, f) for f in kind.functions), *marked]:
         spec = tool_spec(function, **getattr(function, "__tool__", {}))
-        if spec.name in found:
+        if spec.name in tools:
             raise refusal(kind.__name__, "tools of different names", f"two called {spec.name!r}", "rename one")
-        found[spec.name] = _Tool(spec, method, function, arguments_type(function, f"tool {spec.name}"))
-    return found
+        tools[spec.name] = _Tool(spec, method, function, arguments_type(function, f"tool {spec.name}"))
+    return tools

@@ -25,7 +25,7 @@ class ByName:
         self._texts = {name for name, hint in typing.get_type_hints(function).items() if hint is str}
 
     def check(self, task: Task) -> None:
-        """The row has the columns that the function asks for.
+        """Refuse a row without the columns that the function takes.
 
         Raises:
             BadInput: it lacks one.

@@ -62,12 +62,17 @@ class Executor(Protocol):
 class InlineExecutor:
     """Executor on the event loop itself: code that ignores cancellation is abandoned, code that blocks stops the loop.
 
+    Args:
+        shared: the loop is shared in any case.
+        grace_s: seconds that cancelled code has to end.
+
     Attributes:
         abandoned: as the protocol says.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = False, grace_s: float = GRACE_S) -> None:
         self.abandoned = False
+        self._grace_s = grace_s
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -79,17 +84,17 @@ class InlineExecutor:
         """
         if self.abandoned:
             raise RuntimeError("an earlier call never ended")
-        task = asyncio.get_running_loop().create_task(_called(function, arguments, named))
+        task = asyncio.get_running_loop().create_task(called(function, arguments, named))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         result = asyncio.get_running_loop().create_future()
-        task.add_done_callback(lambda ended: _copy(ended, result))
+        task.add_done_callback(lambda ended: copy_result(ended, result))
         try:
             return await result
         except asyncio.CancelledError:
             if not task.done():
                 task.cancel()
-                await asyncio.wait((task,), timeout=GRACE_S)
+                await asyncio.wait((task,), timeout=self._grace_s)
                 self.abandoned = self.abandoned or not task.done()
             raise
 
@@ -99,15 +104,19 @@ class InlineExecutor:
         Raises:
             Exception: what the call raised.
         """
-        return await _called(function, (), {})
+        before = EXECUTOR.get()
+        try:
+            return await called(function, (), {})
+        finally:
+            EXECUTOR.set(before)
 
     def close(self) -> None:
         """Do nothing: the event loop is not this executor's."""
 
 
 def cooperative(method: C) -> C:
-    """Mark a coroutine function as one that never blocks, or one that hands over what may: it runs on the run's event
-    loop, which spares it two switches of threads."""
+    """Mark a function as one that never blocks, or hands over what may: it runs on the run's event loop, which spares
+    it two switches of threads."""
     method.__cooperative__ = True  # type: ignore[attr-defined]
     return method
 
@@ -143,29 +152,18 @@ async def at_home(function: Callable[..., Coroutine[Any, Any, T]], *arguments: A
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(function(*arguments), home))
 
 
-def carried(error: BaseException) -> BaseException:
-    """Return what a future can carry of an error: one that would end the thread, the process or an iteration becomes a
-    RuntimeError."""
-    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration, StopAsyncIteration)):
-        ended = RuntimeError(f"{type(error).__name__}: {error}")
-        ended.__cause__ = error
-        return ended
-    return error
-
-
-async def _called(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Call a function as code inside an executor; what would end the event loop becomes a RuntimeError."""
-    token = EXECUTOR.set(None)
+async def called(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Call a function as code inside an executor; what would end the event loop becomes a RuntimeError. For a task of
+    its own, whose context it changes."""
+    EXECUTOR.set(None)
     try:
         value = function(*arguments, **named)
         return await value if inspect.isawaitable(value) else value
     except (KeyboardInterrupt, SystemExit, StopIteration) as error:
-        raise carried(error) from error
-    finally:
-        EXECUTOR.reset(token)
+        raise _carried(error) from error
 
 
-def _copy(ended: asyncio.Task[Any], result: asyncio.Future[Any]) -> None:
+def copy_result(ended: asyncio.Task[Any], result: asyncio.Future[Any]) -> None:
     """Give a task's result to a future that is still waited for; that of an abandoned task is dropped."""
     error = asyncio.CancelledError() if ended.cancelled() else ended.exception()
     if result.done():
@@ -174,3 +172,13 @@ def _copy(ended: asyncio.Task[Any], result: asyncio.Future[Any]) -> None:
         result.set_result(ended.result())
     else:
         result.set_exception(error)
+
+
+def _carried(error: BaseException) -> BaseException:
+    """Return what a future can carry of an error: one that would end the thread, the process or an iteration becomes a
+    RuntimeError."""
+    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration, StopAsyncIteration)):
+        ended = RuntimeError(f"{type(error).__name__}: {error}")
+        ended.__cause__ = error
+        return ended
+    return error

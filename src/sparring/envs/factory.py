@@ -10,6 +10,7 @@ from typing import Any
 
 from sparring.envs.base import Env
 from sparring.envs.config import EnvConfig
+from sparring.envs.executor import is_cooperative
 from sparring.envs.rubrics.judges import together
 from sparring.envs.splits import Splits, Stream, derived_seed, identity, listed, order, unknown_split
 from sparring.errors import BadInput, EnvError, boundary, refusal
@@ -54,6 +55,16 @@ class WorldFactory:
                 "neither data nor a method generate(self, random)",
                 "set env.data or write generate",
             )
+
+    @property
+    def shared_thread(self) -> bool:
+        """True where the environments of all rollouts run on one thread."""
+        return self._probe.shared_thread
+
+    @property
+    def makes_at_once(self) -> bool:
+        """True where the constructor of the environments is not their author's code."""
+        return is_cooperative(type(self._probe).__init__)
 
     def make(self) -> Env:
         """One world for one rollout."""

@@ -111,11 +111,11 @@ class ReasoningGymEnv(Env):
     Args = Args
 
     def prompt(self, task: Task) -> str:
-        """The question."""
+        """Return the question."""
         return entry_of(task)["question"]
 
     def reward(self, completion: str, task: Task) -> Score:
-        """The dataset's score of the final text, or of what stands in `<answer>` tags there."""
+        """Return the dataset's score of the final text, or of what stands in `<answer>` tags there."""
         # Some verifiers give a little, or all, for an empty answer.
         raw = score_answer(task, extract_answer(completion) or completion) if completion else 0.0
         success = raw >= 1.0 - 1e-9
@@ -149,11 +149,12 @@ class ReasoningGym:
             _check(dataset, f"env.args.datasets.{index}")
 
     def make(self) -> Env:
-        """One world for one rollout."""
+        """Return one world for one rollout."""
         return (ReasoningGymToolEnv if self._args.tool else ReasoningGymEnv)(self._args)
 
     def tasks(self, split: str, seed: int) -> Stream:
-        """`train` (endless), `eval` or `demonstration` (finite, each prompt once); no eval prompt occurs in another.
+        """Return `train` (endless), `eval` or `demonstration` (finite, each prompt once); no eval prompt occurs in
+        another.
 
         Evaluation deals the datasets in turn, so that its first n tasks are even over them.
 
@@ -171,12 +172,12 @@ class ReasoningGym:
         return self._splits[seed].stream(split)
 
     async def prove(self, boxes: Boxes) -> tuple[int, int]:
-        """No row, for there is no file."""
+        """Return nothing to prove: there is no file with rows."""
         return 0, 0
 
     def expert(self, task: Task) -> Expert | None:
-        """The scripted demonstration: one tool call, then its output as the answer, or the answer at once; None where
-        there is none."""
+        """Return the scripted demonstration: one tool call, then its output as the answer, or the answer at once; None
+        where there is none."""
         if not self._args.tool:
             return None
         if derived_seed(task.seed, "tool") / 2**31 < self._by_name[task.data["dataset"]].tool_share:
@@ -184,7 +185,7 @@ class ReasoningGym:
         return lambda messages: Message(role="assistant", content=entry_of(task)["answer"])
 
     def _demonstrated(self) -> tuple[Dataset, ...]:
-        """The dataset of every demonstration, the rarer spread evenly among the others."""
+        """Return the dataset of every demonstration, the rarer spread evenly among the others."""
         places = [((i + 0.5) / d.demonstrations, d.name) for d in self._args.datasets for i in range(d.demonstrations)]
         return tuple(self._by_name[name] for _, name in sorted(places))
 
@@ -213,7 +214,7 @@ class ReasoningGym:
         )
 
     def _chosen(self, uniform: float) -> Dataset:
-        """The dataset at this point of the weights laid end to end."""
+        """Return the dataset at this point of the weights laid end to end."""
         left = uniform * sum(d.weight for d in self._args.datasets)
         weighted = [d for d in self._args.datasets if d.weight]
         for dataset in weighted[:-1]:
@@ -224,12 +225,12 @@ class ReasoningGym:
 
 
 def entry_of(task: Task) -> dict[str, Any]:
-    """The library's item (question, answer, metadata) of a task, drawn again."""
+    """Return the library's item (question, answer, metadata) of a task, drawn again."""
     return item(task.data["dataset"], task.data["params"], task.data["seed"])
 
 
 def score_answer(task: Task, answer: str) -> float:
-    """The library's own score of an answer, 0 to 1; 0 where its verifier cannot even read the answer.
+    """Return the library's own score of an answer, 0 to 1; 0 where its verifier cannot even read the answer.
 
     Raises:
         EnvError: the verifier raises on the right answer as well, so that it is not the policy's doing.
@@ -248,7 +249,7 @@ def score_answer(task: Task, answer: str) -> float:
 
 
 def item(name: str, params: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """One item of a dataset: a pure function of its arguments, which is more than the library promises.
+    """Return one item of a dataset: a pure function of its arguments, which is more than the library promises.
 
     Returns:
         question, answer and metadata. The caller leaves it unchanged, for it is cached.
@@ -263,7 +264,7 @@ def _item(name: str, params: str, seed: int) -> dict[str, Any]:
 
 
 def _dataset(name: str, params: str, seed: int) -> Any:
-    """The dataset object that holds the item at index 0."""
+    """Return the dataset object that holds the item at index 0."""
     if name in SEEDED_AT_CREATION:
         return _made(name, params, seed)
     dataset = _made(name, params, 0)

@@ -20,7 +20,7 @@ Program = Callable[[str], str]
 
 
 def expert_for(task: Task) -> Expert | None:
-    """The expert of a task's dataset: one call of the python tool, then its output; None where there is none."""
+    """Return the expert of a task's dataset: one call of the python tool, then its output; None where there is none."""
     name = task.data["dataset"]
     if name == "calendar_arithmetic":
         program: Program = functools.partial(_calendar, year=task.data["params"].get("year", 2022))
@@ -236,8 +236,8 @@ def _recurring(question: str, ordinal: str, weekday: str) -> str:
 
 
 def _dates(question: str, year: int) -> list[date]:
-    """The dates of a question in order; one that lies before its predecessor is of the next year, as the library means
-    it."""
+    """Return the dates of a question in order; one that lies before its predecessor is of the next year, as the library
+    means it."""
     numeric = re.findall(r"(\d\d)/(\d\d)/(\d{4})", question)
     named = re.findall(rf"({_MONTHS}) (\d{{1,2}})\b", question)
     dates = [date(int(y), int(m), int(d)) for m, d, y in numeric]

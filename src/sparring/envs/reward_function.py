@@ -7,6 +7,7 @@ from typing import Any
 
 from sparring.envs.base import Env
 from sparring.envs.called import ByName
+from sparring.envs.executor import cooperative
 from sparring.envs.tools.python import PythonTool
 from sparring.types import Task
 
@@ -17,12 +18,13 @@ class RewardFunction(Env):
     The function may ask for `completion` (the final text), `task`, and any column of the row: `answer`, `prompt`, ...
     """
 
+    @cooperative
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self._called = ByName(function)
 
     def check(self, task: Task) -> None:
-        """The row has the columns that the function asks for.
+        """Refuse a row without the columns that the function takes.
 
         Raises:
             BadInput: it lacks one.

@@ -20,7 +20,7 @@ _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 def tool_spec(function: Callable[..., Any], *, name: str | None = None, description: str | None = None) -> ToolSpec:
-    """The tool as the model sees it: name, first paragraph of the docstring, JSON schema of the parameters.
+    """Return the tool as the model sees it: name, first paragraph of the docstring, JSON schema of the parameters.
 
     Args:
         function: a function or bound method; every parameter needs a type hint. Argument descriptions come from the
@@ -53,7 +53,7 @@ def tool_spec(function: Callable[..., Any], *, name: str | None = None, descript
 
 
 def parameters(function: Callable[..., Any], where: str) -> dict[str, tuple[Any, Any]]:
-    """Parameter name -> (type, default or `inspect.Parameter.empty`), in order, without a method's `self`.
+    """Return parameter name -> (type, default or `inspect.Parameter.empty`), in order, without a method's `self`.
 
     Raises:
         BadInput: a parameter has no type hint, or the hint names something that does not exist.
@@ -77,8 +77,8 @@ def parameters(function: Callable[..., Any], where: str) -> dict[str, tuple[Any,
 
 
 def schema_of(annotation: Any, where: str) -> dict[str, Any]:
-    """The JSON schema of one type: str, int, float, bool, list[...], dict, Literal, Optional and unions, dataclass,
-    TypedDict.
+    """Return the JSON schema of one type: str, int, float, bool, list[...], dict, Literal, Optional and unions,
+    dataclass, TypedDict.
 
     Raises:
         BadInput: any other type.
@@ -108,7 +108,8 @@ def schema_of(annotation: Any, where: str) -> dict[str, Any]:
 
 
 def arguments_type(function: Callable[..., Any], where: str) -> type[msgspec.Struct]:
-    """A struct with the function's parameters as fields: what `msgspec.convert` checks a call's arguments against.
+    """Return a struct with the function's parameters as fields: what `msgspec.convert` checks a call's arguments
+    against.
 
     Raises:
         BadInput: as `parameters`.
@@ -121,7 +122,7 @@ def arguments_type(function: Callable[..., Any], where: str) -> type[msgspec.Str
 
 
 def checked(arguments: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """The arguments, converted to the function's types.
+    """Return the arguments, converted to the function's types.
 
     Raises:
         ValueError: they do not fit, in words for the model: `code: expected a string, got 3`.
@@ -134,7 +135,7 @@ def checked(arguments: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[st
 
 
 def env_args(args: dict[str, Any], kind: type[msgspec.Struct]) -> Any:
-    """`[env.args]` as the world's own struct.
+    """Return `[env.args]` as the environment's own struct.
 
     Raises:
         BadInput: with the path of what does not fit.
@@ -172,7 +173,7 @@ def _first_paragraph(text: str) -> str:
 
 
 def _argument_notes(text: str) -> dict[str, str]:
-    """`Args:` of a Google-style docstring: name -> description, continuation lines joined."""
+    """Parse `Args:` of a Google-style docstring: name -> description, continuation lines joined."""
     block = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)+)", text + "\n", flags=re.MULTILINE)
     if not block:
         return {}

@@ -19,13 +19,14 @@ Draw = Callable[[str, int, int], Task | None]
 
 
 def derived_seed(*parts: str | int) -> int:
-    """A seed below 2^31 from names and indices: xxh3_64 of their text, so that it is the same in every process."""
+    """Return a seed below 2^31 from names and indices: xxh3_64 of their text, so that it is the same in every
+    process."""
     return xxhash.xxh3_64_intdigest("\x1f".join(map(str, parts)).encode()) >> 33
 
 
 @functools.lru_cache(maxsize=4)
 def order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
-    """A permutation of `count` places that depends on nothing but its arguments."""
+    """Return a permutation of `count` places that depends on nothing but its arguments."""
     return tuple(sorted(range(count), key=lambda place: derived_seed(seed, epoch, place)))
 
 
@@ -38,7 +39,7 @@ def identity(task: Task) -> str:
 
 
 def normalised(text: str) -> str:
-    """Texts that differ in blanks and case alone are one."""
+    """Normalise a text: texts that differ only in blanks and case become the same."""
     return " ".join(text.split()).casefold()
 
 
@@ -48,7 +49,7 @@ def can_be_held_out(task: Task, share: float) -> bool:
 
 
 def overlap(eval_tasks: Iterable[Task], train_tasks: Iterable[Task]) -> set[str]:
-    """The identities of tasks that occur in both; empty is what it must be."""
+    """Return the identities of tasks that occur in both; empty is what it must be."""
     return {identity(t) for t in eval_tasks} & {identity(t) for t in train_tasks}
 
 
@@ -64,14 +65,14 @@ class Stream:
         self._next = 0
 
     def next(self) -> Task | None:
-        """The next task, None at the end."""
+        """Return the next task, None at the end."""
         task = self._at(self._next)
         if task is not None:
             self._next += 1
         return task
 
     def observe(self, group: Any) -> None:
-        """A stream of this kind does not learn from results."""
+        """Ignore results: a stream of this kind does not learn from them."""
 
     def state(self) -> Mapping[str, Any]:
         """Return the position of the stream."""
@@ -83,7 +84,7 @@ class Stream:
 
 
 def listed(tasks: list[Task]) -> Stream:
-    """A finite stream of these tasks."""
+    """Return a finite stream of these tasks."""
     return Stream(lambda index: tasks[index] if index < len(tasks) else None)
 
 
@@ -108,7 +109,7 @@ class Splits:
         self._held_out = {identity(task) for task in self._eval}
 
     def stream(self, split: str) -> Stream:
-        """The stream of `train` (endless), `eval` or `demonstration` (finite).
+        """Return the stream of `train` (endless), `eval` or `demonstration` (finite).
 
         Raises:
             BadInput: no such split, or the world has too few different tasks.
@@ -148,5 +149,5 @@ class Splits:
 
 
 def unknown_split(world: str, split: str) -> Exception:
-    """The refusal of a split that does not exist."""
+    """Return the refusal of a split that does not exist."""
     return refusal(f"env {world}", "train, eval or demonstration", repr(split), "ask for one of these splits")

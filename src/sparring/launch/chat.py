@@ -93,7 +93,8 @@ class Chat:
         return [] if task is None else list(task.messages)
 
     async def reply(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
-        """The answer to a conversation, and the messages on the way to it: calls and what the world says to them.
+        """Return the answer to a conversation, and the messages on the way to it: calls and what the world says to
+        them.
 
         Raises:
             LimitReached: the conversation has grown past the model's context.
@@ -112,7 +113,7 @@ class Chat:
         return replace(answer, tool_calls=()), between
 
     async def _said(self, messages: Sequence[Message], specs: Sequence[ToolSpec]) -> Message:
-        """One reply, also where it was cut short: what was said up to there."""
+        """Return one reply, also where it was cut short: what was said up to there."""
         before, self.cut_short = len(self._session.segments), ""
         try:
             return await self._session.complete(messages, specs)

@@ -13,7 +13,7 @@ PLACES = ("", "export", *(f"{stage}/model" for stage in reversed(ORDER) if stage
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The Hugging Face or adapter folder that `path` means.
+    """Return the Hugging Face or adapter folder that `path` means.
 
     Raises:
         BadInput: there is none.

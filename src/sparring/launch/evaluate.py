@@ -83,7 +83,7 @@ def evaluate_subjects(config: RunConfig, subjects: Sequence[Subject | Path], gat
 
 
 def compared(before: Evaluated, after: Evaluated, gate: Gate | None = None) -> Compared:
-    """The comparison of two evaluations.
+    """Return the comparison of two evaluations.
 
     Raises:
         BadInput: they are not of the same tasks, or have no figure of the gate's name.
@@ -101,7 +101,8 @@ def compared(before: Evaluated, after: Evaluated, gate: Gate | None = None) -> C
 
 
 def _check_figure(figure: str, config: EvalConfig, results: Sequence[Evaluated | None]) -> None:
-    """A gate's figure will come out: before hours of sampling for it. None stands for what is not evaluated yet.
+    """Refuse a gate's figure that no evaluation will have, before hours of sampling. None stands for an evaluation
+    still to be made.
 
     Raises:
         BadInput: it will not.
@@ -250,7 +251,7 @@ def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> R
 
 
 def _rewards(config: RunConfig) -> RlConfig:
-    """The reward model that scores, where the recipe has one: that of the run under a name of its own."""
+    """Return the reward model that scores, where the recipe has one: that of the run under a name of its own."""
     name = REWARD_MODEL if config.rl.reward_model == OWN else config.rl.reward_model
     return RlConfig(reward_model=name, reward_weight=config.rl.reward_weight)
 

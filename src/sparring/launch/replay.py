@@ -94,7 +94,7 @@ def _of_policy(rollout: Rollout) -> tuple[Rollout, list[str]]:
 
 
 def version_of(rollout: Rollout) -> int:
-    """The one weight version that sampled a rollout.
+    """Return the one weight version that sampled a rollout.
 
     Raises:
         BadInput: none or several did.
@@ -113,7 +113,8 @@ def version_of(rollout: Rollout) -> int:
 
 
 def _weights(config: RunConfig, folder: Path, store: SqliteStore, rollout: Rollout, made: Path) -> Path:
-    """A folder with the weights of the rollout's version: a stage's output, or its input with a checkpoint's tensors.
+    """Return a folder with the weights of the rollout's version: a stage's output, or its input with a checkpoint's
+    tensors.
 
     Raises:
         BadInput: its checkpoint is no longer kept; says which rollouts can be replayed.
@@ -149,13 +150,14 @@ def _weights(config: RunConfig, folder: Path, store: SqliteStore, rollout: Rollo
 
 
 def _output(config: RunConfig, folder: Path, stage: str) -> Path:
-    """The Hugging Face folder that a stage wrote; of init, the checkpoint that the recipe names if it names one."""
+    """Return the Hugging Face folder that a stage wrote; of init, the checkpoint that the recipe names if it names
+    one."""
     start = config.models[POLICY].path
     return local_folder(start) if stage == "init" and start is not None else folder / stage / "model"
 
 
 def _replayable(store: SqliteStore, stage: str, versions: set[int]) -> str:
-    """The groups of a stage that these versions sampled, in words."""
+    """Return the groups of a stage that these versions sampled, in words."""
     indices = [group.index for group in store.groups(stage=stage) if group.version in versions]
     spans: list[list[int]] = []
     for index in indices:
@@ -167,7 +169,7 @@ def _replayable(store: SqliteStore, stage: str, versions: set[int]) -> str:
 
 
 def _from_zero(rollout: Rollout) -> Rollout:
-    """The rollout as if its weights were an engine's first: version 0, which is what a fresh engine serves."""
+    """Return the rollout as if its weights were an engine's first: version 0, which is what a fresh engine serves."""
     from sparring.generation import Runs
 
     trajectories = tuple(

@@ -65,7 +65,7 @@ def run_with_earlier(config: RunConfig) -> Path:
 
 
 def _earlier(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
-    """The recipes that `config` waits for, and theirs before them: all are read before any is run."""
+    """Return the recipes that `config` waits for, and theirs before them: all are read before any is run."""
     recipes = []
     for recipe in config.run.after:
         if recipe in begun:
@@ -101,8 +101,8 @@ async def _run(config: RunConfig) -> Path:
 
 @contextmanager
 def _telling_memory(context: Context) -> Iterator[None]:
-    """While stages run, the store holds what was said of the run's memory: where memory runs out, the error says it
-    again. A process that ends without an error was killed, by the kernel, it may be, and the next one says it.
+    """Keep the run's memory warning in the store while stages run: an error for want of memory repeats it, and so does
+    the next process if this one was killed, which is likely the kernel's doing.
 
     Raises:
         InfraError: memory ran out.
@@ -136,7 +136,7 @@ async def _stage(context: Context, name: str) -> None:
 
 @asynccontextmanager
 async def opened(config: RunConfig) -> AsyncIterator[Context]:
-    """The parts of a run, its folder locked for this process, closed at the end.
+    """Open the parts of a run, its folder locked for this process, closed at the end.
 
     Raises:
         BadInput: another process runs in the folder, it holds a run with another config, or it cannot be made.
@@ -234,7 +234,7 @@ def _claim(folder: Path, config: RunConfig) -> None:
 
 
 def _compare(folder: Path, config: RunConfig) -> None:
-    """The config must be the one that the folder's run was started with, and one that can be written down.
+    """Refuse a config other than the one that the folder's run was started with, or one that cannot be written as TOML.
 
     Raises:
         BadInput: the folder holds a run with another config.
@@ -274,7 +274,8 @@ def _differences(old: Any, new: Any, path: str = "") -> list[str]:
 
 
 def check_recipe(config: RunConfig) -> list[str]:
-    """Everything that can be known to be wrong before a run. The same as `sparring check`; trains and leaves nothing.
+    """Refuse a recipe for everything that can be known to be wrong before a run, as `sparring check`. Trains and leaves
+    nothing.
 
     Raises:
         BadInput: what a run would be refused for.

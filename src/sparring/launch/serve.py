@@ -56,7 +56,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def engine_config(settings: Sequence[str]) -> EngineConfig:
-    """`[engine]` with settings as `--set` takes them.
+    """Return `[engine]` with settings as `--set` takes them.
 
     Raises:
         BadInput: a key is none of the engine's, or its value none for it.
@@ -200,7 +200,7 @@ def text_rules(folder: Path) -> Bind:
 
 
 def _listen(config: ServeConfig, stack: ExitStack) -> tuple[socket.socket, str]:
-    """A socket that listens, before anything that takes time, and its address; `stack` takes it back."""
+    """Return a socket that listens, before anything that takes time, and its address; `stack` takes it back."""
     if config.unix is not None:
         return _listen_unix(config.unix, stack), f"unix:{config.unix}"
     where = f"{config.host}:{config.port}"
@@ -215,7 +215,7 @@ def _listen(config: ServeConfig, stack: ExitStack) -> tuple[socket.socket, str]:
 
 
 def _listen_unix(path: Path, stack: ExitStack) -> socket.socket:
-    """A socket in the file system, readable by its owner alone; one that a dead server left is taken over."""
+    """Return a socket in the file system, readable by its owner alone; one that a dead server left is taken over."""
     # of anything else, connecting says the same as of a socket without a server
     if path.exists() and not path.is_socket():
         raise refusal(str(path), "a free path, or a socket", "another kind of file", "choose another --unix")

@@ -51,7 +51,7 @@ def from_teacher(
         hidden: [M, D].
         teacher: whose head is applied to `teacher_hidden`.
         teacher_hidden: [M, E], without gradient.
-        asked: from what each of the M tokens was drawn.
+        targets: the distribution that each of the M tokens was drawn from.
         form: what is computed.
 
     Returns:
@@ -60,11 +60,12 @@ def from_teacher(
 
     def chunk(rows: torch.Tensor, teacher_rows: torch.Tensor, of: TargetRows) -> torch.Tensor:
         with torch.no_grad():
-            logits_t = teacher.logits(teacher_rows)
-        logits_s = model.logits(rows)
-        shared = min(logits_s.shape[1], logits_t.shape[1])
+            teacher_logits = teacher.logits(teacher_rows)
+        policy_logits = model.logits(rows)
+        shared = min(policy_logits.shape[1], teacher_logits.shape[1])
         log_q, log_p = (
-            sampling_logits(add_bias(logits, of.bias), of)[:, :shared].log_softmax(1) for logits in (logits_s, logits_t)
+            sampling_logits(add_bias(logits, of.bias), of)[:, :shared].log_softmax(1)
+            for logits in (policy_logits, teacher_logits)
         )
         return between(log_p, log_q, form)
 

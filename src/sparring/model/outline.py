@@ -289,7 +289,7 @@ class AllocationMeter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._now, self._most = [0, 0], [0, 0]
-        self._known: set[int] = set()
+        self._noted: set[int] = set()
 
     @property
     def peak(self) -> Size:
@@ -312,15 +312,15 @@ class AllocationMeter(TorchDispatchMode):
         return result
 
     def _note(self, storage: Any) -> None:
-        if (key := storage._cdata) in self._known:
+        if (key := storage._cdata) in self._noted:
             return
         size = storage.nbytes()
         kind = int(size >= OWN_MAPPING)
-        self._known.add(key)
+        self._noted.add(key)
         self._now[kind] += size
         self._most[kind] = max(self._most[kind], self._now[kind])
         weakref.finalize(storage, self._forget, key, kind, size)
 
     def _forget(self, key: int, kind: int, size: int) -> None:
-        self._known.discard(key)
+        self._noted.discard(key)
         self._now[kind] -= size

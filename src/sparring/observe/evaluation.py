@@ -115,23 +115,23 @@ class Comparison:
 
 
 def success_rate(tasks: Sequence[TaskResult]) -> Estimate:
-    """The share of samples that solve their task, over tasks."""
+    """Return the share of samples that solve their task, over tasks."""
     scored = [task for task in tasks if task.solved]
     return rate([_solved(task) for task in scored], sum(len(task.solved) for task in scored))
 
 
 def mean_reward(tasks: Sequence[TaskResult]) -> Estimate:
-    """The mean reward, over tasks."""
+    """Return the mean reward, over tasks."""
     return mean([_reward(task) for task in tasks if task.rewards])
 
 
 def passes(tasks: Sequence[TaskResult], k: int, estimator: Callable[[int, int, int], float]) -> Estimate:
-    """pass@k or pass^k over the tasks with at least `k` scored samples.
+    """Return pass@k or pass^k over the tasks with at least `k` scored samples.
 
     Args:
         tasks: all of them.
         k: samples at a time.
-        one: `pass_at_k` or `pass_hat_k`.
+        estimator: `pass_at_k` or `pass_hat_k`.
     """
     scored = [task for task in tasks if len(task.solved) >= k]
     values = [estimator(len(task.solved), sum(task.solved), k) for task in scored]
@@ -139,7 +139,7 @@ def passes(tasks: Sequence[TaskResult], k: int, estimator: Callable[[int, int, i
 
 
 def success_by_tag(tasks: Sequence[TaskResult]) -> dict[str, Estimate]:
-    """`success_rate` of each tag that has some."""
+    """Return `success_rate` of each tag that has any."""
     tags = sorted({task.tag for task in tasks if task.tag and task.solved})
     return {tag: success_rate([task for task in tasks if task.tag == tag]) for tag in tags}
 
@@ -152,8 +152,7 @@ def reward_by_role(tasks: Sequence[TaskResult]) -> dict[str, Estimate]:
 
 
 def narrowed(evaluation: Evaluation, other: Evaluation) -> Evaluation:
-    """Return `one` of the tasks alone that both scored: its success, reward, success by tag, reward by role and
-    tasks."""
+    """Return `evaluation` over the tasks that both scored: success, reward, success by tag, reward by role, tasks."""
     both = sorted(_scored(evaluation) & _scored(other))
     results = [evaluation.tasks[name] for name in both]
     tasks = dict(zip(both, results, strict=True))
@@ -236,7 +235,7 @@ def _nothing_in_common(before: Evaluation, after: Evaluation) -> Exception:
 def _both(
     before: Evaluation, after: Evaluation, figure: Callable[[TaskResult], float | None]
 ) -> tuple[list[float], list[float]]:
-    """A figure of every task that has it in both, in one order."""
+    """Return a figure of every task that has it in both, in one order."""
     names = sorted(before.tasks.keys() & after.tasks.keys())
     pairs = [(figure(before.tasks[name]), figure(after.tasks[name])) for name in names]
     scored = [(b, a) for b, a in pairs if b is not None and a is not None]

@@ -28,7 +28,8 @@ _OF_A_DIFFERENCE = ("logprob_mean_abs_diff", "mismatch_k3", "mismatch_ess")
 
 
 def headlines(values: Mapping[str, float]) -> list[tuple[str, str]]:
-    """(label, text) of the figures that a step has. Where engine and trainer agree to the bit, that says it all."""
+    """Return (label, text) of the figures that a step has. If engine and trainer agree to the bit, one figure says
+    so."""
     hidden = () if values.get("logprob_max_abs_diff") else _OF_A_DIFFERENCE
     return [
         (label, text.format(values[name]))
@@ -53,7 +54,7 @@ class Pace:
         self._done = 0
 
     def advance(self, step: int) -> None:
-        """A step is finished. A resumed stage begins with a later one than 1."""
+        """Note that a step is finished. A resumed stage begins with a later step than 1."""
         self.step = step
         self._done += 1
 
@@ -69,7 +70,7 @@ class Pace:
 
 
 def clock_text(seconds: float | None) -> str:
-    """`1:02:03`, `2:03`, or `-:--` where nothing is known."""
+    """Write a time as `1:02:03`, `2:03`, or `-:--` if it is unknown."""
     if seconds is None:
         return "-:--"
     minutes, second = divmod(round(seconds), 60)

@@ -43,11 +43,11 @@ class Metrics:
             self._merge(name, cell.reduce, cell.top, cell.bottom)
 
     def values(self) -> dict[str, float]:
-        """The reduced values, by name. A mean or ratio over nothing is NaN."""
+        """Return the reduced values, by name. A mean or ratio over nothing is NaN."""
         return {name: _value(cell) for name, cell in sorted(self._cells.items())}
 
     def take(self) -> dict[str, float]:
-        """`values`, and start over."""
+        """Return `values` and reset them."""
         values = self.values()
         self._cells.clear()
         return values
@@ -70,9 +70,9 @@ class Metrics:
 
 
 def merged(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of several optimiser steps as those of the one update that they make, and `optimiser_steps`, their
-    number. Counts and seconds add up, a maximum is the largest, everything else is the mean over the steps that have
-    it. One step is itself. Another model's, such as a critic's, begin with its role: "critic/grad_norm"."""
+    """Return the metrics of several optimiser steps as those of the one update that they make, and `optimiser_steps`,
+    their number. Counts and seconds add up, a maximum is the largest, everything else is the mean over the steps that
+    have it. One step is itself. Another model's, such as a critic's, begin with its role: "critic/grad_norm"."""
     if len(steps) == 1:
         return dict(steps[0])
     metrics = Metrics()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def progress(config: ObserveConfig, stream: TextIO | None = None) -> Sink:
-    """The progress that `[observe] progress` asks for, on `stream` (standard output by default)."""
+    """Return the progress that `[observe] progress` asks for, on `stream` (standard output by default)."""
     stream = sys.stdout if stream is None else stream
     if config.progress == "off":
         return Fanout(())

@@ -53,7 +53,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_result(path: Path) -> Evaluated:
-    """The one evaluation of a result file.
+    """Return the one evaluation of a result file.
 
     Raises:
         BadInput: it cannot be read, is no such file, or has several.

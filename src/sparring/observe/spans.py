@@ -39,7 +39,7 @@ class Spans:
                 self._active[name] -= 1
 
     def shares(self) -> dict[str, float]:
-        """Shares of the time since the last call, and start over.
+        """Return shares of the time since the last call, and start over.
 
         `<name>` is the share in which it went on, `overlap` in which two or more did, `waiting` in which none did.
         Overlap is counted in each of its activities, so `sum of activities - overlap + waiting = 1` for two of them.

@@ -31,8 +31,8 @@ class Estimate:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The chance that of `k` samples of a task at least one succeeds, without bias from `n` samples of which `c` did:
-    1 - C(n - c, k) / C(n, k), as a product of numbers below 1 (Chen et al. 2021, arXiv 2107.03374, equation 1).
+    """Return the chance that of `k` samples of a task at least one succeeds, without bias from `n` samples of which `c`
+    did: 1 - C(n - c, k) / C(n, k), as a product of numbers below 1 (Chen et al. 2021, arXiv 2107.03374, equation 1).
 
     Raises:
         ValueError: not 0 <= c <= n, or not 1 <= k <= n.
@@ -42,8 +42,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def pass_hat_k(n: int, c: int, k: int) -> float:
-    """The chance that all of `k` samples of a task succeed (pass^k), without bias from `n` samples of which `c` did:
-    C(c, k) / C(n, k) (Yao et al. 2024, tau-bench, arXiv 2406.12045).
+    """Return the chance that all of `k` samples of a task succeed (pass^k), without bias from `n` samples of which `c`
+    did: C(c, k) / C(n, k) (Yao et al. 2024, tau-bench, arXiv 2406.12045).
 
     Raises:
         ValueError: not 0 <= c <= n, or not 1 <= k <= n.
@@ -69,7 +69,7 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
 
 
 def rate(values: Sequence[float], samples: float, confidence: float = 0.95) -> Estimate:
-    """The mean of one number from 0 to 1 per task (a share of successes, pass@k, pass^k).
+    """Return the mean of one number from 0 to 1 per task (a share of successes, pass@k, pass^k).
 
     The standard error is clustered by task: Miller 2024, which for equally many samples per task is the spread of
     the tasks' own means; here with T - 1 for T. The interval is Wilson's with the effective sample size p (1 - p) /
@@ -98,8 +98,8 @@ def rate(values: Sequence[float], samples: float, confidence: float = 0.95) -> E
 
 
 def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """The mean of any one number per task, such as its mean reward, with Student's interval over tasks. Where all have
-    the same one, nothing tells how far others may differ, and there is no interval."""
+    """Return the mean of any one number per task, such as its mean reward, with Student's interval over tasks. Where
+    all have the same one, nothing tells how far others may differ, and there is no interval."""
     tasks = len(values)
     if not tasks:
         return Estimate(value=None, standard_error=None, interval=None, tasks=0)
@@ -116,7 +116,8 @@ def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
 def paired_difference(
     before: Sequence[float], after: Sequence[float], samples: float | None = None, confidence: float = 0.95
 ) -> Estimate:
-    """The change of a rate over the same tasks: the mean of what changed per task (Miller 2024, paired differences).
+    """Return the change of a rate over the same tasks: the mean of what changed per task (Miller 2024, paired
+    differences).
 
     The interval is Student's over tasks and two samples more, in whose four cells (both, neither, gained, lost) stands
     1/2 each (Agresti and Min 2005, who add two pairs to pairs of one sample). So it has a width, and its coverage, also
@@ -183,7 +184,7 @@ def paired_ratio(before: Sequence[float], after: Sequence[float], confidence: fl
 
 
 def paired_mean_difference(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """The same for any number per task, such as its mean reward: Student's interval of the mean change.
+    """Return the same for any number per task, such as its mean reward: Student's interval of the mean change.
 
     Raises:
         ValueError: the sequences differ in length or are empty.
@@ -198,7 +199,7 @@ def _changes(before: Sequence[float], after: Sequence[float]) -> list[float]:
 
 
 def _standard_error(values: Sequence[float], mean: float) -> float:
-    """Of the mean of independent values; 0 for one, of which it is not known."""
+    """Return the standard error of the mean of independent values; 0 for a single value, of which it is unknown."""
     n = len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n * (n - 1))) if n > 1 else 0.0
 
@@ -233,7 +234,7 @@ def _student(confidence: float, freedom: int) -> float:
 
 
 def _student_within(angle: float, freedom: int) -> float:
-    """The chance that |t| < sqrt(freedom) tan(angle) (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    """Return the chance that |t| < sqrt(freedom) tan(angle) (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
     sine, square = math.sin(angle), math.cos(angle) ** 2
     term = math.cos(angle) if freedom % 2 else 1.0
     total = term if freedom > 1 else 0.0

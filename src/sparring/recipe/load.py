@@ -40,7 +40,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def from_data(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The same for a recipe that is already parsed. `where` names its source in errors.
+    """Return the same for a recipe that is already parsed. `where` names its source in errors.
 
     Raises:
         BadInput: as `load`.
@@ -107,7 +107,7 @@ def _section_keys() -> dict[str, set[str]]:
 
 
 def _overridden(data: dict[str, Any], override: str) -> dict[str, Any]:
-    """A copy of `data` with one `a.b=c` applied."""
+    """Return a copy of `data` with one `a.b=c` applied."""
     where = f"--set {override}"
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
@@ -133,7 +133,8 @@ def _overridden(data: dict[str, Any], override: str) -> dict[str, Any]:
 
 
 def _toml_value(text: str) -> Any:
-    """`text` as a TOML value; as itself where it is none, so that `--set run.name=first` needs no quotes."""
+    """Parse `text` as a TOML value; return it unchanged if it is none, so that `--set run.name=first` needs no
+    quotes."""
     try:
         parsed = tomllib.loads(f"value = {text.strip()}")
     except tomllib.TOMLDecodeError:

@@ -125,7 +125,7 @@ def resolve(config: RunConfig) -> RunConfig:
 
 
 def dump(config: RunConfig) -> str:
-    """The complete config as TOML text that loads to an identical config.
+    """Return the complete config as TOML text that loads to an identical config.
 
     Raises:
         BadInput: a value that TOML cannot express, such as None where the default is something else.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sparring.errors import LimitReached
 from sparring.generation import Constraint
+from sparring.record.replies import RecordedReplies
 from sparring.types import Message, Outcome, Segment, Source, Task, Timing, ToolSpec, Trajectory, Usage
 
 
@@ -45,17 +46,9 @@ class TextRecorder:
         self.source = source
 
     def open(
-        self,
-        task: Task,
-        *,
-        rollout_id: str,
-        seed: int,
-        role: str,
-        priority: int,
-        admission: int = 0,
-        replies: object = None,
+        self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int = 0
     ) -> TextSession:
-        """Open the session of one role of one rollout. Text has no tokens, so there are no `replies` of a record."""
+        """Open the session of one role of one rollout."""
         return TextSession(self, task, rollout_id, seed, role)
 
 
@@ -64,10 +57,12 @@ class TextSession:
 
     Attributes:
         limit: the limit that its latest request hit, None where that was answered.
+        replies: of a record; text has no tokens, so none is given again.
     """
 
     def __init__(self, recorder: TextRecorder, task: Task, rollout_id: str, seed: int, role: str) -> None:
         self.limit: LimitReached | None = None
+        self.replies: RecordedReplies | None = None
         self._recorder, self._task, self._seed, self._role = recorder, task, seed, role
         self._id = rollout_id if role == "policy" else f"{rollout_id}/{role}"
         self._messages: tuple[Message, ...] = ()

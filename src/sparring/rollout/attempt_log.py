@@ -75,22 +75,17 @@ class AttemptLog:
         return LogEntry(stage=_stage(attempt), kind="observation", name=attempt, data=data)
 
     def note(self, kind: str, attempt: str, data: Mapping[str, Any]) -> None:
-        """Record an event of an attempt: a limit of time that struck, as an entry of the log, any other as an event of
-        the run.
+        """Take note of an event of an attempt. A limit of time that struck is recorded.
 
         Raises:
             StoreError: it cannot be written.
         """
         self._recorded(kind, attempt, data)
-        if self._store is None:
-            return
-        if kind == "limit":
+        if kind == "limit" and self._store is not None:
             self._store.record(LogEntry(stage=_stage(attempt), kind="limit", name=attempt, data=data))
-        else:
-            self._store.event(_stage(attempt), f"{attempt}: {kind}: {', '.join(f'{k} {v}' for k, v in data.items())}")
 
     def start_over(self, rollout: str, attempt: str, number: int, reason: str) -> None:
-        """Record that a rollout starts over as another attempt, as an entry of the log and as an event of the run.
+        """Record that a rollout starts over as another attempt.
 
         Raises:
             StoreError: it cannot be written.
@@ -99,7 +94,6 @@ class AttemptLog:
             return
         data = {"id": attempt, "number": number, "reason": reason}
         self._store.record(LogEntry(stage=_stage(rollout), kind="restarted", name=rollout, data=data))
-        self._store.event(_stage(rollout), f"{rollout} starts over as {attempt}: {reason}")
 
     def unfinished(self, rollout: str) -> UnfinishedRollout | None:
         """Return what is recorded of a rollout; None where nothing is.

@@ -96,8 +96,9 @@ class Attempts:
         *self._broken, self._last = [_left(attempt, made) for attempt in (*unfinished.ended, stopped)]
         self._resumed = True
 
-    def failed(self, attempt: Attempt) -> bool:
-        """Take note of an attempt that the infrastructure broke, and prepare the next one.
+    def failed(self, attempt: Attempt, *, excused: bool = False) -> bool:
+        """Take note of an attempt that the infrastructure broke, and prepare the next one. One that is `excused` costs
+        no retry.
 
         Returns:
             Whether there may be another one.
@@ -109,7 +110,7 @@ class Attempts:
             self._refused = str(attempt.error)
             attempt = replace(attempt, record=None, rebuilt=self.record is None)
         size = self._go_on(attempt)
-        self.idle = 0 if size > self._furthest or not self.failures else self.idle + 1
+        self.idle = 0 if size > self._furthest or not self.failures else self.idle + (not excused)
         self.failures += not (differs and resumed)
         self._furthest = max(self._furthest, size)
         if self.idle >= self._retries and not (differs and resumed):

@@ -113,14 +113,21 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Longest pause before the first retry; doubles with each. The pause itself is drawn evenly below it by the seed of
     the rollout, so that many do not knock at the same instant."""
 
+    outage_s: float = 600.0
+    """Seconds that an environment's infrastructure may stay down: no rollout begins meanwhile but one at a time that
+    tries it, and then the run ends and can be gone on with."""
+
+    task_retries: int = 2
+    """How often a task comes again, as a new group, whose whole group the infrastructure broke."""
+
     policy_failure_reward: float = 0.0
     """Reward of a rollout whose world the policy broke, so that nothing is left to score."""
 
     def __post_init__(self) -> None:
         if self.group_size < 1 or self.max_concurrent_rollouts < 1 or self.max_turn_tokens < 1:
             raise ValueError("group_size, max_concurrent_rollouts and max_turn_tokens must be at least 1")
-        if self.max_lag < 0 or self.retries < 0 or self.retry_delay_s < 0:
-            raise ValueError("max_lag, retries and retry_delay_s must be 0 or more")
+        if min(self.max_lag, self.retries, self.retry_delay_s, self.outage_s, self.task_retries) < 0:
+            raise ValueError("max_lag, retries, retry_delay_s, outage_s and task_retries must be 0 or more")
         if (
             not is_temperature(self.temperature)
             or not 0 < self.top_p <= 1

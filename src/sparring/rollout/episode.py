@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
+from sparring.envs.box_at_home import BoxAtHome
 from sparring.envs.executor import EXECUTOR, Executor, InlineExecutor, is_cooperative
 from sparring.envs.roles import roles_of
 from sparring.errors import (
@@ -24,7 +25,7 @@ from sparring.protocols import AnyEnv, RolesEnv, Sandbox, Session, SingleEnv
 from sparring.record.replies import RecordedReplies
 from sparring.record.transcript import Transcript
 from sparring.rollout.config import RolloutConfig
-from sparring.rollout.phases import LimitedSession, Phases
+from sparring.rollout.phases import LimitedSession, Phases, Waits
 from sparring.rollout.rebuild import Watch
 from sparring.types import (
     DEFAULT_ROLES,
@@ -42,7 +43,9 @@ ANSWERED = Outcome(kind="completed", reason="answered")
 
 
 class OpenSession(Session, Protocol):
-    """A session as the episode that opened it sees it."""
+    """A session as the episode that opened it sees it. `replies` are those of the record, where it is rebuilt."""
+
+    replies: RecordedReplies | None
 
     @property
     def limit(self) -> LimitReached | None:
@@ -61,18 +64,8 @@ class OpenSession(Session, Protocol):
 class SessionRecorder(Protocol):
     """Opens sessions that know what they recorded: `record.Recorder`."""
 
-    def open(
-        self,
-        task: Task,
-        *,
-        rollout_id: str,
-        seed: int,
-        role: str,
-        priority: int,
-        admission: int,
-        replies: RecordedReplies | None = None,
-    ) -> OpenSession:
-        """Open the session of one role of one rollout. `replies` are those of its record, where it is rebuilt."""
+    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int) -> OpenSession:
+        """Open the session of one role of one rollout."""
         ...
 
 
@@ -108,7 +101,7 @@ class GuardedEnv:
         self._make = make
         self.watch = watch or Watch()
         self._executor = InlineExecutor() if executor is None else executor
-        self.phases = Phases(RolloutConfig()) if phases is None else phases
+        self.phases = Phases(Waits(RolloutConfig())) if phases is None else phases
         self._timeout_s = timeout_s
         self._made: AnyEnv | None = None
         self._roles = DEFAULT_ROLES
@@ -116,6 +109,7 @@ class GuardedEnv:
         self._box: Sandbox | None = None
         self._observed: list[tuple[str, Observation]] = []
         self._left = False
+        self._reads_tools = False
         self.world_s = 0.0
         self.policy_s = 0.0
 
@@ -162,10 +156,16 @@ class GuardedEnv:
         with boundary(EnvError, "env.tools"):
             return self._env.tools
 
-    async def make(self) -> None:
-        """Make the environment, if that has not been done. Raises EnvError for whatever its code raises."""
+    async def make(self, *, at_once: bool = False) -> None:
+        """Make the environment, if that has not been done. Raises EnvError for whatever its code raises.
+
+        Args:
+            at_once: its constructor is not its author's code, and does not block.
+        """
+        if at_once:
+            _ = self._env
         if self._made is None:
-            async with self.phases.within("open"):
+            with self.phases.within("open"):
                 with _Measured(self, "env"):
                     await self._call(self._make_it)
 
@@ -175,10 +175,11 @@ class GuardedEnv:
         env = self._env
         if not self.rebuildable:
             self.watch.refuse("the world says that it cannot be rebuilt")
-        async with self.phases.within("open"):
+        with self.phases.within("open"):
             with _Measured(self, "env.open"), self.watch.call("open"):
-                opened = _checked(await self._call(env.open, task, box))
-                await self._read_tools()
+                own = None if box is None else BoxAtHome(box)
+                opened = _checked(await self._call(env.open, task, own))
+                await self._read_tools(opened=True)
         self._observed = [("", opened)]
         self.watch.observe("", opened)
         return opened
@@ -198,7 +199,7 @@ class GuardedEnv:
         role = self.named(role, "env.step")
         self._check_time()
         clock = asyncio.get_running_loop().time
-        async with self.phases.within("tool", ", ".join([call.name for call in reply.tool_calls])):
+        with self.phases.within("tool", ", ".join([call.name for call in reply.tool_calls])):
             started, queued_s = clock(), self._queued_s()
             with _Measured(self, "env.step"), self.watch.call("step", role, reply):
                 if len(self._roles) > 1:
@@ -207,7 +208,8 @@ class GuardedEnv:
                     answer = await self._call(cast(SingleEnv, self._env).step, reply)
                 observation = _checked(answer)
                 took_s = clock() - started - (self._queued_s() - queued_s)
-                await self._read_tools()
+                if self._reads_tools:
+                    await self._read_tools()
         self.policy_s += self.watch.observe(role, observation, took_s)
         self._check_time()
         self._observed.append((role, observation))
@@ -217,7 +219,7 @@ class GuardedEnv:
         """Score a rollout, of an environment of several roles all trajectories together. Raises EnvError for whatever
         the environment's code raises, and for a reward that is no finite number; a JudgeError passes through."""
         env = self._env
-        async with self.phases.within("score"):
+        with self.phases.within("score"):
             with _Measured(self, "env.score"), self.watch.call("score"):
                 if len(self._roles) > 1:
                     by_role = {trajectory.role: trajectory for trajectory in trajectories}
@@ -285,20 +287,23 @@ class GuardedEnv:
         try:
             if not is_cooperative(method):
                 return await (run or self._executor.run)(method, *arguments)
-            token = EXECUTOR.set(self._executor)
+            before = EXECUTOR.get()
+            EXECUTOR.set(self._executor)
             try:
                 return await method(*arguments)
             finally:
-                EXECUTOR.reset(token)
+                EXECUTOR.set(before)
         finally:
             if self.abandoned and not self._left:
                 self._left = True
                 self.phases.note("abandoned", {"call": getattr(method, "__qualname__", repr(method))})
 
-    async def _read_tools(self) -> None:
+    async def _read_tools(self, *, opened: bool = False) -> None:
         """Read the tools where they are the author's code; else they are read when they are asked for."""
-        read = getattr(type(self._env), "tools", None)
-        if isinstance(read, property) and not is_cooperative(cast(Callable[..., Any], read.fget)):
+        if opened:
+            read = getattr(type(self._env), "tools", None)
+            self._reads_tools = isinstance(read, property) and not getattr(read.fget, "__cooperative__", False)
+        if self._reads_tools:
             self._tools = await self._call(lambda: self._env.tools)
 
     def _queued_s(self) -> float:
@@ -459,7 +464,7 @@ class RunningEpisode:
         task = asyncio.current_task()
         cancels = task.cancelling() if task is not None else 0
         try:
-            async with self.env.phases.within("close", part, error=error):
+            with self.env.phases.within("close", part, error=error):
                 with boundary(error, f"close {part}"):
                     await close()
         except asyncio.CancelledError:
@@ -469,15 +474,15 @@ class RunningEpisode:
 
     def _session(self, role: str) -> OpenSession:
         if role not in self._sessions:
-            self._sessions[role] = self._recorder.open(
+            session = self._sessions[role] = self._recorder.open(
                 self.task,
                 rollout_id=self._rollout_id,
                 seed=self._seed,
                 role=role,
                 priority=self._priority,
                 admission=self._admission,
-                replies=self.env.watch.replies,
             )
+            session.replies = self.env.watch.replies
         return self._sessions[role]
 
     def _in_order(self, sessions: Mapping[str, OpenSession]) -> list[tuple[str, OpenSession]]:

@@ -23,7 +23,7 @@ class GroupScoring:
     """
 
     def __init__(
-        self, scorers: Sequence[Scorer], config: RolloutConfig, executors: Callable[[], Executor] = InlineExecutor
+        self, scorers: Sequence[Scorer], config: RolloutConfig, executors: Callable[..., Executor] = InlineExecutor
     ) -> None:
         self._scorers = scorers
         self._config = config

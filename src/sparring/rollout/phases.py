@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
@@ -55,178 +54,174 @@ def unrecorded(kind: str, rollout_id: str, data: Mapping[str, Any]) -> None:
     """Take no note of an event."""
 
 
-@dataclass(slots=True)
 class Wait:
-    """A phase that is under way: what it waits for, and since when by the clock of the event loop, in seconds."""
+    """A phase that is under way.
 
-    rollout_id: str
-    phase: Phase
-    detail: str
-    since: float
+    Attributes:
+        rollout_id: of the attempt.
+        phase: which it is.
+        detail: what it waits for: the tools that are called, the part that is closed.
+        since: when it began, in seconds of the event loop's clock.
+    """
+
+    __slots__ = ("_cancels", "_error", "_phases", "_task", "detail", "phase", "rollout_id", "since", "struck")
+
+    def __init__(self, phases: Phases, phase: Phase, detail: str, error: type[InfraError]) -> None:
+        self._phases, self._error = phases, error
+        self.rollout_id, self.phase, self.detail = phases.rollout_id, phase, detail
+        self.since = 0.0
+        self.struck = False
 
     def __str__(self) -> str:
         return f"{self.phase} {self.detail}" if self.detail else self.phase
 
+    def __enter__(self) -> None:
+        self._phases.begin(self)
+        task = asyncio.current_task()
+        assert task is not None, "phases are parts of tasks"
+        self._task, self._cancels = task, task.cancelling()
 
-@dataclass(slots=True)
+    def __exit__(
+        self, kind: type[BaseException] | None, cause: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._phases.end(self)
+        if self.struck:
+            others = self._task.uncancel() > self._cancels
+            if kind is not None and not others:
+                raise self._phases.strike(self, self._error) from None
+
+    def cut(self) -> None:
+        """Cancel the task that waits: the limit strikes."""
+        self.struck = True
+        self._task.cancel()
+
+
 class Waits:
-    """The phases that are under way in the rollouts of one runner, oldest first."""
+    """The phases that are under way in the rollouts of one runner, with one timer for each kind of phase: those of one
+    kind have one limit, so the oldest is always the first whose limit strikes.
 
-    under_way: dict[int, Wait] = field(default_factory=dict)
+    Args:
+        config: `[rollout]`, with the limits.
+    """
+
+    def __init__(self, config: RolloutConfig) -> None:
+        self._limits: dict[Phase, float] = {phase: getattr(config, _key(phase)) for phase in ERRORS}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._armed: set[Phase] = set()
+        self.under_way: dict[Phase, dict[int, Wait]] = {phase: {} for phase in ERRORS}
+
+    def limit_s(self, phase: Phase) -> float:
+        """Return the limit of one phase, in seconds."""
+        return self._limits[phase]
+
+    def begin(self, wait: Wait) -> None:
+        """Take note that a phase begins."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._armed = loop, set()
+        wait.since = loop.time()
+        self.under_way[wait.phase][id(wait)] = wait
+        if wait.phase not in self._armed:
+            self._armed.add(wait.phase)
+            loop.call_at(wait.since + self._limits[wait.phase], self._look, wait.phase, loop)
+
+    def end(self, wait: Wait) -> None:
+        """Take note that a phase is over."""
+        self.under_way[wait.phase].pop(id(wait), None)
+
+    def oldest(self) -> Wait | None:
+        """Return the phase that has been under way for longest; None where there is none."""
+        first = [next(iter(waits.values())) for waits in self.under_way.values() if waits]
+        return min(first, key=lambda wait: wait.since, default=None)
+
+    def _look(self, phase: Phase, loop: asyncio.AbstractEventLoop) -> None:
+        """Cut the phases of one kind that are overdue, and look again when the next one would be."""
+        if loop is not self._loop:
+            return
+        limit_s, now = self._limits[phase], loop.time()
+        self._armed.discard(phase)
+        for wait in self.under_way[phase].values():
+            if wait.since + limit_s > now:
+                self._armed.add(phase)
+                loop.call_at(wait.since + limit_s, self._look, phase, loop)
+                break
+            if not wait.struck:
+                wait.cut()
 
 
 class Phases:
     """Phases of one attempt under their limits.
 
     Args:
-        config: `[rollout]`, with the limits.
+        waits: where the phases that are under way stand, with their limits.
         rollout_id: of the attempt.
-        waits: where phases that are under way stand.
         recorded: takes note of each limit that strikes.
 
     Attributes:
+        rollout_id: of the attempt.
         struck: the error of the first limit that struck; None where none has. A harness cannot outlive it.
         turns: replies that were asked for.
     """
 
-    def __init__(
-        self,
-        config: RolloutConfig,
-        *,
-        rollout_id: str = "",
-        waits: Waits | None = None,
-        recorded: Recorded = unrecorded,
-    ) -> None:
-        self._config = config
-        self._rollout_id = rollout_id
-        self._waits = Waits() if waits is None else waits
+    def __init__(self, waits: Waits, *, rollout_id: str = "", recorded: Recorded = unrecorded) -> None:
+        self._waits = waits
+        self.rollout_id = rollout_id
         self._recorded = recorded
         self._active = 0
-        self._between: asyncio.Timeout | None = None
         self._harness: Wait | None = None
         self.struck: InfraError | None = None
         self.turns = 0
 
-    def limit_s(self, phase: Phase) -> float:
-        """Return the limit of one phase, in seconds."""
-        name = _key(phase)
-        limit: float = getattr(self._config, name)
-        return limit
-
-    def within(self, phase: Phase, detail: str = "", *, error: type[InfraError] | None = None) -> Within:
-        """Return the context of one phase.
+    def within(self, phase: Phase, detail: str = "", *, error: type[InfraError] | None = None) -> Wait:
+        """Return the context of one phase, which raises its failure where the limit strikes. That of the harness bounds
+        each time between two phases.
 
         Args:
             phase: which.
             detail: what is waited for: the tools that are called, the part that is closed.
             error: the class of the failure where it is not the phase's own.
+
+        Raises:
+            InfraError: an earlier limit struck, and this phase would go on with the conversation.
         """
-        return Within(self, Wait(self._rollout_id, phase, detail, 0.0), error or ERRORS[phase])
+        if self.struck is not None and phase in ("open", "turn", "tool"):
+            raise self.struck
+        return Wait(self, phase, detail, error or ERRORS[phase])
 
-    def between(self) -> Between:
-        """Return the context of the harness's run, which bounds each time in which it asks for nothing."""
-        return Between(self)
-
-    def begin(self, wait: Wait) -> float:
-        """Take note that a phase begins; return the time by the event loop's clock."""
-        wait.since = asyncio.get_running_loop().time()
-        self._waits.under_way[id(wait)] = wait
-        if wait.phase == "turn":
-            self.turns += 1
-        if wait.phase != "harness":
-            self._active += 1
-            if self._active == 1 and self._between is not None:
-                self._between.reschedule(None)
-                self._waits.under_way.pop(id(self._harness), None)
-        return wait.since
+    def begin(self, wait: Wait) -> None:
+        """Take note that a phase begins."""
+        self._waits.begin(wait)
+        if wait.phase == "harness":
+            self._harness = wait
+            return
+        self.turns += wait.phase == "turn"
+        self._active += 1
+        if self._active == 1 and self._harness is not None:
+            self._waits.end(self._harness)
 
     def end(self, wait: Wait) -> None:
         """Take note that a phase is over."""
-        self._waits.under_way.pop(id(wait), None)
-        if wait.phase != "harness":
-            self._active -= 1
-            if not self._active and self._between is not None and self._harness is not None:
-                if not self._between.expired():
-                    self._between.reschedule(self.begin(self._harness) + self.limit_s("harness"))
+        self._waits.end(wait)
+        if wait.phase == "harness":
+            self._harness = None
+            return
+        self._active -= 1
+        if not self._active and self._harness is not None and not self._harness.struck:
+            self._waits.begin(self._harness)
 
     def strike(self, wait: Wait, error: type[InfraError]) -> InfraError:
         """Take note that a limit struck; return the failure that it is."""
-        limit_s = self.limit_s(wait.phase)
+        limit_s = self._waits.limit_s(wait.phase)
         failure = error(f"{wait}: {UNDONE[wait.phase]} after {limit_s:g} s (rollout.{_key(wait.phase)})")
         failure.limit_s = limit_s
         self.struck = self.struck or failure
-        self._recorded(
-            "limit",
-            self._rollout_id,
-            {"phase": wait.phase, "detail": wait.detail, "turn": self.turns, "seconds": limit_s},
-        )
+        data = {"phase": wait.phase, "detail": wait.detail, "turn": self.turns, "seconds": limit_s}
+        self._recorded("limit", self.rollout_id, data)
         return failure
 
     def note(self, kind: str, data: Mapping[str, Any]) -> None:
         """Take note of another event of the attempt."""
-        self._recorded(kind, self._rollout_id, data)
-
-    def watch(self, timeout: asyncio.Timeout | None) -> None:
-        """Bound what the harness does between two phases by a timeout that is entered; None: no longer."""
-        if timeout is None:
-            if self._harness is not None:
-                self.end(self._harness)
-            self._between = self._harness = None
-            return
-        self._between, self._harness = timeout, Wait(self._rollout_id, "harness", "", 0.0)
-        timeout.reschedule(self.begin(self._harness) + self.limit_s("harness"))
-
-
-class Within:
-    """Context of one phase: raises its failure where the limit strikes."""
-
-    __slots__ = ("_error", "_phases", "_timeout", "_wait")
-
-    def __init__(self, phases: Phases, wait: Wait, error: type[InfraError]) -> None:
-        self._phases, self._wait, self._error = phases, wait, error
-
-    async def __aenter__(self) -> None:
-        if self._phases.struck is not None and self._wait.phase in ("open", "turn", "tool"):
-            raise self._phases.struck
-        self._timeout = asyncio.timeout(self._phases.limit_s(self._wait.phase))
-        await self._timeout.__aenter__()
-        self._phases.begin(self._wait)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, cause: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._phases.end(self._wait)
-        try:
-            await self._timeout.__aexit__(kind, cause, trace)
-        except TimeoutError:
-            pass
-        if self._timeout.expired() and kind is not None:
-            raise self._phases.strike(self._wait, self._error) from None
-
-
-class Between:
-    """Context of a harness's run: raises EnvError where it asks for nothing for longer than its limit."""
-
-    __slots__ = ("_phases", "_timeout")
-
-    def __init__(self, phases: Phases) -> None:
-        self._phases = phases
-
-    async def __aenter__(self) -> None:
-        self._timeout = asyncio.timeout(None)
-        await self._timeout.__aenter__()
-        self._phases.watch(self._timeout)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, cause: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._phases.watch(None)
-        try:
-            await self._timeout.__aexit__(kind, cause, trace)
-        except TimeoutError:
-            pass
-        if self._timeout.expired() and kind is not None:
-            raise self._phases.strike(Wait("", "harness", "", 0.0), EnvError) from None
+        self._recorded(kind, self.rollout_id, data)
 
 
 class LimitedSession:
@@ -239,7 +234,7 @@ class LimitedSession:
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:
         """Ask for the next reply. Raises EngineError where there is none in time, and what the session raises."""
-        async with self._phases.within("turn", "" if self._role == POLICY else self._role):
+        with self._phases.within("turn", "" if self._role == POLICY else self._role):
             return await self._session.complete(messages, tools, constraint=constraint)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sparring.record.replies import RecordedReplies
 from sparring.rollout.episode import OpenSession, SessionRecorder
 from sparring.types import Task
 
@@ -22,25 +21,7 @@ class RoleRecorder:
         self._policy = policy
         self._by_role = by_role
 
-    def open(
-        self,
-        task: Task,
-        *,
-        rollout_id: str,
-        seed: int,
-        role: str,
-        priority: int,
-        admission: int,
-        replies: RecordedReplies | None = None,
-    ) -> OpenSession:
+    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int) -> OpenSession:
         """Open the session of one role of one rollout."""
         recorder = self._by_role.get(role, self._policy)
-        return recorder.open(
-            task,
-            rollout_id=rollout_id,
-            seed=seed,
-            role=role,
-            priority=priority,
-            admission=admission,
-            replies=replies,
-        )
+        return recorder.open(task, rollout_id=rollout_id, seed=seed, role=role, priority=priority, admission=admission)

@@ -12,6 +12,7 @@ from functools import partial
 from sparring.backoff import retry_pause_s
 from sparring.envs.executor import Executor, InlineExecutor
 from sparring.errors import (
+    BadInput,
     EnvError,
     InfraError,
     JudgeError,
@@ -19,6 +20,7 @@ from sparring.errors import (
     NotRebuildable,
     PolicyFailure,
     Suspended,
+    TaskError,
     boundary,
 )
 from sparring.observe.metrics import Metrics
@@ -27,6 +29,7 @@ from sparring.record.transcript import Transcript
 from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.attempts import Attempt, Attempts, broken_by
 from sparring.rollout.blame import Successes, WorldCalls
+from sparring.rollout.breaker import Breakers
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode, SessionRecorder, outcome_at
 from sparring.rollout.phases import Phases, Waits
@@ -61,10 +64,13 @@ class RolloutRunner:
         recorder: opens the sessions.
         harness: holds the conversation.
         config: limits, retries.
-        executors: makes the executor of an environment; one that blocks stops `InlineExecutor` and its event loop.
+        executors: makes the executor of an environment, with `shared` as the factory says; an environment that blocks
+            stops `InlineExecutor` and its event loop.
         log: of attempts; unfinished rollouts of an earlier process go on from one with a store.
+        report: called with a sentence for what a reader of the run has to know.
 
     Attributes:
+        breakers: of the environments.
         close_failures: the latest environments and boxes that did not close; they change no outcome.
         waits: the phases that are under way.
         abandoned: environments whose code went on although it was cancelled.
@@ -79,8 +85,9 @@ class RolloutRunner:
         harness: Harness,
         config: RolloutConfig,
         *,
-        executors: Callable[[], Executor] = InlineExecutor,
+        executors: Callable[..., Executor] = InlineExecutor,
         log: AttemptLog = AttemptLog(),
+        report: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._factory = factory
         self._boxes = boxes
@@ -92,8 +99,10 @@ class RolloutRunner:
         self._successes = Successes()
         self._under_way: dict[str, Suspension] = {}
         self._metrics = Metrics()
+        self.report = report
+        self.breakers = Breakers(config.outage_s, report)
         self.close_failures: deque[InfraError] = deque(maxlen=100)
-        self.waits = Waits()
+        self.waits = Waits(config)
         self.abandoned = 0
 
     async def run(
@@ -126,6 +135,7 @@ class RolloutRunner:
 
         Raises:
             CancelledError: the awaiting task was cancelled; world, box and sessions are closed.
+            Outage: the environment's infrastructure stays down; see `Breaker`.
         """
         made = partial(Rollout, task=self._limited(task), index=index, purpose=purpose)
         attempts = self._begun(rollout_id, made)
@@ -134,7 +144,7 @@ class RolloutRunner:
         )
         self._under_way[rollout_id] = attempts.suspension
         try:
-            return await self._finished(rollout_id, attempts, play, seed)
+            return await self._finished(rollout_id, task, attempts, play)
         finally:
             attempts.suspension.end()
             del self._under_way[rollout_id]
@@ -163,14 +173,16 @@ class RolloutRunner:
         return attempts
 
     async def _finished(
-        self, rollout_id: str, attempts: Attempts, play: Callable[..., Awaitable[Attempt]], seed: int
+        self, rollout_id: str, task: Task, attempts: Attempts, play: Callable[..., Awaitable[Attempt]]
     ) -> Finished:
         """Play attempts until one comes to an outcome, or no other one may be made."""
-        again = True
+        breaker, again = self.breakers.of(task.env), True
         while again:
             if attempts.failures:
-                await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, attempts.idle + 1, seed))
-            done = await play(rollout_id=attempts.id, attempts=attempts)
+                await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, attempts.idle + 1, rollout_id))
+            async with breaker.trial(task.id) as trial:
+                done = await play(rollout_id=attempts.id, attempts=attempts)
+                trial.error = None if isinstance(done.error, (Suspended, NotRebuildable)) else done.error
             if done.error is None:
                 broken = attempts.finished(done)
                 return Finished(rollout=done.rollout, score=done.score, broken=broken, transcripts=done.transcripts)
@@ -179,14 +191,16 @@ class RolloutRunner:
                 await attempts.suspension.stop()
                 continue
             if done.unjudged:
-                return Finished(rollout=done.rollout, score=None, broken=attempts.finished(done))
+                broken = attempts.finished(done)
+                return Finished(rollout=done.rollout, score=None, broken=broken, transcripts=done.transcripts)
             if attempts.is_the_policys(done):
                 failed = _ended(done.rollout, replace(broken_by(done.error), kind="policy_failed"))
                 score = Score(reward=self.config.policy_failure_reward, success=False)
                 broken = attempts.finished(done)
                 return Finished(rollout=failed, score=score, broken=broken, transcripts=done.transcripts)
-            again = attempts.failed(done)
+            again = attempts.failed(done, excused=trial.is_excused) and not isinstance(done.error, TaskError)
             if attempts.id != done.rollout.id:
+                self.report(f"{rollout_id} starts over as {attempts.id}: {attempts.started_over[-1]}")
                 self.log.start_over(rollout_id, attempts.id, attempts.number, attempts.started_over[-1])
         last, broken = attempts.given_up()
         return Finished(rollout=last, score=None, broken=broken)
@@ -217,8 +231,9 @@ class RolloutRunner:
         before = attempts or Attempts(rollout_id, 0, WorldCalls(self._successes))
         watch = Watch(before.record, before.calls, self.log.entries_of(rollout_id))
         before.suspension.begin(watch)
-        phases = Phases(self.config, rollout_id=rollout_id, waits=self.waits, recorded=self.log.note)
-        env = GuardedEnv(self._factory.make, self.executors(), phases, timeout_s=task.limits.timeout_s, watch=watch)
+        phases = Phases(self.waits, rollout_id=rollout_id, recorded=self.log.note)
+        executor = self.executors(shared=getattr(self._factory, "shared_thread", False))
+        env = GuardedEnv(self._factory.make, executor, phases, timeout_s=task.limits.timeout_s, watch=watch)
         episode = RunningEpisode(
             task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority, admission=admission
         )
@@ -255,7 +270,7 @@ class RolloutRunner:
 
         try:
             await self._take_box(episode)
-            await episode.env.make()
+            await episode.env.make(at_once=getattr(self._factory, "makes_at_once", False))
             outcome = await self._play(episode)
             episode.env.watch.check()
             rollout = left(outcome)
@@ -274,11 +289,15 @@ class RolloutRunner:
 
         Raises:
             SandboxError: there is none, or not in time.
+            TaskError: there are no such boxes.
         """
         if episode.task.box is None:
             return
-        async with episode.env.phases.within("box"):
-            episode.box = await self._boxes.take(episode.task.box)
+        with episode.env.phases.within("box"):
+            try:
+                episode.box = await self._boxes.take(episode.task.box)
+            except BadInput as error:
+                raise TaskError(str(error)) from error
 
     async def _play(self, episode: RunningEpisode) -> Outcome:
         """Let the harness run; return how it ended when nothing broke.
@@ -298,7 +317,7 @@ class RolloutRunner:
     async def _held(self, episode: RunningEpisode) -> Outcome:
         """Let the harness run."""
         try:
-            async with episode.env.phases.between():
+            with episode.env.phases.within("harness"):
                 with boundary(EnvError, "harness"):
                     await InlineExecutor().run(self._harness.run, episode)
         except LimitReached as limit:

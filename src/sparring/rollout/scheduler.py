@@ -13,6 +13,8 @@ from sparring.errors import InfraError, SparringError
 from sparring.observe.metrics import Metrics
 from sparring.protocols import Scorer, TaskSource
 from sparring.rollout.attempts import failure_of
+from sparring.rollout.breaker import EmptySteps
+from sparring.rollout.feed import TaskFeed
 from sparring.rollout.group_log import Admission, GroupLog
 from sparring.rollout.group_scoring import GroupScoring
 from sparring.rollout.lengths import AdmittedLengths
@@ -63,13 +65,17 @@ class Scheduler:
         log: GroupLog = GroupLog(),
     ) -> None:
         self._runner = runner
-        self._source = source
+        self._source = TaskFeed(source, runner.report)
+        self._end_index: int | None = None
+        self._empty_steps = EmptySteps(window.groups_per_step, runner.report)
         self._window = window
         self._run_seed = run_seed
         self._engine_version = engine_version
         self._scoring = GroupScoring(scorers, runner.config, runner.executors)
         self._baseline = baseline
         self._log = log
+        if baseline is not None:
+            baseline.breakers = runner.breakers
         self._slots = asyncio.Semaphore(runner.config.max_concurrent_rollouts)
         self._pending: asyncio.Queue[asyncio.Future[Group] | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -103,12 +109,14 @@ class Scheduler:
                     self._observe(group)
                 measure(self._metrics, group, lag=self._lag(group))
                 self._lengths.add(group)
+                self._empty_steps.add(group)
                 yield group
         finally:
             await self.close()
 
     async def close(self) -> None:
         """Stop everything that is in flight and wait until worlds and boxes are closed. Safe to call twice."""
+        self._source.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -116,10 +124,30 @@ class Scheduler:
         if self._dead is not None and self._dead.done():
             self._dead.exception()  # it has been raised, or nobody listens any more
 
+    async def suspend_rollout(self, rollout_id: str) -> bool:
+        """Let a rollout give back its box, its cache and its place before its next turn, to go on in a later step.
+
+        Returns:
+            True when it has; False where it ended without a further turn, or is not under way.
+        """
+        suspended = await self._runner.suspend(rollout_id)
+        if suspended:
+            self._slots.release()
+        return suspended
+
+    async def resume_rollout(self, rollout_id: str) -> None:
+        """Let a suspended rollout go on, when there is a place for it."""
+        await self._slots.acquire()
+        self._runner.resume(rollout_id)
+
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the groups yielded since the last call."""
         lengths, self._lengths = self._lengths, AdmittedLengths()
-        return {**self._metrics.take(), **self._runner.metrics(), **length_metrics(lengths)}
+        if self._source.left_out:
+            self._metrics.add("rollout/tasks_left_out", self._source.left_out, "sum")
+            self._source.left_out = 0
+        counts = {**self._metrics.take(), **self._runner.metrics(), **self._runner.breakers.metrics.take()}
+        return {**counts, **length_metrics(lengths)}
 
     def state(self, step: int) -> dict[str, Any]:
         """What a resume after `step` steps needs: the source as it was before the first group of the next step was
@@ -132,7 +160,7 @@ class Scheduler:
             ValueError: its state is not known, because it is not the last released step.
         """
         first = step * self._window.groups_per_step
-        if first == self._window.next_index:
+        if first == self._window.next_index or self._end_index is not None and first > self._end_index:
             return self._snapshot(first)
         if first not in self._states:
             raise ValueError(f"no state of step {step}: {self._window.released_steps} steps are released")
@@ -161,7 +189,7 @@ class Scheduler:
         """The state before group `first_group` is admitted."""
         return {
             "step": first_group // self._window.groups_per_step,
-            "first_group": first_group,
+            "first_group": first_group if self._end_index is None else min(first_group, self._end_index),
             "observed": self._observed,
             "fresh_seeds": self._fresh,
             "source": copy.deepcopy(dict(self._source.state())),
@@ -192,19 +220,28 @@ class Scheduler:
                 released = self._window.released_steps * self._window.groups_per_step
                 self._states = {i: state for i, state in self._states.items() if i >= released}
                 self._states[index] = self._snapshot(index)
-            task = self._source.next()
+            observed = self._observed  # by the source when it gives the task
+            task = await self._source.next()
             if admission is not None:
                 await self._repeat(index, admission, task)
             elif task is None:
+                self._end(index)
                 break
             else:
-                await self._begin(index, task)
+                await self._begin(index, task, observed)
         self._pending.put_nowait(None)
 
-    async def _begin(self, index: int, task: Task) -> None:
+    def _end(self, index: int) -> None:
+        """Take note that the source ended before group `index`: the last step is made of what there is."""
+        self._end_index = index
+        steps, groups = divmod(index, self._window.groups_per_step)
+        smaller = f", the last of them of {groups} of {self._window.groups_per_step}" if groups else ""
+        self._runner.report(f"the tasks end after {index} groups: {steps + bool(groups)} steps{smaller}")
+
+    async def _begin(self, index: int, task: Task, observed: int) -> None:
         """Start a new group, for whose first rollout there is a place."""
         version = self._engine_version()
-        self._log.admit(index, task, version=version, observed=self._observed)
+        self._log.admit(index, task, version=version, observed=observed)
         rollouts: list[asyncio.Future[Finished]] = []
         for place in self._places():
             if rollouts:

@@ -37,7 +37,7 @@ class BubblewrapBoxes:
         self._closed = False
 
     async def take(self, spec: BoxSpec) -> Sandbox:
-        """A box of its own for the caller, who closes it. Its processes are made at its first command.
+        """Return a box of its own for the caller, who closes it. Its processes are made at its first command.
 
         Raises:
             BadInput: the spec asks for an image or a network, which these boxes do not have.
@@ -56,7 +56,7 @@ class BubblewrapBoxes:
         return self.made(spec)
 
     def made(self, spec: BoxSpec, joined: tuple[int, ...] = ()) -> BubblewrapBox:
-        """A box of the next server.
+        """Return a box of the next server.
 
         Args:
             spec: its limits.
@@ -82,6 +82,9 @@ class BubblewrapBox:
 
     `output_bytes` of the spec holds for stdout and for stderr each, so that what is kept never depends on how the two
     interleave.
+
+    Attributes:
+        queued_s: seconds that its commands have waited for their turn and for a place in the pool.
     """
 
     def __init__(self, pool: BubblewrapBoxes, spec: BoxSpec, server: Server, joined: tuple[int, ...] = ()) -> None:
@@ -93,6 +96,7 @@ class BubblewrapBox:
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._sizes: tuple[int, int] | None = None
         self._requests = 0
+        self.queued_s = 0.0
         self._used = False
         self._over: str | None = None
 
@@ -108,7 +112,7 @@ class BubblewrapBox:
         return _result(*await self._command({"op": "python"}, code.encode("utf-8", "surrogatepass"), timeout_s))
 
     async def fresh(self) -> Sandbox:
-        """Another box of the same spec, in which nothing has run. The caller closes it.
+        """Return another box of the same spec, in which nothing has run. The caller closes it.
 
         Raises:
             SandboxError: this one has failed, or it or the pool is closed.
@@ -149,7 +153,7 @@ class BubblewrapBox:
             await answering.close()
 
     async def run_alone(self, code: str, limit_s: float) -> ExecResult:
-        """`python` for who already holds the slot, and a box that nobody else uses."""
+        """Run Python code for a caller that already holds the slot, in a box that nothing else uses."""
         try:
             return _result(*await self._turned({"op": "python"}, code.encode("utf-8", "surrogatepass"), limit_s))
         finally:
@@ -161,7 +165,7 @@ class BubblewrapBox:
             _send(self._connection[1], {"op": "cancel"})
 
     async def read(self, path: str) -> bytes:
-        """A file of the box; relative paths start at /box. Only plain files are read, and nothing is waited for.
+        """Return a file of the box; relative paths start at /box. Only plain files are read, and nothing is waited for.
 
         Raises:
             FileNotFoundError: there is none.
@@ -197,13 +201,16 @@ class BubblewrapBox:
         self, request: dict[str, Any], body: bytes, timeout_s: float | None, output_bytes: int | None = None
     ) -> tuple[Mapping[str, Any], bytes]:
         limit_s = self._spec.timeout_s if timeout_s is None else timeout_s
+        clock = asyncio.get_running_loop().time
+        began = clock()
         async with self._turn, self._pool.slots:
+            self.queued_s += clock() - began
             return await self._turned(request, body, limit_s, output_bytes)
 
     async def _turned(
         self, request: dict[str, Any], body: bytes, limit_s: float, output_bytes: int | None = None
     ) -> tuple[Mapping[str, Any], bytes]:
-        """The command, whose turn it is."""
+        """Run the command, whose turn it is."""
         self._requests += 1
         request |= {
             "id": self._requests,
@@ -244,8 +251,8 @@ class BubblewrapBox:
         self._joined = ()
 
     async def _answer(self, request_id: int) -> tuple[Mapping[str, Any], bytes]:
-        """The answer to this request, past those of cancelled ones. Where it is cancelled itself, nothing read is
-        lost."""
+        """Return the answer to this request, past those of cancelled ones. Where it is cancelled itself, nothing read
+        is lost."""
         while True:
             assert self._connection is not None
             reader = self._connection[0]
@@ -279,7 +286,7 @@ class OffBox:
         return await self.exec(())
 
     async def fresh(self) -> Sandbox:
-        """Another that is off."""
+        """Return another that is off."""
         return OffBox()
 
     async def converse(self, code: str, other: str) -> ExecResult:
@@ -287,7 +294,7 @@ class OffBox:
         return await self.exec(())
 
     async def read(self, path: str) -> bytes:
-        """No file exists.
+        """Raise FileNotFoundError: no file exists.
 
         Raises:
             FileNotFoundError: always.
@@ -295,10 +302,10 @@ class OffBox:
         raise FileNotFoundError(errno.ENOENT, "the tool host is switched off", path)
 
     async def write(self, path: str, data: bytes) -> None:
-        """Nothing is kept."""
+        """Drop the file: nothing is kept."""
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is nothing to end."""
 
 
 def _send(writer: asyncio.StreamWriter, header: Mapping[str, Any], body: bytes = b"") -> None:

@@ -77,7 +77,7 @@ async def _probe(config: SandboxConfig) -> str | None:
 
 
 def _explained(config: SandboxConfig, failure: str) -> BadInput:
-    """The refusal that names the likeliest way out."""
+    """Return the refusal that names the likeliest remedy."""
     if any(words in failure for words in ("source path", "execvp", "failed to execute")):
         expected = "an interpreter that any user of this machine can read"
         return refusal(

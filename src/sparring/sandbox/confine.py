@@ -100,8 +100,8 @@ def _write(path: str, text: str) -> None:
 
 
 def _filter() -> tuple[ctypes.Array, bytes]:
-    """A seccomp program (struct sock_fprog) that answers EPERM to the refused calls, and the memory that it points
-    to."""
+    """Return a seccomp program (struct sock_fprog) that answers EPERM to the refused calls, and the memory that it
+    points to."""
     machine = MACHINES[platform.machine()]
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
     number, audit, first_argument = 0, 4, 16  # offsets in struct seccomp_data

@@ -318,7 +318,7 @@ class Run:
                 os.close(file)
 
     def result(self) -> dict:
-        """The header of the answer."""
+        """Return the header of the answer."""
         code = os.waitstatus_to_exitcode(self.status)
         if code == -OUT_OF_MEMORY:
             self.out_of_memory, code = True, 1
@@ -336,7 +336,7 @@ class Run:
 
 
 def resident_bytes() -> int:
-    """Memory that the box's commands hold now, without what each shares with the warm interpreter (pid 1)."""
+    """Return the bytes that the box's commands hold now, without what each shares with the warm interpreter (pid 1)."""
     resident = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():

@@ -42,7 +42,7 @@ module.serve()
 
 
 def find_python(config: SandboxConfig) -> str:
-    """The interpreter for the boxes: the configured one, else the system's, else the one that this one was made
+    """Return the interpreter for the boxes: the configured one, else the system's, else the one that this one was made
     from."""
     if config.python != "auto":
         return config.python
@@ -53,7 +53,8 @@ def find_python(config: SandboxConfig) -> str:
 
 
 def command_line(config: SandboxConfig) -> list[str]:
-    """The bubblewrap command of one fork server. Only /usr, its loader's tables and the interpreter are the host's."""
+    """Return the bubblewrap command of one fork server. Only /usr, its loader's tables and the interpreter are the
+    host's."""
     python = find_python(config)
     arguments = [config.bwrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     arguments += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]

@@ -62,7 +62,7 @@ class Broken(Exception):
 
 
 def _write(value: object, depth: int = 0) -> object:
-    """The value as JSON has it. It is read by its base's own methods, and arrives as its base."""
+    """Return the value as JSON has it. It is read by its base's own methods, and arrives as its base."""
     kind = type(value)
     if value is None or kind is bool:
         return value
@@ -89,7 +89,7 @@ def _write(value: object, depth: int = 0) -> object:
 
 
 def _read(value: object) -> object:
-    """The value of what `_write` made. Whatever else it is given, it raises."""
+    """Return the value of what `_write` made. Whatever else it is given, it raises."""
     if not isinstance(value, list):
         if isinstance(value, dict):
             raise Broken("an object of JSON, which no value is written as")
@@ -189,24 +189,24 @@ class _Call:
     """A call of the program's: what is to be answered, however it ends."""
 
     def __init__(self) -> None:
-        self.said: list = []
+        self.answer: list = []
 
     def __enter__(self) -> _Call:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> bool:
         if isinstance(error, Uncrossable):
-            self.said = ["uncrossable", str(error)]
+            self.answer = ["uncrossable", str(error)]
         elif error is not None:
             name = next(base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins")
-            self.said = ["error", name if name in ERRORS else "RuntimeError"]
+            self.answer = ["error", name if name in ERRORS else "RuntimeError"]
         return True
 
 
 def _answer(function: object, positional: list, named: dict) -> list:
     with _Call() as call:
-        call.said = ["value", _write(function(*positional, **named))]
-    return call.said
+        call.answer = ["value", _write(function(*positional, **named))]
+    return call.answer
 
 
 # ---- the borrower ----

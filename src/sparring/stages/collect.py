@@ -13,6 +13,7 @@ from typing import Any
 from sparring.algo.annotate.domain import teacher_of
 from sparring.envs.roles import roles_of
 from sparring.envs.splits import identity
+from sparring.envs.threads import THREADS
 from sparring.errors import BadInput, RequestRefused, refusal
 from sparring.protocols import Engine
 from sparring.record.recorder import Recorder
@@ -196,6 +197,8 @@ async def _teacher(context: Context, name: str, others: Mapping[str, Engine]) ->
         close = engine.close
     try:
         speaking = with_roles(context, recorder, others)
-        yield RolloutRunner(context.factory, context.boxes, speaking, context.harness, config.rollout)
+        yield RolloutRunner(
+            context.factory, context.boxes, speaking, context.harness, config.rollout, executors=THREADS.executor
+        )
     finally:
         await close()

@@ -43,12 +43,12 @@ class Context:
     judges: Judges
 
     def output(self, stage: str) -> Path:
-        """The Hugging Face or adapter folder that `stage` writes (whether or not it exists yet)."""
+        """Return the Hugging Face or adapter folder that `stage` writes (whether or not it exists yet)."""
         start = self.given() if stage == "init" else None
         return start or self.folder / stage / "model"
 
     def given(self) -> Path | None:
-        """The folder of the checkpoint that the recipe starts from; None where it makes a fresh model.
+        """Return the folder of the checkpoint that the recipe starts from; None where it makes a fresh model.
 
         Raises:
             BadInput: there is no such checkpoint.
@@ -57,8 +57,8 @@ class Context:
         return None if path is None else local_folder(path)
 
     def input(self, stage: str) -> Path:
-        """The Hugging Face or adapter folder that `stage` starts from: what the nearest finished stage before it wrote,
-        or the checkpoint that the recipe names.
+        """Return the Hugging Face or adapter folder that `stage` starts from: what the nearest finished stage before it
+        wrote, or the checkpoint that the recipe names.
 
         Raises:
             BadInput: no stage before it has run, and no checkpoint is named.
@@ -77,21 +77,21 @@ class Context:
         )
 
     def done(self, stage: str) -> dict[str, Any] | None:
-        """The recorded result of a finished stage, or None."""
+        """Return the recorded result of a finished stage, or None."""
         return self.store.get(f"stage/{stage}")
 
     def renderer(self, path: Path) -> Renderer:
-        """Messages <-> tokens for the checkpoint folder `path`, or for an adapter's base."""
+        """Return the renderer of the checkpoint folder `path`, or of an adapter's base."""
         from sparring.render.load import load_renderer
 
         spec = self.config.models[POLICY]
         return load_renderer(base_folder(path), spec.renderer, spec.thinking, self.config.render.control_tokens)
 
     def with_boxes(self, boxes: Boxes) -> Context:
-        """The same run with other boxes (such as a tool host that is switched off)."""
+        """Return the same run with other boxes (such as a tool host that is switched off)."""
         return replace(self, boxes=boxes)
 
     def played_by(self, name: str) -> Context:
-        """The same run with the model `name` of the recipe in the policy's place."""
+        """Return the same run with the model `name` of the recipe in the policy's place."""
         models = {**self.config.models, POLICY: self.config.models[name]}
         return replace(self, config=msgspec.structs.replace(self.config, models=models))

@@ -53,7 +53,7 @@ async def run(context: Context) -> dict[str, Any]:
 async def _once(
     context: Context, label: str, folder: Path, tasks: Sequence[Task], model: str = POLICY
 ) -> dict[str, Any]:
-    """One evaluation, unless the run already has it."""
+    """Return one evaluation, unless the run already has it."""
     recorded = context.store.get(f"eval/{label}")
     if recorded is not None:
         return recorded
@@ -65,7 +65,7 @@ async def _once(
 
 
 def _taught(context: Context, tasks: Sequence[Task]) -> dict[str, list[Task]]:
-    """With `[eval] teachers`, by teacher other than the policy, those of `tasks` that it teaches."""
+    """Return `tasks` by the teacher that teaches them, the policy left out, for `[eval] teachers`."""
     stage = context.config.distill
     by_teacher: dict[str, list[Task]] = {}
     for task in tasks if context.config.eval.teachers and context.done("distill") is not None else ():
@@ -75,5 +75,5 @@ def _taught(context: Context, tasks: Sequence[Task]) -> dict[str, list[Task]]:
 
 
 def _spread(tasks: Sequence[Task], count: int) -> list[Task]:
-    """`count` tasks, evenly spaced over the list."""
+    """Return `count` tasks, evenly spaced over the list."""
     return [tasks[place * len(tasks) // count] for place in range(min(count, len(tasks)))]

@@ -54,7 +54,7 @@ async def write_model(trainer: Trainer, source: Path, out: Path) -> None:
 
 
 def write_weights(state: Any, source: Path, out: Path) -> None:
-    """The same for a state, which a trainer that started from `source` has published or saved."""
+    """Write a state that a trainer which started from `source` has published or saved."""
     from sparring.model.save import save
 
     if is_adapter(source):

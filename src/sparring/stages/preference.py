@@ -90,7 +90,7 @@ def _units(context: Context, renderer: Renderer, rows: Sequence[Preference], lon
 
 
 def _with_strangers(units: Sequence[Unit], longest: int, seed: int) -> list[Unit]:
-    """Each reply with a mismatched row: its prompt and the next reply to another one, in an order that the seed
+    """Pair each reply with a mismatched row: its prompt and the next reply to another one, in an order that the seed
     decides."""
     rows = [row for unit in units for row in unit]
     order = sorted(rows, key=lambda row: xxhash.xxh3_64_intdigest(f"kto/{seed}/{row.id}".encode()))
@@ -110,7 +110,7 @@ def _prompt(row: Sample) -> tuple[int, ...]:
 
 
 async def _referred(trainer: Trainer, units: Sequence[Unit]) -> list[Unit]:
-    """The units with what the trainer's model says of them now as the annotation `reference`."""
+    """Return the units with what the trainer's model says of them now as the annotation `reference`."""
     rows = [row for unit in units for row in unit]
     outputs = iter(await trainer.forward(rows, frozenset({"logprob"})))
     return [

@@ -94,8 +94,8 @@ def _solution(context: Context, renderer: Renderer, row: Solution, longest: int)
 
 
 def turn_labels(sampled: Sequence[bool], row: JudgedTurns) -> dict[int, float]:
-    """By how many tokens have been read at the end of each judged turn, its label; `ours` says which tokens the
-    assistant says.
+    """Return the label of each judged turn by the number of tokens up to its end. `sampled` marks the assistant's
+    tokens.
 
     Raises:
         BadInput: two of its messages are said in one turn.

@@ -60,7 +60,7 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def _tasks(context: Context) -> TaskSource:
-    """The training tasks, passed over as `[rl] pools` says."""
+    """Return the training tasks, passed over as `[rl] pools` says."""
     seed, pools = context.config.run.seed, context.config.rl.pools
     source = context.factory.tasks("train", seed)
     return source if pools is None else pools.open(source, seed=seed)
@@ -91,7 +91,7 @@ def _losses(config: RunConfig) -> TrainPlan:
 
 
 def correction_chosen(config: RunConfig) -> str:
-    """The correction of a resolved config in words, with what it is for."""
+    """Return the correction of a resolved config in words, with what it is for."""
     numerics = config.models[POLICY].numerics
     engine = f"engine {config.engine.kind} in {numerics} numerics"
     exact = config.engine.exact and numerics == "exact"

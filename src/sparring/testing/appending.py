@@ -32,7 +32,7 @@ class AppendingRenderer:
         return {}
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered:
-        """The ids of all messages, each with its end."""
+        """Return the ids of all messages, each with its end."""
         parts = [(_ids(message), message.role == "assistant") for message in messages]
         tokens = tuple(token for ids, _ in parts for token in ids)
         return Rendered(tokens=tokens, sampled=tuple(own for ids, own in parts for _ in ids))
@@ -45,15 +45,15 @@ class AppendingRenderer:
         return (*prompt, *completion, *(token for message in new for token in _ids(message)))
 
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message:
-        """The reply that these ids are."""
+        """Return the reply that these ids are."""
         return Message(role="assistant", content=self.decode([token for token in completion if token != _END]))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The ids, written out."""
+        """Return the ids, written out."""
         return " ".join(map(str, tokens))
 
     def bind(self, request: GenerateRequest) -> GenerateRequest:
-        """The request as it is."""
+        """Return the request as it is."""
         return request
 
 

@@ -27,12 +27,12 @@ class ChatServer:
     Attributes:
         reply: as given; may be exchanged.
         url: where, up to and with /v1.
-        asked: the bodies of all requests.
+        bodies: the bodies of all requests.
     """
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
-        self.asked: list[dict[str, Any]] = []
+        self.bodies: list[dict[str, Any]] = []
         listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         application = Starlette(routes=[Route("/v1/chat/completions", self._answer, methods=["POST"])])
@@ -51,12 +51,12 @@ class ChatServer:
 
     async def _answer(self, request: Request) -> Response:
         body = await request.json()
-        self.asked.append(body)
+        self.bodies.append(body)
         status, answer = self.reply(body)
         return JSONResponse(answer, status)
 
 
 def message(content: str = "", *, finish_reason: str = "stop", **more: Any) -> tuple[int, dict[str, Any]]:
-    """A successful answer with one message."""
+    """Return a successful answer with one message."""
     reply = {"role": "assistant", "content": content, **more}
     return 200, {"choices": [{"index": 0, "finish_reason": finish_reason, "message": reply}]}

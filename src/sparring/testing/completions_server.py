@@ -95,7 +95,7 @@ class CompletionsServer:
         return JSONResponse({"choices": [choice]})
 
     async def _events(self, pieces: Any, piece: Delta | Completion, tops: int) -> AsyncIterator[str]:
-        """Likeliest tokens come with the last event only, which is all that the engine tells of them: so they are told
+        """Yield the events of a stream. Likeliest tokens come with the last event only, because the engine returns them
         there."""
         async with aclosing(pieces):
             while isinstance(piece, Delta):

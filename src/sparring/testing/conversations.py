@@ -13,23 +13,23 @@ ODD = 'quote " backslash \\ newline\nüñí 数 🙂 <tool_call> {"a": 1} </p>'
 
 
 def user(content: str) -> Message:
-    """A user's message."""
+    """Return a user's message."""
     return Message(role="user", content=content)
 
 
 def call(code: str, content: str = "", reasoning: str | None = None) -> Message:
-    """A reply that calls the tool."""
+    """Return a reply that calls the tool."""
     calls = (ToolCall(id="call_0", name="python", arguments={"code": code}),)
     return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
 
 
 def answer(content: str) -> Message:
-    """A tool's answer."""
+    """Return a tool's answer."""
     return Message(role="tool", content=content, tool_call_id="call_0", name="python")
 
 
 def say(content: str, reasoning: str | None = None) -> Message:
-    """A reply in words."""
+    """Return a reply in words."""
     return Message(role="assistant", content=content, reasoning=reasoning)
 
 

@@ -108,7 +108,7 @@ def format_folder(name: str, folder: Path) -> Path:
 
 @functools.cache
 def format_renderer(name: str, thinking: bool = False) -> LibraryRenderer:
-    """The library's renderer of a format; made once per process."""
+    """Return the library's renderer of a format; made once per process."""
     with tempfile.TemporaryDirectory() as folder:
         renderer = load_renderer(format_folder(name, Path(folder)), name, thinking)
     assert isinstance(renderer, LibraryRenderer)

@@ -22,7 +22,7 @@ CONFIG = EngineConfig(
 
 @cache
 def real_vllm(path: Path, dtype: str = "float32") -> VllmServer:
-    """The server of a model. It ends with this process, whatever becomes of it."""
+    """Return the server of a model. It ends with this process, whatever becomes of it."""
     from sparring.engine.adapters.vllm_server import VllmServer
 
     return VllmServer(path, CONFIG, dtype=dtype)

@@ -17,7 +17,7 @@ Script = Callable[[GenerateRequest], Sequence[int]]
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """A request in flight, and what it has said so far."""
+    """A request in flight, and the tokens sampled so far."""
 
     request: GenerateRequest
     sampled: list[int] = field(default_factory=list)
@@ -61,7 +61,7 @@ class ScriptedEngine:
         self._updates = 0
         self._live: list[_Turn] = []
         self._closed = False
-        self._said = 0
+        self._num_sampled = 0
         self.requests: list[GenerateRequest] = []
         self.pulled: list[WeightRef] = []
         self.held: dict[str, tuple[int, ...]] = {}
@@ -74,8 +74,8 @@ class ScriptedEngine:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Tokens said since the start."""
-        return {"generated_tokens": float(self._said)}
+        """Return the number of tokens sampled since the start."""
+        return {"generated_tokens": float(self._num_sampled)}
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Answer a request after the engine's latency.
@@ -88,7 +88,7 @@ class ScriptedEngine:
         return completion
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """The same, token by token.
+        """Yield the same, token by token.
 
         Raises:
             EngineError: as for `generate`.
@@ -108,7 +108,7 @@ class ScriptedEngine:
                 if turn.aborted:
                     break
                 turn.sampled.append(token)
-                self._said += 1
+                self._num_sampled += 1
                 position = len(request.tokens) + len(turn.sampled) - 1
                 yield Delta(tokens=(token,), logprobs=(self._logprob(position, token, request),))
         finally:
@@ -131,7 +131,7 @@ class ScriptedEngine:
         )
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Requests that continue one in flight from what it has said.
+        """Return requests that continue one in flight from the tokens sampled so far.
 
         Raises:
             EngineError: not exactly one request of this id is in flight, or the engine is closed.
@@ -200,7 +200,7 @@ class ScriptedEngine:
 
 
 def replies(texts: Iterable[str], encode: Callable[[str], Sequence[int]]) -> Script:
-    """A script that gives these texts, one per request, then repeats the last.
+    """Return a script that gives these texts, one per request, then repeats the last.
 
     Args:
         texts: what to say, without the end of the turn.

@@ -42,14 +42,14 @@ _TEXTS = (
 def toy_renderer(
     vocab_size: int = 400, name: str = "auto", thinking: bool = False
 ) -> LibraryRenderer | TemplateRenderer:
-    """The Qwen3 renderer over a tokenizer trained on a few sentences; made once per process."""
+    """Return the Qwen3 renderer over a tokenizer trained on a few sentences; made once per process."""
     with tempfile.TemporaryDirectory() as folder:
         train_tokenizer(_TEXTS, vocab_size, folder)
         return load_renderer(folder, name, thinking)
 
 
 def toy_task(number: int = 0, *, split: str = "train", limits: Limits = Limits()) -> Task:
-    """The sum with this number. Tasks of different splits ask about different ranges."""
+    """Return the sum with this number. Tasks of different splits ask about different ranges."""
     drawn = xxhash.xxh3_64_intdigest(f"{split}/{number}".encode())
     a, b = drawn % 50 + (50 if split == "eval" else 0), drawn // 50 % 50
     return Task(
@@ -74,7 +74,7 @@ class ToyEnv:
         self.closed = False
 
     async def open(self, task: Task, box: Sandbox | None) -> Observation:
-        """The task's own message is the question."""
+        """Return an observation without messages: the task's own message is the question."""
         self._task = task
         return Observation()
 
@@ -112,14 +112,14 @@ class ToyTasks:
         self._next = 0
 
     def next(self) -> Task | None:
-        """The next sum, None at the end."""
+        """Return the next sum, None at the end."""
         if self._length is not None and self._next >= self._length:
             return None
         self._next += 1
         return toy_task(self._next - 1, split=self._split)
 
     def observe(self, group: Any) -> None:
-        """Sums do not depend on how they went."""
+        """Ignore results: sums do not depend on them."""
 
     def state(self) -> Mapping[str, Any]:
         """Return the position of the stream."""
@@ -137,7 +137,7 @@ class ToyWorld:
     scorer = None
 
     def make(self) -> ToyEnv:
-        """A fresh world."""
+        """Return a fresh world."""
         return ToyEnv()
 
     async def prove(self, boxes: Boxes) -> tuple[int, int]:
@@ -145,7 +145,7 @@ class ToyWorld:
         return 0, 0
 
     def tasks(self, split: str, seed: int) -> ToyTasks:
-        """Sums of a split; 20 of them for evaluation."""
+        """Return sums of a split; 20 of them for evaluation."""
         return ToyTasks(split, None if split == "train" else 20)
 
     def expert(self, task: Task) -> Callable[[Sequence[Message]], Message] | None:
@@ -154,7 +154,7 @@ class ToyWorld:
 
 
 def toy_script(renderer: Renderer, *, errors_in_ten: int = 0) -> Script:
-    """A policy for the toy world that reads its prompt: the expert, wrong in some tenths of its answers.
+    """Return a policy for the toy world that reads its prompt: the expert, wrong in some tenths of its answers.
 
     Whether it errs depends on the request's seed and prompt alone, so a group of rollouts has both kinds.
     """

@@ -26,7 +26,7 @@ def asked(answer, tools=()):
             await endpoint.close()
 
     try:
-        return asyncio.run(run()), server.asked
+        return asyncio.run(run()), server.bodies
     finally:
         server.stop()
 

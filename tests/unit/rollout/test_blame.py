@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from fates import FatedBoxes, Fates
 
-from sparring.errors import ToolHostError
+from sparring.errors import Outage, ToolHostError
 from sparring.harness.chat import ChatHarness
 from sparring.record.recorder import Recorder
 from sparring.rollout.blame import Place, Successes, WorldCalls
@@ -159,7 +159,12 @@ def side_by_side(world: ToyWorld, retries: int = 3) -> list[Finished]:
             return await runner.run(task, rollout_id=f"rl/{task.seed}/0", index=0, seed=1)
 
     async def main() -> list[Finished]:
-        return await asyncio.gather(*(run(toy_task(number)) for number in range(41)))
+        rollouts = [asyncio.create_task(run(toy_task(number))) for number in range(41)]
+        done, pending = await asyncio.wait(rollouts, return_when=asyncio.FIRST_EXCEPTION)
+        for rollout in pending:
+            rollout.cancel()
+        assert all(isinstance(rollout.exception(), Outage | None) for rollout in done)
+        return [rollout.result() for rollout in rollouts if rollout in done and rollout.exception() is None]
 
     return run_virtual(main())[0]
 

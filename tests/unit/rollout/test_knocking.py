@@ -20,7 +20,6 @@ from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Task
 
-
 MANY = 40
 
 

@@ -4,7 +4,7 @@ time."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ToyEnv, ToyWorld, toy_renderer, toy_script, toy_task
-from sparring.types import BoxSpec, Message, Observation, Outcome, Task
+from sparring.types import BoxSpec, ExecResult, Message, Observation, Outcome, Task
 
 BOXED = replace(toy_task(), box=BoxSpec())
 FOREVER_S = 1e9
@@ -96,6 +96,11 @@ class QueuedBox(EmptyBox):
 
     queued_s = 0.0
 
+    async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
+        await asyncio.sleep(48.0)
+        self.queued_s += 48.0
+        return ExecResult(exit_code=0, stdout="", stderr="", wall_s=0.0)
+
 
 class QueuedBoxes(FatedBoxes):
     """A pool of such."""
@@ -112,8 +117,8 @@ class QueuedEnv(ToyEnv):
         return await super().open(task, box)
 
     async def step(self, reply: Message) -> Observation:
-        await asyncio.sleep(50.0)
-        self.box.queued_s += 48.0
+        await asyncio.sleep(2.0)
+        await self.box.exec(["true"])
         return await super().step(reply)
 
 

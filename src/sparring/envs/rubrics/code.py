@@ -57,7 +57,8 @@ class ProgramTests:
         self._config = config
 
     def check(self, task: Task) -> None:
-        """The row has tests, each of which asks something of the answer, and none whose right output the box would cut.
+        """Refuse a row without tests, with a test that does not depend on the answer, or with an output that the box
+        would cut.
 
         Raises:
             BadInput: it has not.
@@ -79,7 +80,8 @@ class ProgramTests:
                 )
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
-        """The share of tests that pass, or 1 only where all do. Nothing runs in `box` itself: it stands for its pool.
+        """Return the share of tests that pass, or 1 only where all do. Nothing runs in `box` itself: it stands for its
+        pool.
 
         Raises:
             SandboxError: a box failed.
@@ -95,7 +97,7 @@ class ProgramTests:
         return passed / len(tests)
 
     async def prove(self, task: Task, box: Sandbox) -> bool:
-        """The row's own right program passes its tests. False where the row has none.
+        """Refuse a row whose own right program fails its tests. Return False if the row has none.
 
         Raises:
             BadInput: it fails one.
@@ -120,7 +122,7 @@ class ProgramTests:
 
 
 def _tests(value: Any) -> list[Any]:
-    """The tests of a row; none where it is nothing of the kind."""
+    """Return the tests of a row; none where it is nothing of the kind."""
     tests = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else []
     return tests if all(map(_is_test, tests)) else []
 
@@ -139,7 +141,8 @@ def _shared(task: Task) -> bool:
 
 
 def _check_asserts(test: str, where: str, shared: bool) -> None:
-    """The test is Python, and uses a name that only the answer can give it: a test of builtins passes without one.
+    """Refuse a test that is not Python, or uses no name that only the answer defines: a test of builtins would pass
+    without an answer.
 
     Raises:
         BadInput: it is not, or does not.

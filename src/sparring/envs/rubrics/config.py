@@ -303,12 +303,12 @@ RELATIVE = (Pairwise, Ranking)
 
 
 def judging(rubric: dict[str, Any]) -> set[str]:
-    """The models that a rubric asks."""
+    """Return the models that a rubric asks."""
     return {part.model for part in rubric.values() if isinstance(part, AskedPart)}
 
 
 def of_domain(rubric: dict[str, Any], domain: str) -> dict[str, Any]:
-    """The parts that are for rows of `domain`."""
+    """Return the parts for rows of `domain`."""
     return {name: part for name, part in rubric.items() if not part.domains or domain in part.domains}
 
 

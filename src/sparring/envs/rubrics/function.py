@@ -9,13 +9,14 @@ from typing import Any
 from sparring.envs.called import ByName
 from sparring.envs.named import named
 from sparring.envs.rubrics.config import Function
+from sparring.envs.threads import THREADS
 from sparring.errors import JudgeError, refusal
 from sparring.protocols import Sandbox
 from sparring.types import Task
 
 
 class CalledFunction:
-    """Calls it: a coroutine function on the event loop, another on a thread.
+    """Caller of the function: a coroutine function runs on a thread that all calls share, another on one of its own.
 
     Raises:
         BadInput: it is not there, or no function.
@@ -29,7 +30,7 @@ class CalledFunction:
         self._called = ByName(function)
 
     def check(self, task: Task) -> None:
-        """The row has the columns that the function asks for.
+        """Refuse a row without the columns that the function takes.
 
         Raises:
             BadInput: it lacks one.
@@ -43,14 +44,14 @@ class CalledFunction:
             JudgeError: it took too long. What it raises itself is the caller's to classify.
         """
         function, arguments = self._called.function, self._called.arguments(completion, task)
+        executor = THREADS.executor(shared=inspect.iscoroutinefunction(function))
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
-                if inspect.iscoroutinefunction(function):
-                    return await function(**arguments)
-                result = await asyncio.to_thread(function, **arguments)
-                return await result if inspect.isawaitable(result) else result
+                return await executor.run(function, **arguments)
         except TimeoutError:
             if not limit.expired():
                 raise
             raise JudgeError(f"{self._where}: no answer after {self._timeout_s:g} s") from None
+        finally:
+            executor.close()

@@ -25,7 +25,7 @@ class JudgedAnswer:
         self._config, self._judges, self._where = config, asked_of(config, judges, where), where
 
     def check(self, task: Task) -> None:
-        """The row has what the prompt names.
+        """Refuse a row without a column that the prompt names.
 
         Raises:
             BadInput: it has not.
@@ -33,7 +33,7 @@ class JudgedAnswer:
         check_prompt(self._config.prompt, task, ("completion",))
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
-        """From 0 to 1.
+        """Return the verdict, from 0 to 1.
 
         Raises:
             JudgeError: there is no verdict.
@@ -43,7 +43,7 @@ class JudgedAnswer:
 
 
 async def mean_verdict(judges: Judges, part: Verdict, question: str, where: str) -> float:
-    """The mean of the part's samples on one question.
+    """Return the mean of the part's samples on one question.
 
     Raises:
         JudgeError: there is no verdict.
@@ -57,7 +57,7 @@ async def mean_verdict(judges: Judges, part: Verdict, question: str, where: str)
 
 
 def asked_of(part: AskedPart, judges: Judges | None, where: str) -> Judges:
-    """The judges.
+    """Return the judges of a part, or refuse a rubric that has none.
 
     Raises:
         BadInput: there are none.
@@ -68,7 +68,7 @@ def asked_of(part: AskedPart, judges: Judges | None, where: str) -> Judges:
 
 
 def check_prompt(prompt: str, task: Task, names: tuple[str, ...]) -> None:
-    """Every name in the prompt is one of `names` or the row's.
+    """Refuse a prompt with a name that is neither one of `names` nor the row's.
 
     Raises:
         BadInput: one is not.
@@ -83,7 +83,7 @@ def check_prompt(prompt: str, task: Task, names: tuple[str, ...]) -> None:
 
 
 def filled(prompt: str, task: Task, names: Mapping[str, str]) -> str:
-    """The prompt with what its names stand for. What is put in is not looked through again."""
+    """Return the prompt with what its names stand for. What is put in is not looked through again."""
     values = {**_values(task), **names}
     return _NAME.sub(lambda match: values[match[1]], prompt)
 
@@ -147,7 +147,7 @@ def order_reader(part: Ranking, count: int) -> Callable[[str], tuple[int, ...] |
 
 
 def order_constraint(count: int) -> Constraint:
-    """A list of `count` numbers."""
+    """Return the constraint of a ranking: a list of `count` numbers."""
     number = {"type": "integer", "minimum": 1, "maximum": count}
     schema = {"type": "array", "items": number, "minItems": count, "maxItems": count}
     return Constraint(kind="json_schema", source=json.dumps(schema))

@@ -26,7 +26,7 @@ class Replies(Protocol):
     """Source of replies, such as a chat endpoint."""
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Message:
-        """Reply to a conversation. Raises `LimitReached` where the reply was cut short."""
+        """Return the reply to a conversation. Raises `LimitReached` if the reply was cut short."""
 
     async def close(self) -> None:
         """Close its connections."""
@@ -63,19 +63,19 @@ class EngineReplies:
 
     def __init__(self, engine: Engine, renderer: Renderer, name: str) -> None:
         self._engine, self._renderer, self._name = engine, renderer, name
-        self._asked = 0
+        self._num_requests = 0
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Message:
-        """The next message.
+        """Return the next message.
 
         Raises:
             LimitReached: it was cut short.
             EngineError: the engine failed.
         """
-        self._asked += 1
+        self._num_requests += 1
         tokens = self._renderer.render(messages, tools).tokens
         drawn = replace(sampling, stop=self._renderer.stop_ids)
-        request = GenerateRequest(id=f"{self._name}/{self._asked}", tokens=tokens, sampling=drawn)
+        request = GenerateRequest(id=f"{self._name}/{self._num_requests}", tokens=tokens, sampling=drawn)
         done = await self._engine.generate(self._renderer.bind(request))
         if done.finish_reason == "abort":
             raise EngineError(f"{request.id}: the engine aborted the request")
@@ -124,7 +124,7 @@ class Judges:
         constraint: Constraint | None = None,
         sample: int = 0,
     ) -> T:
-        """A model's verdict.
+        """Return a model's verdict.
 
         Args:
             part: who is asked, and how.
@@ -184,8 +184,8 @@ class Judges:
                 pass  # as it should be
 
     def metrics(self) -> dict[str, float]:
-        """Figures since the last call: questions, the share that the cache answered, failures, replies that were no
-        verdict, seconds that a reply took."""
+        """Return figures since the last call: questions, the share that the cache answered, failures, replies that were
+        no verdict, seconds that a reply took."""
         return self._metrics.take()
 
     async def close(self) -> None:
@@ -200,7 +200,7 @@ class Judges:
                 await task.result().close()
 
     async def _reply(self, part: AskedPart, messages: Sequence[Message], sampling: Sampling) -> str | None:
-        """A reply, from the cache where it was asked before; None where it was cut short."""
+        """Return a reply, from the cache if it was requested before; None if it was cut short."""
         key = self._key(part.model, messages, sampling)
         task = self._replies.get(key)
         recorded = self._record.get(key) if task is None and self._record is not None else None
@@ -218,7 +218,7 @@ class Judges:
         return await asyncio.shield(task)  # others may wait for it when this one is cancelled
 
     def _key(self, model: str, messages: Sequence[Message], sampling: Sampling) -> str:
-        """Of all that decides a reply."""
+        """Return a digest of everything that decides a reply."""
         question = (self._who(model), [(m.role, m.content) for m in messages], sampling)
         return f"judge/{xxhash.xxh3_128_hexdigest(repr(question).encode('utf-8', 'surrogatepass'))}"
 
@@ -256,7 +256,7 @@ class Judges:
 
 
 async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results, in order; what fails first ends the others and is raised."""
+    """Return the results, in order; what fails first ends the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in work]

@@ -32,7 +32,7 @@ def equal(text: str, target: str, digits: int) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def right(target: str) -> tuple[Any, ...]:
-    """The target, parsed.
+    """Return the target, parsed.
 
     Raises:
         ValueError: it is nothing that can be compared.

@@ -49,11 +49,11 @@ class RelativeScorer:
 
     @staticmethod
     def of(rubric: Rubric) -> RelativeScorer | None:
-        """The scorer of a rubric; None where no part compares."""
+        """Return the scorer of a rubric; None where no part compares."""
         return RelativeScorer(rubric) if any(isinstance(part, RELATIVE) for part in rubric.parts.values()) else None
 
     def check(self, task: Task) -> None:
-        """The row has what the prompts name.
+        """Refuse a row without a column that a prompt names.
 
         Raises:
             BadInput: it has not.
@@ -63,7 +63,7 @@ class RelativeScorer:
 
     @cooperative
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]:
-        """The group's scores. A group of one is left as it is: there is nobody to compare with.
+        """Return the group's scores. A group of one is left as it is: there is nobody to compare with.
 
         Raises:
             JudgeError: a comparison has no verdict.

@@ -32,7 +32,7 @@ class Check(Protocol):
         """Refuse a row that the part cannot judge. Raises `BadInput`."""
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
-        """Return what the part finds an answer worth."""
+        """Return the part's value of an answer."""
 
 
 class TextCheck:
@@ -42,7 +42,7 @@ class TextCheck:
         self._config, self._workers = config, workers
 
     def check(self, task: Task) -> None:
-        """The row has what the answer is compared with.
+        """Refuse a row without the column that the answer is compared with.
 
         Raises:
             BadInput: it has not.
@@ -50,7 +50,7 @@ class TextCheck:
         wanted(self._config, task.data)
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
-        """From 0 to 1.
+        """Return the value of an answer, from 0 to 1.
 
         Raises:
             JudgeError: the check failed.
@@ -109,7 +109,8 @@ class Rubric:
                     raise BadInput(f"task {task.id}, env.rubric.{name}: {error}") from error
 
     async def prove(self, task: Task, box: Sandbox) -> bool:
-        """The row's own right program passes its tests, in every part that runs one. False where the row has none.
+        """Refuse a row whose own right program fails its tests, in any part that runs one. Return False if the row has
+        none.
 
         Raises:
             BadInput: it fails a test.
@@ -151,7 +152,7 @@ class Rubric:
         return Score(reward=reward, parts=values, success=self._success(parts, values))
 
     def cap(self, values: Mapping[str, float]) -> float:
-        """The most that the closed gates among these values leave; infinity where none is closed."""
+        """Return the most that the closed gates among these values leave; infinity where none is closed."""
         gates = [(self.parts[name], value) for name, value in values.items() if name in self.parts]
         return min((part.cap for part, value in gates if part.gate is not None and value < part.gate), default=math.inf)
 

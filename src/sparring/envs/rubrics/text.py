@@ -67,7 +67,7 @@ def wanted(part: Text, row: Mapping[str, Any]) -> Any:
 
 
 def worth(part: Text, completion: str, target: Any) -> float:
-    """The value of an answer.
+    """Return the value of an answer.
 
     Args:
         part: what is checked.
@@ -103,7 +103,8 @@ def _compared(part: Exact | Fuzzy | Number | Mathematics, text: str, target: str
 
 
 def normal(text: str, case: bool, punctuation: bool) -> str:
-    """A text without what does not count: spacing is one blank; case and ASCII punctuation go unless they count."""
+    """Return a text without what does not count: spacing is one blank; case and ASCII punctuation go unless they
+    count."""
     if not punctuation:
         text = text.translate(str.maketrans("", "", string.punctuation))
     text = " ".join(text.split())
@@ -111,8 +112,8 @@ def normal(text: str, case: bool, punctuation: bool) -> str:
 
 
 def similarity(a: str, b: str, unit: str = "characters") -> float:
-    """2 L / (m + n), where L is the length of the longest common subsequence of m and n characters or words: 1 for
-    equal texts, 0 for texts that share nothing. Two empty texts are equal."""
+    """Return 2 L / (m + n), where L is the length of the longest common subsequence of m and n characters or words: 1
+    for equal texts, 0 for texts that share nothing. Two empty texts are equal."""
     left: Sequence[str] = a.split() if unit == "words" else a
     right: Sequence[str] = b.split() if unit == "words" else b
     if not left and not right:
@@ -121,9 +122,9 @@ def similarity(a: str, b: str, unit: str = "characters") -> float:
 
 
 def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
-    """Length of the longest common subsequence, a row of the table as the bits of one number (H. Hyyrö, "Bit-parallel
-    LCS-length computation revisited", 2004): with M the places of b's next element in a, V <- (V + (V & M)) | (V & ~M),
-    and the zeros of V count."""
+    """Return the length of the longest common subsequence, a row of the table as the bits of one number (H. Hyyrö,
+    "Bit-parallel LCS-length computation revisited", 2004): with M the places of b's next element in a, V <- (V + (V &
+    M)) | (V & ~M), and the zeros of V count."""
     places: dict[str, int] = {}
     for index, element in enumerate(a):
         places[element] = places.get(element, 0) | 1 << index
@@ -136,7 +137,7 @@ def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
 
 
 def number(text: str) -> Fraction | None:
-    """The last number of a text, exactly: `1,234.5`, `-3`, `6.02e23`, `3/4`. None where there is none."""
+    """Return the last number of a text, exactly: `1,234.5`, `-3`, `6.02e23`, `3/4`. None where there is none."""
     matches = [match[0] for match in _NUMBER.finditer(text)]
     if not matches:
         return None
@@ -148,8 +149,8 @@ def number(text: str) -> Fraction | None:
 
 
 def json_worth(part: Json, text: str, target: Any) -> float:
-    """0 for what is no JSON, repeats a name of an object or is not of the schema; else the share of fields that are
-    equal, or 1 only where all are. Equal as JSON: 1 and 1.0 are, 1 and true are not."""
+    """Return 0 for text that is not JSON, repeats a key of an object or does not match the schema; else the share of
+    fields that are equal, or 1 only if all are. Equal as JSON: 1 and 1.0 are, 1 and true are not."""
     try:
         value = json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_constant)
     except (ValueError, RecursionError):
@@ -166,7 +167,7 @@ def json_worth(part: Json, text: str, target: Any) -> float:
 
 
 def _fields(part: Json, value: Any) -> list[tuple[str, Any]]:
-    """(path, value) of each field to compare."""
+    """Return (path, value) of each field to compare."""
     where, column_value = f"column {part.column}", value
     if isinstance(value, str):
         with boundary(BadInput, where, "JSON", "correct the row"):
@@ -184,7 +185,7 @@ _NOTHING = object()
 
 
 def _at(value: Any, path: str) -> Any:
-    """The field of this name, else the one that `a.b` leads to."""
+    """Return the field of this name, else the one that `a.b` leads to."""
     for name in (path,) if isinstance(value, dict) and path in value else path.split("."):
         if not isinstance(value, dict) or name not in value:
             return _NOTHING
@@ -193,7 +194,7 @@ def _at(value: Any, path: str) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Equality of JSON values; Python's would take true for 1."""
+    """Compare JSON values; Python's equality would take true for 1."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, dict) and isinstance(b, dict):

@@ -41,7 +41,7 @@ class Workers:
         self._own = threading.local()  # each thread has one process
 
     async def worth(self, part: Text, completion: str, target: Any) -> float:
-        """`text.worth` under the part's limit: 0 for an answer whose check takes too much time or memory.
+        """Return `text.worth` under the part's limit: 0 for an answer whose check takes too much time or memory.
 
         Raises:
             JudgeError: the check failed for another reason, or its process hangs or was killed.
@@ -55,7 +55,7 @@ class Workers:
         return answer["value"]
 
     def _ask(self, line: bytes, wall_s: float) -> dict[str, Any]:
-        """On a thread of its own process."""
+        """Send a line to the worker and return its answer, on a thread of its own process."""
         process = getattr(self._own, "process", None)
         if process is None or process.ended:
             process = self._own.process = _Process()

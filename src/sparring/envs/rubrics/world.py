@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparring.envs.base import Env
+from sparring.envs.executor import at_home, cooperative
 from sparring.envs.rubrics.relative import RelativeScorer
 from sparring.envs.rubrics.rubric import Rubric
 from sparring.envs.tools.python import PythonTool
@@ -13,6 +14,7 @@ from sparring.types import Score, Task
 class RubricWorld(Env):
     """Single-turn: the prompt comes from the row, the reward from the rubric."""
 
+    @cooperative
     def __init__(self, rubric: Rubric) -> None:
         super().__init__()
         self._rubric = rubric
@@ -20,7 +22,7 @@ class RubricWorld(Env):
         self.scorer = self._relative = RelativeScorer.of(rubric)
 
     def check(self, task: Task) -> None:
-        """The rubric can score the row.
+        """Refuse a row that the rubric cannot score.
 
         Raises:
             BadInput: it cannot.
@@ -30,16 +32,17 @@ class RubricWorld(Env):
             self._relative.check(task)
 
     async def prove(self, task: Task, box: Sandbox) -> bool:
-        """The row's own right program passes its tests. False where it has none.
+        """Refuse a row whose own right program fails its tests. Return False if the row has none.
 
         Raises:
             BadInput: it fails one.
         """
         return await self._rubric.prove(task, box)
 
+    @cooperative
     async def reward(self, completion: str, task: Task) -> Score:
-        """The rubric's score."""
-        return await self._rubric.score(completion, task, self.box)
+        """Return the rubric's score."""
+        return await at_home(self._rubric.score, completion, task, self.box)
 
 
 class RubricWorldWithPython(PythonTool, RubricWorld):

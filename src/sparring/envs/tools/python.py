@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparring.envs.base import tool
+from sparring.envs.executor import cooperative
 from sparring.protocols import Sandbox
 from sparring.types import BoxSpec, ExecResult, Task
 
@@ -15,6 +16,7 @@ class PythonTool:
     task: Task
 
     @tool
+    @cooperative
     async def python(self, code: str) -> str:
         """Run Python code."""
         assert self.box is not None, "a world with needs_box is opened with a box"

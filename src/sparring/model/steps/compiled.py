@@ -191,14 +191,14 @@ class AdapterPlans:
 
     def __init__(self, adapters: Adapters, decoder: LlamaDecoder) -> None:
         self._adapters, self._layers = adapters, decoder.layers
-        self._known = 0
+        self._seen_changes = 0
         self._now: Any = None
 
     def now(self) -> int:
         """Return the address of the plans, by number, layer and product."""
-        if self._known != self._adapters.num_changes:
+        if self._seen_changes != self._adapters.num_changes:
             self._now = self._made()
-            self._known = self._adapters.num_changes
+            self._seen_changes = self._adapters.num_changes
         return addressof(self._now)
 
     def _made(self) -> Any:

@@ -49,7 +49,7 @@ class ConsoleSink:
         self._print(f"{stage}: {text}")
 
     def close(self) -> None:
-        """The stream stays open: it is not ours."""
+        """Leave the stream open: the caller owns it."""
 
     def _print(self, line: str) -> None:
         print(line, file=self._stream, flush=True)

@@ -59,7 +59,7 @@ class JsonlSink:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """The system's complaints as ours."""
+        """Turn errors of the system into `StoreError`."""
         try:
             yield
         except OSError as error:

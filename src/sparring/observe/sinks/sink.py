@@ -10,15 +10,15 @@ class Sink(Protocol):
     """Takes what a run says about itself. Calls come from one thread, steps of a stage in order."""
 
     def start(self, stage: str, total_steps: int) -> None:
-        """A stage begins; it has `total_steps` steps in all, of which a resumed run may have done some."""
+        """Begin a stage of `total_steps` steps in all, of which a resumed run may have done some."""
         ...
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """The metrics of one step, counted from 1."""
+        """Record the metrics of one step, counted from 1."""
         ...
 
     def event(self, stage: str, text: str) -> None:
-        """Something worth a line."""
+        """Record an event that is worth a line."""
         ...
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ class TensorboardSink:
         self._writer = EventFileWriter(str(folder))
 
     def start(self, stage: str, total_steps: int) -> None:
-        """Nothing to write: TensorBoard has no notion of a stage."""
+        """Write nothing: TensorBoard has no notion of a stage."""
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         """Write the finite values."""
@@ -33,7 +33,7 @@ class TensorboardSink:
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
 
     def event(self, stage: str, text: str) -> None:
-        """Nothing to write: the run's store and `metrics.jsonl` hold events."""
+        """Write nothing: the run's store and `metrics.jsonl` hold events."""
 
     def close(self) -> None:
         """Write out and close."""

@@ -54,7 +54,7 @@ class WandbSink:
         self._run.log({f"{stage}/step": step, **{f"{stage}/{name}": value for name, value in values.items()}})
 
     def event(self, stage: str, text: str) -> None:
-        """Nothing to send: the run's store and `metrics.jsonl` hold events."""
+        """Send nothing: the run's store and `metrics.jsonl` hold events."""
 
     def close(self) -> None:
         """Finish the run."""

@@ -58,7 +58,7 @@ def note_shown(context: Context, held: Mapping[str, str]) -> None:
 
 
 def _shown(context: Context) -> Iterator[tuple[str, str]]:
-    """The identity of every task that this run was shown, and which it is."""
+    """Yield the identity of every task that this run was shown, and which it is."""
     for index in range((context.done("collect") or {}).get("tasks", 0)):
         collected = context.store.get(f"collect/{index}")
         identifier = collected.get("identity") or normalised(collected["prompt"])
@@ -73,7 +73,7 @@ def _shown(context: Context) -> Iterator[tuple[str, str]]:
 
 
 def _shown_earlier(config: RunConfig) -> Iterator[tuple[str, set[int]]]:
-    """By recipe of `run.after`, what its run noted. One that is not there has shown nothing to this run."""
+    """Yield the training prompts that each earlier run of `run.after` recorded. A missing run has recorded none."""
     for recipe in config.run.after:
         before = load(recipe).run
         file = Path(before.directory) / before.name / "store.sqlite"
@@ -91,9 +91,9 @@ def _digest(text: str) -> int:
 
 
 def check_unseen_files(context: Context, tasks: Sequence[Task]) -> None:
-    """The same of `[sft] data` and `[preference] data`, which are there before anything runs. A row asks for a held-out
-    task where its prompt is that task's, or where one of its user's messages is the last of that task and of no other.
-    Of a task that has a key of its own no text tells anything, so no row asks for it.
+    """Refuse rows of `[sft] data` and `[preference] data`, which exist before anything runs, that show a held-out task.
+    A row shows a task if its prompt is that task's, or if one of its user messages is the last of that task and of no
+    other. A task with a key of its own is not compared by text.
 
     Raises:
         BadInput: a row does.

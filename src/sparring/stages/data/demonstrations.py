@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sparring.envs.threads import THREADS
 from sparring.errors import BadInput, EnvError, boundary, refusal
 from sparring.generation import Constraint, Rendered
 from sparring.protocols import Expert, Renderer
@@ -31,8 +32,8 @@ class Conversation:
 
 
 async def demonstrations(context: Context, renderer: Renderer) -> list[tuple[str, Rendered]]:
-    """Every demonstration of the run, as (name, tokens with their sampled marks): the rows of `[sft] data`, or the
-    expert's conversations that solve their task, in task order.
+    """Return every demonstration of the run, as (name, tokens with their sampled marks): the rows of `[sft] data`, or
+    the expert's conversations that solve their task, in task order.
 
     Raises:
         BadInput: there is nothing to imitate, a row does not parse, or the expert solves fewer than nine in ten.
@@ -47,7 +48,7 @@ async def demonstrations(context: Context, renderer: Renderer) -> list[tuple[str
 
 
 def rendered(conversation: Conversation, renderer: Renderer) -> Rendered:
-    """The conversation as tokens, the replies marked.
+    """Return the conversation as tokens, the replies marked.
 
     Raises:
         BadInput: the format cannot say it.
@@ -61,13 +62,13 @@ def rendered(conversation: Conversation, renderer: Renderer) -> Rendered:
 
 
 def given_data(context: Context) -> str | None:
-    """The file of conversations to imitate: `[sft] data`, or what the collect stage wrote; None where there is none
-    (yet)."""
+    """Return the file of conversations to imitate: `[sft] data`, or what the collect stage wrote; None where there is
+    none (yet)."""
     return context.config.sft.data or (context.done("collect") or {}).get("data")
 
 
 def given_conversations(context: Context) -> list[Conversation]:
-    """The rows of `[sft] data`.
+    """Return the rows of `[sft] data`.
 
     Raises:
         BadInput: there is none, or one does not parse.
@@ -81,8 +82,8 @@ def given_conversations(context: Context) -> list[Conversation]:
 
 
 async def conversations(context: Context, count: int | None) -> list[Conversation]:
-    """The conversations to imitate: the first `count` (None: all) rows of `[sft] data`, or those of the first `count`
-    tasks, held by the expert.
+    """Return the conversations to imitate: the first `count` (None: all) rows of `[sft] data`, or those of the first
+    `count` tasks, held by the expert.
 
     Raises:
         BadInput: there is none, a row does not parse, or the environment has no expert for a task.
@@ -146,7 +147,9 @@ async def converse(context: Context, task: Task, replies: Expert | Mapping[str, 
             return script(request.messages)
 
     recorder = TextRecorder(reply, "expert")
-    runner = RolloutRunner(context.factory, context.boxes, recorder, context.harness, context.config.rollout)
+    runner = RolloutRunner(
+        context.factory, context.boxes, recorder, context.harness, context.config.rollout, executors=THREADS.executor
+    )
     played = await runner.attempt(task, rollout_id=f"demonstration/{task.id}", index=0, seed=task.seed)
     for error in (played.error, *runner.close_failures):
         if error is not None:

@@ -30,7 +30,7 @@ R = TypeVar("R", Preference, Solution, JudgedTurns)
 
 
 def given_preferences(context: Context) -> list[Preference]:
-    """The rows of `[preference] data`.
+    """Return the rows of `[preference] data`.
 
     Raises:
         BadInput: there is no file, no row, or one that does not parse.
@@ -44,7 +44,7 @@ def given_preferences(context: Context) -> list[Preference]:
 
 
 def given_rewards(context: Context) -> list[Preference] | list[Solution] | list[JudgedTurns]:
-    """The rows of `[reward_model] data`.
+    """Return the rows of `[reward_model] data`.
 
     Raises:
         BadInput: as `given_preferences`.
@@ -57,7 +57,8 @@ def given_rewards(context: Context) -> list[Preference] | list[Solution] | list[
 
 
 def check_compared(context: Context) -> tuple[list[str], list[Conversation]]:
-    """The data of both stages, where the run has them, are there and can be told apart; adapters have no scalar head.
+    """Refuse data of either stage that is missing or whose two replies are the same tokens, and adapters, which have no
+    scalar head.
 
     Returns:
         What was found, one sentence each, and the conversations that will be trained on.
@@ -101,7 +102,7 @@ def _replies(row: Preference | Solution | JudgedTurns) -> list[Messages]:
 
 
 def apart(rows: Sequence[R], held_out: int, seed: int, section: str) -> tuple[list[R], list[R]]:
-    """The rows to train on, and at least `held_out` others: all rows of a prompt are on one side.
+    """Return the rows to train on, and at least `held_out` others: all rows of a prompt are on one side.
 
     Which prompts are held out depends on the seed and the prompts alone.
 
@@ -123,8 +124,8 @@ def apart(rows: Sequence[R], held_out: int, seed: int, section: str) -> tuple[li
 def rendered_reply(
     renderer: Renderer, tools: Sequence[ToolSpec], where: str, prompt: Messages, reply: Messages, longest: int
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """Prompt and reply as tokens, as the engine would have seen and sampled them, and which of them are sampled in the
-    reply.
+    """Return prompt and reply as tokens, as the engine would have seen and sampled them, with marks of the sampled
+    ones.
 
     Raises:
         BadInput: the format cannot say it, or it has more than `longest` tokens.

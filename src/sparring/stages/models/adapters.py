@@ -32,7 +32,7 @@ def trained_folder(context: Context, source: Path) -> Path:
 
 
 def fresh(base: Path, lora: LoraConfig, seed: int) -> dict[str, Any]:
-    """The state of an untrained adapter for the checkpoint folder `base`, whose weights are not read.
+    """Return the state of an untrained adapter for the checkpoint folder `base`, whose weights are not read.
 
     Raises:
         BadInput: it targets a layer that the model does not have.
@@ -48,7 +48,7 @@ def fresh(base: Path, lora: LoraConfig, seed: int) -> dict[str, Any]:
 
 
 def check_lora(context: Context) -> list[str]:
-    """Adapters can be trained as the recipe asks, of the checkpoint that it names or of any that it makes.
+    """Refuse adapters that cannot be trained as the recipe says, of the checkpoint that it names or makes.
 
     Returns:
         What was found, one sentence each.

@@ -15,7 +15,7 @@ from sparring.stages.models.reference import referring
 
 
 def annotators(context: Context, trainers: Mapping[str, Trainer], coefficient: KlCoefficient) -> list[Annotator]:
-    """In the order in which they are to be asked.
+    """Return the annotators in the order in which they run.
 
     Args:
         context: of the run.

@@ -24,7 +24,7 @@ LEAST_SPREAD = 1e-12
 
 
 def open_critic(context: Context, source: Path) -> Trainer | None:
-    """The trainer of `[rl.critic]`, None where there is none; `source` is what the policy begins with."""
+    """Return the trainer of `[rl.critic]`, None where there is none; `source` is what the policy begins with."""
     from sparring.algo.loss.value import ValueLoss
 
     config = context.config
@@ -44,7 +44,7 @@ def open_critic(context: Context, source: Path) -> Trainer | None:
 
 
 def critic_folder(context: Context, source: Path) -> Path:
-    """The checkpoint that the critic begins with; `source` is what the policy does.
+    """Return the checkpoint that the critic begins with; `source` is what the policy does.
 
     Raises:
         BadInput: there is none.
@@ -57,7 +57,8 @@ def critic_folder(context: Context, source: Path) -> Path:
 
 
 def check_critic(context: Context) -> list[str]:
-    """`[rl.critic]` is there exactly where `[algo]` wants one, and is made of something that reads the policy's tokens.
+    """Refuse `[rl.critic]` unless `[algo]` needs it, a missing one that it needs, and a model that cannot read the
+    policy's tokens.
 
     Returns:
         What was found, one sentence each.
@@ -94,7 +95,7 @@ def _check_model(context: Context, name: str) -> None:
 
 
 def _numerics_of(name: str) -> str:
-    """The model of `[models]` that says how the critic computes."""
+    """Return the model of `[models]` that says how the critic computes."""
     return POLICY if name == OWN else name
 
 
@@ -104,8 +105,8 @@ def _is_scalar(folder: Path) -> bool:
 
 
 def with_explained_variance(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The critic's metrics of a batch, with the explained variance of the returns in the place of the sums that make
-    it."""
+    """Return the critic's metrics of a batch, with the explained variance of the returns in the place of the sums that
+    make it."""
     rest = dict(metrics)
     sums = {name: rest.pop(name) for name in ("return_square", "error", "error_square") if name in rest}
     variance = explained_variance(rest["return"], **sums) if sums else None
@@ -113,8 +114,8 @@ def with_explained_variance(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def explained_variance(mean: float, *, return_square: float, error: float, error_square: float) -> float | None:
-    """1 - variance of the error / variance of the return: 1 of a critic that is always right, 0 of one that says the
-    same of everything, below 0 of a worse one. None where returns do not vary.
+    """Return 1 - variance of the error / variance of the return: 1 for a critic that is always right, 0 for a constant
+    one, below 0 for a worse one. None if returns do not vary.
 
     Args:
         mean: of the return.

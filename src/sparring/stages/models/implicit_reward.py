@@ -19,7 +19,7 @@ IMPLICIT = "implicit"
 
 
 def open_implicit(context: Context, source: Path) -> Trainer | None:
-    """The trainer of `[rl.implicit]`, None where there is none; `source` is what the policy begins with."""
+    """Return the trainer of `[rl.implicit]`, None where there is none; `source` is what the policy begins with."""
     from sparring.algo.loss.implicit import ImplicitReward
 
     config = context.config
@@ -38,7 +38,7 @@ def open_implicit(context: Context, source: Path) -> Trainer | None:
 
 
 def implicit_folder(context: Context, source: Path) -> Path:
-    """The checkpoint that it begins with; `source` is what the policy does.
+    """Return the checkpoint that it begins with; `source` is what the policy does.
 
     Raises:
         BadInput: there is none.
@@ -49,7 +49,8 @@ def implicit_folder(context: Context, source: Path) -> Path:
 
 
 def check_implicit(context: Context) -> list[str]:
-    """`[rl.implicit]` is there exactly where `[algo]` wants one, and is a language model over the policy's tokens.
+    """Refuse `[rl.implicit]` unless `[algo]` needs it, a missing one that it needs, and a model that is no language
+    model over the policy's tokens.
 
     Returns:
         What was found, one sentence each.

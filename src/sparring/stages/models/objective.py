@@ -18,7 +18,7 @@ def credit_chosen(config: RunConfig) -> Credit:
 
 
 def preference_loss(config: RunConfig) -> Loss | None:
-    """The loss of `[rl] preference`; None where there is none."""
+    """Return the loss of `[rl] preference`; None where there is none."""
     if config.rl.preference is None:
         return None
     from sparring.algo.loss.preference.load import load_preference
@@ -35,7 +35,7 @@ def needs_reference(config: RunConfig) -> bool:
 
 
 def check_online(config: RunConfig) -> list[str]:
-    """Rollouts can be compared as `[rl] preference` asks.
+    """Refuse `[rl] preference` if its rollouts cannot be compared.
 
     Returns:
         What was found, one sentence each.
@@ -62,7 +62,7 @@ def imitation_scale(config: RunConfig) -> float:
 
 
 def check_imitation(config: RunConfig) -> list[str]:
-    """The imitate term has one scale, and `[algo]` a part in the stage.
+    """Refuse a second scale of the imitate term, or one without `[algo]`.
 
     Returns:
         What was found, one sentence each.

@@ -39,7 +39,7 @@ class Beside(NamedTuple):
 
 
 def reference_beside(config: RunConfig) -> Beside:
-    """The reference of the policy."""
+    """Return the reference of the policy."""
     if not is_held(config):
         return Beside({}, {})
     name = reference_model(config)
@@ -64,7 +64,7 @@ def is_averaging(config: RunConfig, stage: str) -> bool:
 
 
 def reference_model(config: RunConfig) -> str:
-    """Under which name the trainer holds it."""
+    """Return the name under which the trainer holds the reference."""
     name = config.algo.kl.reference
     return POLICY if name == START else name
 
@@ -83,7 +83,7 @@ def referring(config: RunConfig, trainer: Trainer) -> list[Annotator]:
 
 
 def reference_folder(config: RunConfig) -> Path:
-    """The checkpoint folder of a reference that `[models.<name>]` names.
+    """Return the checkpoint folder of a reference that `[models.<name>]` names.
 
     Raises:
         BadInput: no such model, or one without a path.
@@ -97,7 +97,7 @@ def reference_folder(config: RunConfig) -> Path:
 
 
 def check_name(config: RunConfig, name: str, where: str) -> None:
-    """No model of the recipe is called as the policy of another time.
+    """Refuse a model of the recipe whose name means earlier weights of the policy.
 
     Raises:
         BadInput: one is.
@@ -108,7 +108,7 @@ def check_name(config: RunConfig, name: str, where: str) -> None:
 
 
 def check_reference(context: Context) -> None:
-    """The KL penalty's reference can be asked, and has something to say.
+    """Refuse a reference of the KL penalty that cannot be computed or always equals the policy.
 
     Raises:
         BadInput: it cannot, or has not.

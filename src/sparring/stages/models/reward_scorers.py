@@ -49,7 +49,7 @@ def _steps(context: Context) -> StepSplitter:
 
 
 def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
-    """`[rl] reward_model` names something that can score the policy's tokens.
+    """Refuse `[rl] reward_model` if it cannot score the policy's tokens.
 
     Args:
         context: the run's.
@@ -92,7 +92,7 @@ def check_reward_model(context: Context, tokenizer: Path | None) -> list[str]:
 
 
 def _check_turns(context: Context) -> None:
-    """The model was taught what turns, or steps, are worth, and the credit tells them apart."""
+    """Refuse a reward model that was not trained on turns or steps, and a credit that does not read their rewards."""
     config, by = context.config, context.config.rl.reward_by
     learned = str(config.reward_model.loss.__struct_config__.tag)
     if config.rl.reward_model == OWN and learned != f"{by}s":
@@ -117,7 +117,7 @@ def _judged(context: Context) -> str:
 
 
 def check_reads_policy(name: str, folder: Path, policy: Path | None) -> None:
-    """Whole weights that read what the policy says: its tokens, and as many of them.
+    """Refuse a model other than whole weights that read the policy's tokens, and as many of them.
 
     Args:
         name: of the model in `[models]`.

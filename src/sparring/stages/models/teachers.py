@@ -82,7 +82,7 @@ def tongue(context: Context, name: str) -> TeacherTokenizer:
 
 
 def room_of(context: Context, name: str, folder: Path | None = None) -> int:
-    """Most tokens that the model `name`, in `folder` or where the recipe says, reads at once."""
+    """Return the largest number of tokens that the model `name`, in `folder` or as the recipe says, reads at once."""
     config, spec = context.config, context.config.models[name]
     shape = outline_of(folder or teacher_folder(context, name))
     engine = (
@@ -93,7 +93,7 @@ def room_of(context: Context, name: str, folder: Path | None = None) -> int:
 
 
 def teacher_folder(context: Context, name: str) -> Path:
-    """The checkpoint folder of a teacher, or its adapter's.
+    """Return the checkpoint folder of a teacher, or its adapter's.
 
     Raises:
         BadInput: there is none.
@@ -102,7 +102,7 @@ def teacher_folder(context: Context, name: str) -> Path:
 
 
 def check_collect(context: Context) -> list[str]:
-    """The model that is collected from is in the recipe and can be asked.
+    """Refuse a model to collect from that is not in the recipe or does not answer.
 
     Returns:
         What was found, one sentence each.
@@ -168,7 +168,8 @@ async def _judges_tokens(context: Context, name: str) -> None:
 
 
 def check_distill(context: Context) -> list[str]:
-    """Every teacher is there, reads the student's tokens, and judges the distribution that the student samples from.
+    """Refuse a teacher that is missing, does not read the student's tokens, or scores another distribution than the
+    student samples from.
 
     Returns:
         What was found, one sentence each.
@@ -197,7 +198,7 @@ def check_distill(context: Context) -> list[str]:
 
 
 def _check_key(spec: ModelConfig) -> None:
-    """The key that its server wants, if any, is there."""
+    """Refuse a server whose API key is not set."""
     from sparring.engine.adapters.client import read_api_key
 
     if spec.served is not None:
@@ -253,7 +254,7 @@ def _check_teacher(context: Context, where: str, name: str) -> None:
 
 
 def _check_whole(context: Context) -> None:
-    """The student samples from its whole distribution, which is what a teacher judges."""
+    """Refuse truncated sampling of the student: a teacher scores the whole distribution."""
     rollout, defaults = context.config.rollout, type(context.config.rollout)()
     for key in ("top_p", "top_k", "min_p", "logit_bias", "min_turn_tokens", "constraint"):
         if getattr(rollout, key) != getattr(defaults, key):

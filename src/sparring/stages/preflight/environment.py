@@ -46,7 +46,7 @@ async def check_environment(context: Context, task: Task) -> tuple[list[str], li
 
 
 def first_tasks(context: Context) -> Sequence[Task]:
-    """The first training tasks.
+    """Return the first training tasks.
 
     Raises:
         BadInput: there is none.
@@ -59,7 +59,7 @@ def first_tasks(context: Context) -> Sequence[Task]:
 
 
 def _one_of_each(context: Context) -> Sequence[Task]:
-    """The first demonstrated task of every tag.
+    """Return the first demonstrated task of every tag.
 
     Raises:
         BadInput: there is none.

@@ -33,7 +33,7 @@ async def check_judges(context: Context) -> list[str]:
 
 
 async def check_answers(context: Context, model: str, role: str, ask: Callable[[str], Awaitable[None]]) -> None:
-    """A model of the recipe can be asked; `ask` does.
+    """Refuse a model of the recipe that does not answer; `ask` sends the request.
 
     Raises:
         BadInput: it does not answer, or cannot be opened.
@@ -48,7 +48,7 @@ async def check_answers(context: Context, model: str, role: str, ask: Callable[[
 
 
 def _check_by_itself(rubric: Mapping[str, Any]) -> None:
-    """In every domain a part says what one answer is worth: an evaluation has no group."""
+    """Refuse a rubric that scores no answer by itself in some domain: an evaluation has no group."""
     for domain in sorted({name for part in rubric.values() for name in part.domains}) or [""]:
         parts = of_domain(dict(rubric), domain).values()
         if parts and not any(part.weight and not isinstance(part, RELATIVE) for part in parts):
@@ -58,7 +58,8 @@ def _check_by_itself(rubric: Mapping[str, Any]) -> None:
 
 
 def _check_model(context: Context, where: str, part: AskedPart) -> None:
-    """The model stands in `[models]`, under a name of its own, and who answers for it can do what the part says."""
+    """Refuse a judge that is not in `[models]` under a name of its own, or whose server cannot do what the part
+    needs."""
     config = context.config
     spec = config.models.get(part.model)
     chat = spec is not None and spec.served is not None and spec.served.kind == "chat"

@@ -81,13 +81,13 @@ class Held(NamedTuple):
 
     @staticmethod
     def of(config: RunConfig, shapes: Mapping[str, Outline], process: int = 0) -> Held:
-        """The estimate. `shapes` are those of `shapes_of`; `process`: see above."""
+        """Return the estimate. `shapes` are those of `shapes_of`; `process`: see above."""
         every = [_held(config, shapes, stage, process) for stage in config.run.stages]
         return max(every, key=lambda held: held.total, default=_held(config, shapes, "none", process))
 
 
 def resident() -> int:
-    """Bytes of memory that this process has now; 0 where the system does not say."""
+    """Return the bytes of memory that this process has now; 0 if the system does not say."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -95,9 +95,9 @@ def resident() -> int:
 
 
 def shapes_of(config: RunConfig, start: Path | None) -> dict[str, Outline]:
-    """Every model that is computed in this process, by its name in `[models]`: the policy, which begins as the folder
-    `given` or afresh, and those with a checkpoint of their own. What has none is as large as the policy. One with a
-    scalar head is under its name and `SCALAR`.
+    """Return every model that is computed in this process, by its name in `[models]`: the policy, which begins as the
+    folder `start` or afresh, and those with a checkpoint of their own. A model without one is as large as the policy.
+    One with a scalar head is under its name and `SCALAR`.
 
     Raises:
         BadInput: there is no such checkpoint, or the library makes no model of it.
@@ -188,13 +188,14 @@ def _numbers(model: Outline) -> int:
 
 
 def _optimiser(model: Outline) -> int:
-    """Two moments, and a master of what is not float32 itself."""
+    """Return the bytes of an optimiser: two moments, and masters of weights that are not float32."""
     return sum((2 + (one.dtype.itemsize != FLOAT)) * one.numel() * FLOAT for one in model.trained)
 
 
 def _step(config: RunConfig, model: Outline, train: TrainConfig) -> Size:
-    """Of a micro-batch, cut into lanes as the trainer cuts it, beside the gradients that are added up in float32
-    already. Lanes are computed side by side, or, by one thread, one after the other; what the first gave stays."""
+    """Return the memory of a micro-batch, cut into lanes as the trainer cuts it, beside the gradients that are added up
+    in float32. Lanes are computed side by side, or, with one thread, one after the other; the results of the first
+    stay."""
     tokens = min(train.token_budget, MOST_TOKENS)
     lanes = LANES if tokens >= LANES * SMALLEST_LANE else 1
     pass_size = model.micro_batch(-(-tokens // lanes))
@@ -219,8 +220,8 @@ def _learner(config: RunConfig) -> CriticConfig | ImplicitConfig | None:
 
 
 def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
-    """The models that a stage has beside the policy and its learner: those whose weights are only computed with (a
-    reference, a reward model, teachers over the whole vocabulary), and those with an engine of their own in this
+    """Return the models that a stage has beside the policy and its learner: those whose weights are only computed with
+    (a reference, a reward model, teachers over the whole vocabulary), and those with an engine of their own in this
     process."""
     frozen: list[str] = []
     engines: list[str] = []
@@ -244,12 +245,14 @@ def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
 
 
 def _engine(config: RunConfig, name: str) -> EngineConfig:
-    """`[engine]` is the policy's; others have its settings where it is a native engine's."""
+    """Return the engine's config of a model: `[engine]` is the policy's, and others share it if it is a native
+    engine's."""
     return config.engine if name == POLICY or config.engine.kind == "native" else EngineConfig()
 
 
 def _cache(config: RunConfig, model: Outline, name: str) -> int:
-    """Of one engine: pages here and in host memory, of which one more is the probe's, and slots of recurrent states."""
+    """Return the bytes of one engine's caches: pages here and in host memory, of which one more is the probe's, and
+    slots of recurrent states."""
     from sparring.engine.sizes import Sizes
     from sparring.model.states import state_bytes
 
@@ -259,7 +262,7 @@ def _cache(config: RunConfig, model: Outline, name: str) -> int:
 
 
 def _sampling(config: RunConfig, model: Outline, name: str) -> int:
-    """Of one engine's step over as many tokens as it takes, where so many fit."""
+    """Return the bytes of one engine's step over as many tokens as it takes at most."""
     engine = _engine(config, name)
     dtype = config.models.get(name, config.models[POLICY]).dtype
     tokens = min(engine.max_batch_tokens, engine.cache_tokens(model.token_bytes(dtype)))
@@ -267,7 +270,7 @@ def _sampling(config: RunConfig, model: Outline, name: str) -> int:
 
 
 def in_words(held: Held) -> str:
-    """The total and its parts."""
+    """Return the total and its parts."""
     parts: Sequence[tuple[str, int]] = (
         ("weights", held.weights),
         ("packed weights", held.packed),

@@ -59,7 +59,7 @@ def check_model(context: Context, shape: Outline) -> list[str]:
 
 
 def _check_ids(folder: Path, shape: Outline) -> None:
-    """Every token of the tokenizer has a row in the embedding."""
+    """Refuse a tokenizer with an id that has no row in the embedding."""
     from tokenizers import Tokenizer
 
     token, largest = max(

@@ -82,7 +82,7 @@ def check_rendering(
 
 
 def _sampling(context: Context, shape: Outline, renderer: Renderer) -> list[str]:
-    """The engine takes what `[rollout]` says about sampling, and what is text there compiles.
+    """Refuse sampling settings of `[rollout]` that the engine does not take, and text rules that do not compile.
 
     Raises:
         BadInput: it does not.

@@ -89,7 +89,7 @@ async def check(context: Context) -> list[str]:
 
 
 def _stages(context: Context) -> list[str]:
-    """The order of stages makes sense: each finds weights to start from."""
+    """Refuse an order of stages in which one finds no weights to start from."""
     stages, start = context.config.run.stages, context.given()
     if list(stages) != sorted(stages, key=ORDER.index):
         order = " -> ".join(sorted(stages, key=ORDER.index))
@@ -107,7 +107,7 @@ def _stages(context: Context) -> list[str]:
 
 
 def _sampling(context: Context) -> None:
-    """Rollouts differ, or they teach nothing."""
+    """Refuse sampling at which all rollouts of a task are the same."""
     if not {"rl", "distill"} & set(context.config.run.stages):
         return
     rollout = context.config.rollout
@@ -135,7 +135,7 @@ def _sampling(context: Context) -> None:
 
 
 def _held_out(context: Context) -> list[str]:
-    """There are as many held-out tasks as the evaluation asks for, and no file trains on them.
+    """Refuse an evaluation of more held-out tasks than there are, and files that train on them.
 
     Raises:
         BadInput: there are fewer, or one does.

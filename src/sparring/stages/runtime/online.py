@@ -18,7 +18,7 @@ import msgspec
 from sparring.algo.annotate.observations import observation_targets
 from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.batch.batches import Plan, batches
-from sparring.errors import WeightsError
+from sparring.errors import Outage, WeightsError
 from sparring.loop import run_loop
 from sparring.observe.hooks import timed
 from sparring.observe.spans import Spans
@@ -41,6 +41,7 @@ from sparring.stages.runtime.timing import ENGINE_SPANS, TRAINER_SPANS, EngineCo
 from sparring.stages.runtime.totals import Totals
 from sparring.stages.runtime.updates import RetriedUpdates
 from sparring.stages.runtime.versions import VersionLog
+from sparring.tasks.again import LostTasksAgain
 from sparring.types import Batch, Group, StepResult
 
 
@@ -156,7 +157,7 @@ class OnlineTraining:
             with fewer_collections():
                 try:
                     await run_loop(scheduler.groups(), batches_of, self.trainers, {POLICY: updates}, window, after_step)
-                except WeightsError:
+                except (Outage, WeightsError):
                     await checkpoints.save_last()
                     raise
         await write_model(self.trainers[POLICY], self.source, context.output(stage))
@@ -177,7 +178,7 @@ class OnlineTraining:
         context, engine, others = self._context, self.engine, self._others
         return Scheduler(
             rollout_runner(context, engine, self.source, others, rebuilds=True),
-            objective.tasks,
+            LostTasksAgain(objective.tasks, context.config.rollout.task_retries),
             window,
             run_seed=context.config.run.seed,
             engine_version=lambda: engine.version,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from sparring.envs.threads import THREADS
 from sparring.protocols import Engine
 from sparring.record.recorder import Recorder
 from sparring.rollout.attempt_log import AttemptLog
@@ -43,6 +44,13 @@ def rollout_runner(
         model=POLICY,
         max_context=max_context(outline_of(model), context.config.engine, context.config.models[POLICY].dtype),
     )
-    speaking = with_roles(context, recorder, others, store)
-    log = AttemptLog(context.store if rebuilds else None)
-    return RolloutRunner(context.factory, context.boxes, speaking, context.harness, context.config.rollout, log=log)
+    return RolloutRunner(
+        context.factory,
+        context.boxes,
+        with_roles(context, recorder, others, store),
+        context.harness,
+        context.config.rollout,
+        executors=THREADS.executor,
+        log=AttemptLog(context.store if rebuilds else None),
+        report=lambda sentence: context.sink.event("rollout", sentence),
+    )

@@ -101,11 +101,11 @@ def _top_k(divergence: Callable[..., Array]) -> Callable[..., float]:
     def loss(logits: Array, case: DistillCase, at: Array) -> float:
         ids, log_p = likeliest(case)
         q = np.exp(log_softmax(logits / case.temperature))
-        log_top = np.take_along_axis(q, ids, 1)
+        top_q = np.take_along_axis(q, ids, 1)
         others = q.copy()
         np.put_along_axis(others, ids, 0.0, 1)
         log_p = merged(log_p, np.maximum(1 - np.exp(log_p).sum(1), LEAST_REST))
-        divergences = divergence(log_p, merged(np.log(log_top), others.sum(1)), case)
+        divergences = divergence(log_p, merged(np.log(top_q), others.sum(1)), case)
         return float((case.weights * divergences).sum() / case.denominator)
 
     return loss

@@ -106,7 +106,7 @@ def test_a_chat_endpoint_judges() -> None:
     finally:
         server.stop()
     assert score.reward == 0.8
-    assert [body["messages"] for body in server.asked[1:]] == [[{"role": "user", "content": "a?"}]] * 3
+    assert [body["messages"] for body in server.bodies[1:]] == [[{"role": "user", "content": "a?"}]] * 3
 
 
 def test_what_was_asked_before_is_not_asked_again_by_another_process(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_what_was_asked_before_is_not_asked_again_by_another_process(tmp_path: P
             store.close()
 
     def asked() -> int:
-        return sum(body["max_tokens"] != 1 for body in server.asked)
+        return sum(body["max_tokens"] != 1 for body in server.bodies)
 
     try:
         assert (scored(part, "x", "x"), asked()) == ([0.8, 0.8], 2)

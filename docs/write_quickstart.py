@@ -1,4 +1,5 @@
-"""Writes the measured table of the README from a finished run: `python docs/write_readme.py runs/quickstart`."""
+"""Writes the measured table of docs/quickstart.md, and its success in README.md, from a finished run:
+`python docs/write_quickstart.py runs/quickstart`."""
 
 import json
 import re
@@ -7,13 +8,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BEGIN = "<!-- quickstart: python docs/write_readme.py runs/quickstart -->\n"
+BEGIN = "<!-- quickstart: python docs/write_quickstart.py runs/quickstart -->\n"
 END = "<!-- end -->"
 WRAPPED = runpy.run_path(str(Path(__file__).with_name("wrap.py")))["wrapped"]
 
 
 def table(summary: dict) -> str:
-    """The run's figures as Markdown."""
+    """Return the run's figures as Markdown."""
     rows = [
         "| dataset | tool demonstrated | after SFT | after RL | held-out tasks |",
         "| --- | --- | --- | --- | --- |",
@@ -35,12 +36,15 @@ def table(summary: dict) -> str:
 
 
 def main() -> None:
-    """Replace what stands between the two marks."""
+    """Replace the text between the two marks."""
     summary = json.loads((Path(sys.argv[1]) / "summary.json").read_text())
-    readme = ROOT / "README.md"
-    text = readme.read_text()
+    page = ROOT / "docs" / "quickstart.md"
+    text = page.read_text()
     pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    readme.write_text(pattern.sub(lambda _: BEGIN + table(summary) + END, text))
+    page.write_text(pattern.sub(lambda _: BEGIN + table(summary) + END, text))
+    readme = ROOT / "README.md"
+    solved = f"{summary['rl_success']:.1%} of {summary['eval_tasks']:,} held-out tasks"
+    readme.write_text(re.sub(r"[\d.]+% of [\d,]+ held-out tasks", solved, readme.read_text()))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,203 @@
+"""Breaker of an environment: while its infrastructure is down no rollout is tried but one at a time, and a run whose
+environment stays down ends by name instead of training on nothing (law 6)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from sparring.errors import InfraError, Outage, RequestRefused, TaskError
+from sparring.observe.metrics import Metrics
+from sparring.types import Group
+
+FEWEST_FAILURES = 4
+"""Failures in a row below which no breaker opens."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+"""Pause before the first probe of an outage, and the longest; it doubles with each."""
+EMPTY_STEPS = 3
+"""So many steps in a row without any rollout to train end the run."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """One attempt at a rollout as its breaker sees it: `error` is set when it failed, `is_excused` says afterwards
+    whether it was under way when an outage struck, and so costs none of the rollout's retries."""
+
+    task: str
+    is_probe: bool
+    error: InfraError | None = None
+    is_excused: bool = False
+
+
+class Breaker:
+    """State of one environment's infrastructure: closed, or open since an outage began.
+
+    It opens when more attempts in a row have failed than are still under way, at least `FEWEST_FAILURES`, and not of
+    one task alone: an environment that fails often but not always goes on, and so does one with a task that it cannot
+    bear. While it is open one attempt at a time is a probe, and all others wait in turn; the first that succeeds closes
+    it.
+
+    Args:
+        name: of the environment.
+        outage_s: seconds after its opening from which a probe that fails ends the run.
+        report: called with a sentence when it opens and when it closes.
+        metrics: counts `rollout/outages` and the seconds that they took, `rollout/outage_s`.
+    """
+
+    def __init__(self, name: str, outage_s: float, report: Callable[[str], None], metrics: Metrics) -> None:
+        self._name, self._outage_s, self._report, self._metrics = name, outage_s, report, metrics
+        self._failures = 0
+        self._failed_tasks: set[str] = set()
+        self._running = 0
+        self._opened_s: float | None = None
+        self._pause_s = FIRST_PAUSE_S
+        self._probing = False
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an outage is on."""
+        return self._opened_s is not None
+
+    @asynccontextmanager
+    async def trial(self, task: str) -> AsyncIterator[Trial]:
+        """Wait until an attempt at a task, named by its id, may begin, and take note of its end.
+
+        Raises:
+            Outage: it was a probe, it failed, and the outage has lasted `outage_s`.
+        """
+        trial = Trial(task=task, is_probe=await self._enter())
+        self._running += 1
+        try:
+            yield trial
+        except BaseException:
+            self._running -= 1
+            self._end_probe(trial)
+            raise
+        self._running -= 1
+        if trial.error is None:
+            self._succeeded()
+        elif not isinstance(trial.error, (TaskError, RequestRefused)):
+            self._failed(trial)
+        self._end_probe(trial)
+
+    async def _enter(self) -> bool:
+        """Wait while another attempt probes; return whether this one is the probe."""
+        while self.is_open:
+            if not self._probing:
+                self._probing = True
+                try:
+                    await asyncio.sleep(self._pause_s)
+                except BaseException:
+                    self._probing = False
+                    self._wake()
+                    raise
+                return True
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            await waiting
+        return False
+
+    def _succeeded(self) -> None:
+        self._failures, self._pause_s = 0, FIRST_PAUSE_S
+        self._failed_tasks.clear()
+        if self._opened_s is not None:
+            down_s = asyncio.get_running_loop().time() - self._opened_s
+            self._opened_s = None
+            self._metrics.add("rollout/outage_s", down_s, "sum")
+            self._report(f"environment {self._name} answers again after {down_s:.0f} s: rollouts go on")
+            self._wake()
+
+    def _failed(self, trial: Trial) -> None:
+        now = asyncio.get_running_loop().time()
+        self._failures += 1
+        self._failed_tasks.add(trial.task)
+        enough = self._failures >= max(FEWEST_FAILURES, self._running + 1) and len(self._failed_tasks) > 1
+        if self._opened_s is None and enough:
+            self._opened_s = now
+            self._metrics.add("rollout/outages", 1, "sum")
+            self._report(
+                f"environment {self._name} failed {self._failures} times in a row ({trial.error}): no rollout begins, "
+                f"one at a time tries it; the run ends if it stays so for {self._outage_s:g} s"
+            )
+        elif self._opened_s is not None and trial.is_probe:
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            if now - self._opened_s >= self._outage_s:
+                raise Outage(
+                    f"environment {self._name}: expected a rollout that its infrastructure does not break within "
+                    f"{self._outage_s:g} s, got {trial.error}; mend it, then the same command goes on: nothing is lost"
+                )
+        trial.is_excused = self.is_open and not trial.is_probe
+
+    def _end_probe(self, trial: Trial) -> None:
+        if trial.is_probe:
+            self._probing = False
+            self._wake()
+
+    def _wake(self) -> None:
+        """Let those that wait look again."""
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+
+@dataclass(slots=True)
+class Breakers:
+    """Breakers of a run's environments, by name.
+
+    Attributes:
+        outage_s: see `Breaker`.
+        report: see `Breaker`.
+        metrics: see `Breaker`.
+    """
+
+    outage_s: float
+    report: Callable[[str], None] = lambda sentence: None
+    metrics: Metrics = field(default_factory=Metrics)
+    _breakers: dict[str, Breaker] = field(default_factory=dict)
+
+    def of(self, environment: str) -> Breaker:
+        """Return the breaker of an environment."""
+        if environment not in self._breakers:
+            self._breakers[environment] = Breaker(environment, self.outage_s, self.report, self.metrics)
+        return self._breakers[environment]
+
+
+class EmptySteps:
+    """Count of the steps of which no rollout is left to train.
+
+    Args:
+        groups_per_step: groups of one step.
+        report: called with a sentence for each such step.
+    """
+
+    def __init__(self, groups_per_step: int, report: Callable[[str], None]) -> None:
+        self._groups_per_step, self._report = groups_per_step, report
+        self._rollouts = self._in_a_row = 0
+
+    def add(self, group: Group) -> None:
+        """Count a group; they come in admission order.
+
+        Raises:
+            Outage: it ends the last of `EMPTY_STEPS` steps in a row without a rollout.
+        """
+        self._rollouts += len(group.rollouts)
+        step, place = divmod(group.index, self._groups_per_step)
+        if place + 1 < self._groups_per_step:
+            return
+        self._in_a_row = 0 if self._rollouts else self._in_a_row + 1
+        self._rollouts = 0
+        if not self._in_a_row:
+            return
+        failure = group.failed[-1].outcome.failure if group.failed else None
+        why = f"{failure.error}: {failure.where}: {failure.message}" if failure is not None else "nothing was scored"
+        if self._in_a_row >= EMPTY_STEPS:
+            raise Outage(
+                f"steps {step + 2 - EMPTY_STEPS} to {step + 1}: expected rollouts to train, got none of "
+                f"{EMPTY_STEPS * self._groups_per_step} groups, the last for {why}; mend that, then the same command "
+                "goes on"
+            )
+        self._report(f"step {step + 1} trains on nothing: every rollout of its groups was lost, the last for {why}")
