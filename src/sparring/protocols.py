@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class TaskSource(Protocol):
-    """A stream of tasks: a function of its state and of the order of `next` and `observe`, so that it can be resumed."""
+    """A stream of tasks: a function of its state and of the order of `next` and `observe`; so it can be resumed."""
 
     def next(self) -> Task | None:
         """Return the next task, or None at the end of a finite stream."""
