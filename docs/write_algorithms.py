@@ -94,42 +94,42 @@ of `m2po` have none: there the equation itself is summed over all that can happe
 SECTIONS: tuple[tuple[str, str, tuple[type[msgspec.Struct], ...]], ...] = (
     (
         "Credit",
-        "What of a score each sampled token is credited with. Members of a group are compared role by role; what failed for an "
-        "infrastructure reason is no member; a token that branches share counts once. `algo/credit/`.",
+        "Rules that make advantages of scores, for every sampled token. Members of a group are compared role by role; a rollout "
+        "that failed for an infrastructure reason is no member; a token that branches share counts once. `algo/credit/`.",
         typing.get_args(CreditRule),
     ),
     (
         "Shaping",
-        "What is added to scores before credit. `algo/shaping/`.",
+        "Changes of scores before credit. `algo/shaping/`.",
         (*typing.get_args(ShapingRule), KlReward),
     ),
     (
         "Preference",
-        "What is learned from compared or labelled replies, by `[preference] loss` and `[rl] preference`; "
-        "[Preferences and reward models](preference.md) says how. `algo/loss/preference/`.",
+        "Losses over compared or labelled replies, for `[preference] loss` and `[rl] preference`; see "
+        "[Preferences and reward models](preference.md). `algo/loss/preference/`.",
         typing.get_args(PreferenceLoss),
     ),
     (
         "Reward models",
-        "What a scalar head learns, by `[reward_model] loss`; and what a language model does beside the policy, by `[rl.implicit]`.",
+        "Losses of a scalar head, for `[reward_model] loss`; and of a language model beside the policy, for `[rl.implicit]`.",
         (BradleyTerryConfig, ImplicitConfig, StepsConfig, TurnsConfig),
     ),
     (
         "Distillation",
-        "What a student learns from teachers on the tokens that it sampled, by `[distill]`; [Distillation](path/distill.md) says "
-        "how. `algo/loss/distill.py`, `model/divergence.py`.",
+        "The loss by which a student learns from teachers on the tokens that it sampled, for `[distill]`; see "
+        "[Distillation](path/distill.md). `algo/loss/distill.py`, `model/divergence.py`.",
         (DistillConfig,),
     ),
-    ("Selection", "Which scored groups are trained. `algo/filter/`.", (Difficulty,)),
+    ("Selection", "Rules that choose the scored groups to train. `algo/filter/`.", (Difficulty,)),
     (
         "Ratio",
-        "What one probability ratio r belongs to. It is to the anchor: the recorded log-probability, the trainer's own before the "
+        "The unit of one probability ratio r: token, turn or sequence. The ratio is to the anchor: the recorded log-probability, the trainer's own before the "
         "update (`proximal`), or an estimate of that from the versions of tokens (`loglinear`). `algo/ratio.py`.",
         typing.get_args(RatioRule),
     ),
     (
         "Gate",
-        "What the policy term makes of a ratio r and an advantage A, token by token. `algo/gate/`.",
+        "The policy term as a function of the ratio r and the advantage A, token by token. `algo/gate/`.",
         typing.get_args(GateRule),
     ),
     (
@@ -159,12 +159,12 @@ def _section(title: str, lead: str, kinds: tuple[type[msgspec.Struct], ...]) -> 
 
 
 def facts(kind: type[msgspec.Struct]) -> Facts:
-    """Where a rule is from."""
+    """Return the sources of a rule."""
     return FACTS[kind] if kind in FACTS else vars(kind)["facts"]
 
 
 def _origin(of: Facts | Preset) -> Iterator[str]:
-    """Where something is from, and what its source does in another way."""
+    """Yield the source of a rule or preset, and the points in which the source differs."""
     yield f"*From*: {of.source}.\n"
     if len(of.differences) == 1:
         yield f"*Differs*: {of.differences[0]}\n"

@@ -71,6 +71,8 @@ def _section(kind: type[msgspec.Struct], name: str, lead: str = "") -> Iterator[
     yield "| key | type | default | |\n| --- | --- | --- | --- |"
     inner, by_kind = [], []
     for field in msgspec.structs.fields(kind):
+        if field.name not in docs:  # a base's, which has a section of its own
+            continue
         rules = _rules(field.type)
         if len(rules) > 1 or rules and field.default is not None:
             names = ", ".join(f'`"{name}"`' for name in rules)

@@ -75,7 +75,7 @@ def outcome(kind: str, numerics: str, folder: str) -> str:
 
 
 def reason(message: str) -> str:
-    """What came, of a refusal."""
+    """Return the `got` of a refusal."""
     said = re.sub(r"\s+", " ", message).rsplit("; ", 1)[0]
     return said.split(", got ", 1)[-1].split("(e.g.")[0].replace("|", "\\|")[:160]
 

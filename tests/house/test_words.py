@@ -37,6 +37,11 @@ OPENINGS = re.compile(
 """First words that put a clause in the place of a subject. A function's docstring begins with a verb, a class's and a
 field's with a noun."""
 
+ARTICLES = re.compile(r"\s*(The|A|An|Every|One|Two|Nothing|No|Its|Of|By|From|In|On|At|Under|Against)\b")
+"""First words of a noun phrase. A function is described by what it does, a property by what it is."""
+FORMULAS = ("testing/golden/",)
+"""References for tests, whose functions state a formula and where it is from."""
+
 NOT_YET = (
     *("batch/batches.py", "engine/scheduler.py", "loop.py"),
     *("envs/base.py", "envs/config.py", "envs/factory.py"),
@@ -81,7 +86,16 @@ def clauses(path: str, tree: ast.Module) -> Iterator[str]:
                     yield f"{path}:{statement.lineno}: {text.split(chr(10))[0]!r} begins with a clause"
 
 
-RULES = (vague_words, clauses)
+def nouns(path: str, tree: ast.Module) -> Iterator[str]:
+    """Yield the functions whose docstring does not begin with a verb."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not path.startswith(FORMULAS):
+            text = ast.get_docstring(node) or ""
+            if ARTICLES.match(text) and not any("property" in ast.unparse(mark) for mark in node.decorator_list):
+                yield f"{path}:{node.lineno}: {text.split(chr(10))[0]!r} does not begin with a verb"
+
+
+RULES = (vague_words, clauses, nouns)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -118,6 +132,8 @@ def test_the_house_speaks_plainly(rule) -> None:
         (clauses, 'class C:\n    """Who it is."""', "a.py:2: "),
         (clauses, 'class C:\n    x: int\n    """Where it is."""', "a.py:3: "),
         (clauses, 'X = 1\n"""As it is."""', "a.py:2: "),
+        (nouns, 'def f():\n    """The sum."""', "a.py:1: 'The sum.' does not begin with a verb"),
+        (nouns, 'class C:\n    async def f(self):\n        """From it, a sum."""', "a.py:2: "),
     ],
 )
 def test_a_vague_sentence_is_seen(rule, text: str, finding: str) -> None:
@@ -136,6 +152,7 @@ def test_a_vague_sentence_is_seen(rule, text: str, finding: str) -> None:
         'f("""What is it?""")',
         'x = """Whether or not."""',
         '"""Whereabouts and Asia."""',
+        'class C:\n    """A sum."""\n\n    @property\n    def f(self):\n        """The sum."""',
     ],
 )
 def test_a_plain_sentence_passes(text: str) -> None:

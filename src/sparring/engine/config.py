@@ -91,11 +91,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Seconds that an update may take to arrive and be applied; a late one is refused and the old weights serve on."""
 
     update_retries: int = 3
-    """Repetitions of a late or refused update, while the old weights serve on and no newer rollouts begin;
-    then the run ends and can be gone on with."""
+    """Repetitions of a late or refused update. Meanwhile the old weights serve on and no newer rollouts begin; after
+    the last one the run ends; the same command resumes it."""
 
     update_retry_delay_s: float = 5.0
-    """Longest pause before the first of these; doubles with each."""
+    """Longest pause before the first repetition; doubles with each."""
 
     vllm: VllmConfig = VllmConfig()
     """The server that `kind = "vllm"` starts."""

@@ -67,7 +67,7 @@ def setting_of(config: RunConfig) -> ChatSetting:
     Raises:
         BadInput: its world is not there any more, has several roles, or needs a box that this machine cannot make.
     """
-    factory = load_env(config.env, read_rows, Judges(_no_judge))
+    factory = load_env(config.world, read_rows, Judges(_no_judge))
     roles = GuardedEnv(factory.make).roles
     if len(roles) > 1:
         raise refusal("sparring chat", "an environment of one role", f"the roles {', '.join(roles)}", "use --no-tools")
@@ -80,7 +80,7 @@ def setting_of(config: RunConfig) -> ChatSetting:
     box = held_out[0].box if held_out else None
     if box is not None:
         check_sandbox(config.sandbox)
-    system = (Message(role="system", content=config.env.system),) if config.env.system else ()
+    system = (Message(role="system", content=config.world.system),) if config.world.system else ()
     blank = Task(id="chat", env=factory.name, messages=system, limits=UNLIMITED, box=box)
     return ChatSetting(make=factory.make, tasks=tuple(tasks), blank=blank, sandbox=config.sandbox)
 

@@ -13,7 +13,7 @@ import msgspec
 import xxhash
 
 from sparring.engine.config import EngineConfig
-from sparring.envs.rubrics.config import Function, judging
+from sparring.envs.rubrics.config import Function
 from sparring.errors import refusal
 from sparring.launch.block import block
 from sparring.launch.checkpoint import find_checkpoint
@@ -241,6 +241,7 @@ def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> R
         ),
         models={**config.models, **_reward_model(config), POLICY: spec},
         env=config.env,
+        envs=config.envs,
         sandbox=config.sandbox,
         engine=config.engine,
         rollout=config.rollout,
@@ -283,13 +284,16 @@ def _deciding(config: RunConfig, subject: Subject) -> list[Path]:
     from sparring.model.hub import base_folder, local_folder
 
     models, reward = {**config.models, **_reward_model(config)}, _rewards(config).reward_model
-    beside = sorted({*judging(config.env.rubric), *config.rollout.roles.values()} - {POLICY})
+    beside = sorted({*config.judging, *config.rollout.roles.values()} - {POLICY})
     specs = [models[name] for name in (reward, *beside) if name in models]
     named = [subject.folder, *(local_folder(spec.path) for spec in specs if spec.path is not None)]
     folders = dict.fromkeys(folder for each in named for folder in (each, base_folder(each)))
     files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in CONTENT]
-    env = config.env
-    functions = [part.function for part in env.rubric.values() if isinstance(part, Function)]
-    sources = [name.rpartition(":")[0] for name in (env.name, env.reward, config.rollout.harness, *functions)]
-    paths = [Path(part) for part in (*sources, env.data, env.eval_data) if part]
+    environments = list(config.environments.values())
+    functions = [p.function for env in environments for p in env.rubric.values() if isinstance(p, Function)]
+    harnesses = [config.rollout.harness, *(domain.harness for domain in config.envs.values())]
+    worlds = [name for env in environments for name in (env.name, env.reward)]
+    sources = [name.rpartition(":")[0] for name in (*worlds, *harnesses, *functions)]
+    data = [path for env in environments for path in (env.data, env.eval_data)]
+    paths = [Path(part) for part in (*sources, *data) if part]
     return files + [path for path in paths if path.is_file()]

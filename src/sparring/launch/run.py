@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -26,9 +26,10 @@ from sparring.stages.runtime.baselines import remember_others
 from sparring.stages.runtime.summary import write_summary
 
 if TYPE_CHECKING:
-    from sparring.envs.rubrics.judges import Replies
-    from sparring.protocols import Cluster
+    from sparring.envs.rubrics.judges import Judges, Replies
+    from sparring.protocols import Cluster, EnvFactory, Harness
 
+T = TypeVar("T")
 CONFIG = "config.toml"
 STORE = "store.sqlite"
 UNDER_WAY = "memory/under_way"
@@ -142,14 +143,10 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
         BadInput: another process runs in the folder, it holds a run with another config, or it cannot be made.
     """
     from sparring.cluster.inline import InlineCluster
-    from sparring.envs.registry import load_env
-    from sparring.envs.roles import check_roles
     from sparring.envs.rubrics.judges import Judges
-    from sparring.harness.load import load_harness
     from sparring.sandbox.bubblewrap import BubblewrapBoxes
     from sparring.stages.preflight.run import check_directory
     from sparring.store.sqlite import SqliteStore
-    from sparring.tasks.files import read_rows
 
     cluster = InlineCluster(
         models=config.models,
@@ -159,8 +156,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
         threads=config.run.threads,
     )
     judges = Judges(partial(_open_model, config, cluster))
-    factory = load_env(config.env, read_rows, judges)
-    harness = load_harness(config.rollout.harness, check_roles(factory.make()))
+    factory, harness = _worlds(config, judges)
     folder = Path(config.run.directory) / config.run.name
     check_directory(Path(config.run.directory))
     try:
@@ -194,6 +190,36 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
             sink.close()
     finally:
         store.close()
+
+
+def _worlds(config: RunConfig, judges: Judges) -> tuple[EnvFactory, Harness]:
+    """Return the environment and the harness of a run; of several environments, one of each that stands for all."""
+    from sparring.envs.domains import Domains
+    from sparring.envs.registry import load_env
+    from sparring.envs.roles import check_roles
+    from sparring.harness.by_environment import HarnessByEnvironment
+    from sparring.harness.load import load_harness
+    from sparring.tasks.files import read_rows
+
+    factories = {key: load_env(env, read_rows, judges) for key, env in config.environments.items()}
+    harnesses = {
+        key: load_harness(_harness_of(config, key), check_roles(each.make())) for key, each in factories.items()
+    }
+    if config.env is not None:
+        return factories["env"], harnesses["env"]
+    places = {name: domain.places for name, domain in config.envs.items() if domain.places is not None}
+    return Domains(_by_domain(factories), places), HarnessByEnvironment(_by_domain(harnesses))
+
+
+def _harness_of(config: RunConfig, key: str) -> str:
+    """Return the harness of the environment under a key of `RunConfig.environments`."""
+    domain = config.envs.get(key.partition(".")[2])
+    return domain.harness if domain is not None and domain.harness else config.rollout.harness
+
+
+def _by_domain(parts: Mapping[str, T]) -> dict[str, T]:
+    """Return parts by the names of several environments in the place of their keys."""
+    return {key.partition(".")[2]: part for key, part in parts.items()}
 
 
 async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies:

@@ -218,8 +218,8 @@ def _normal(confidence: float) -> float:
 
 @functools.cache
 def _student(confidence: float, freedom: int) -> float:
-    """Two-sided quantile of Student's t: by bisection, for many degrees of freedom by its expansion in 1/freedom
-    (Abramowitz and Stegun 26.7.5)."""
+    """Return the two-sided quantile of Student's t: by bisection, for many degrees of freedom by its expansion in
+    1/freedom (Abramowitz and Stegun 26.7.5)."""
     z = _normal(confidence)
     if freedom > MOST_EXACT:
         first = (z**3 + z) / 4

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ import tomli_w
 from sparring.algo.config import INEXACT, AlgoConfig, Correction
 from sparring.engine.config import EngineConfig
 from sparring.envs.config import EnvConfig
+from sparring.envs.rubrics.config import judging
 from sparring.errors import refusal
 from sparring.model.config import ModelConfig
 from sparring.observe.config import ObserveConfig
+from sparring.recipe.sections.domains import DomainConfig
 from sparring.recipe.sections.distill import DistillConfig
 from sparring.recipe.sections.evaluation import EvalConfig, ExportConfig
 from sparring.recipe.sections.imitation import CollectConfig, SftConfig
@@ -33,6 +36,9 @@ from sparring.sandbox.config import SandboxConfig
 from sparring.train.config import TrainConfig
 
 
+DOMAIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole run. Every section is the config of the part that bears its name."""
 
@@ -42,8 +48,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     models: dict[str, ModelConfig]
     """Models stand once, by name; every part names one. `policy` is the one that is trained."""
 
-    env: EnvConfig
-    """The world."""
+    env: EnvConfig | None = None
+    """The world. A run has this table, or `[envs.<name>]` for each of several."""
+
+    envs: dict[str, DomainConfig] = {}
+    """Several worlds by name, mixed by their weights. A name is letters, digits, `_` and `-`."""
 
     sandbox: SandboxConfig = SandboxConfig()
     """Sandbox of the policy's code."""
@@ -93,6 +102,30 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         if "policy" not in self.models:
             raise ValueError(f"models must have a table [models.policy], got {sorted(self.models) or 'no table'}")
+        if (self.env is None) == (not self.envs):
+            raise ValueError(
+                f"exactly one of [env] and [envs.<name>] must be given, got {'both' if self.envs else 'none'}"
+            )
+        for name in self.envs:
+            if not DOMAIN_NAME.fullmatch(name):
+                raise ValueError(f"envs must have names of letters, digits, _ and -, got {name!r}")
+        if self.envs and not any(domain.weight for domain in self.envs.values()):
+            raise ValueError("envs must have a weight above 0 in one of them, got weights that are all 0")
+
+    @property
+    def environments(self) -> dict[str, EnvConfig]:
+        """The environments by the key of their tables: `env`, or `envs.<name>` of each."""
+        return {"env": self.env} if self.env is not None else {f"envs.{name}": each for name, each in self.envs.items()}
+
+    @property
+    def world(self) -> EnvConfig:
+        """The environment; of several the first."""
+        return next(iter(self.environments.values()))
+
+    @property
+    def judging(self) -> set[str]:
+        """Models that the rubrics of the environments ask."""
+        return {name for each in self.environments.values() for name in judging(each.rubric)}
 
 
 def resolve(config: RunConfig) -> RunConfig:

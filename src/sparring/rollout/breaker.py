@@ -12,7 +12,7 @@ from sparring.errors import InfraError, Outage, RequestRefused, TaskError
 from sparring.observe.metrics import Metrics
 from sparring.types import Group
 
-FEWEST_FAILURES = 4
+FEWEST_FAILURES = 8
 """Failures in a row below which no breaker opens."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 """Pause before the first probe of an outage, and the longest; it doubles with each."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from sparring.backoff import retry_pause_s
+from sparring.envs.domains import Domains
 from sparring.envs.executor import Executor, InlineExecutor
 from sparring.errors import (
     BadInput,
@@ -96,10 +98,12 @@ class RolloutRunner:
         self.config = config
         self.executors = executors
         self.log = log
-        self._successes = Successes()
+        self._successes: defaultdict[str, Successes] = defaultdict(Successes)  # by environment
         self._under_way: dict[str, Suspension] = {}
         self._metrics = Metrics()
         self.report = report
+        places = factory.places if isinstance(factory, Domains) else {}
+        self._places = {name: asyncio.Semaphore(number) for name, number in places.items()}
         self.breakers = Breakers(config.outage_s, report)
         self.close_failures: deque[InfraError] = deque(maxlen=100)
         self.waits = Waits(config)
@@ -138,7 +142,7 @@ class RolloutRunner:
             Outage: the environment's infrastructure stays down; see `Breaker`.
         """
         made = partial(Rollout, task=self._limited(task), index=index, purpose=purpose)
-        attempts = self._begun(rollout_id, made)
+        attempts = self._begun(rollout_id, task, made)
         play = partial(
             self.attempt, task, index=index, seed=seed, purpose=purpose, priority=priority, admission=admission
         )
@@ -164,9 +168,9 @@ class RolloutRunner:
         """Let a suspended rollout go on: it is rebuilt to where it was."""
         self._under_way[rollout_id].resume()
 
-    def _begun(self, rollout_id: str, made: Callable[..., Rollout]) -> Attempts:
+    def _begun(self, rollout_id: str, task: Task, made: Callable[..., Rollout]) -> Attempts:
         """Return the account of a rollout's attempts, with what an earlier process recorded of them."""
-        attempts = Attempts(rollout_id, self.config.retries, WorldCalls(self._successes))
+        attempts = Attempts(rollout_id, self.config.retries, WorldCalls(self._successes[task.env]))
         unfinished = self.log.unfinished(rollout_id)
         if unfinished is not None:
             attempts.resume(unfinished, made)
@@ -180,7 +184,7 @@ class RolloutRunner:
         while again:
             if attempts.failures:
                 await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, attempts.idle + 1, rollout_id))
-            async with breaker.trial(task.id) as trial:
+            async with self._place_of(task), breaker.trial(task.id) as trial:
                 done = await play(rollout_id=attempts.id, attempts=attempts)
                 trial.error = None if isinstance(done.error, (Suspended, NotRebuildable)) else done.error
             if done.error is None:
@@ -228,12 +232,14 @@ class RolloutRunner:
             BadInput: the harness asks for a role that the world does not name.
         """
         task = self._limited(task)
-        before = attempts or Attempts(rollout_id, 0, WorldCalls(self._successes))
+        before = attempts or Attempts(rollout_id, 0, WorldCalls(self._successes[task.env]))
         watch = Watch(before.record, before.calls, self.log.entries_of(rollout_id))
         before.suspension.begin(watch)
         phases = Phases(self.waits, rollout_id=rollout_id, recorded=self.log.note)
+        several = isinstance(self._factory, Domains)
+        make = partial(self._factory.make_for, task) if several else self._factory.make
         executor = self.executors(shared=getattr(self._factory, "shared_thread", False))
-        env = GuardedEnv(self._factory.make, executor, phases, timeout_s=task.limits.timeout_s, watch=watch)
+        env = GuardedEnv(make, executor, phases, timeout_s=task.limits.timeout_s, watch=watch)
         episode = RunningEpisode(
             task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority, admission=admission
         )
@@ -246,6 +252,10 @@ class RolloutRunner:
             return done
         record = watch.record(done.rollout.trajectories) if env.rebuildable else None
         return replace(done, record=record, rebuilt=watch.rebuilt, broken=watch.broken)
+
+    def _place_of(self, task: Task) -> AbstractAsyncContextManager[None]:
+        """Return what holds one of the places of a task's environment."""
+        return self._places.get(task.env) or nullcontext()
 
     def _limited(self, task: Task) -> Task:
         """Return the task with the limits of the run."""

@@ -12,6 +12,7 @@ from sparring.stages.context import POLICY, Context
 from sparring.stages.models.reference import AVERAGE
 from sparring.stages.models.teachers import teacher_annotator, teacher_folder
 from sparring.stages.runtime.online import OnlineObjective, OnlineTraining
+from sparring.stages.runtime.training_tasks import training_tasks
 
 STAGE = "distill"
 
@@ -25,7 +26,7 @@ async def run(context: Context) -> dict[str, Any]:
     config = context.config
     training = OnlineTraining(context, STAGE, config.distill, _losses(context))
     objective = OnlineObjective(
-        tasks=context.factory.tasks("train", config.run.seed),
+        tasks=training_tasks(context, None, drops_equal=False),
         annotators=[
             teacher_annotator(
                 context,

@@ -9,7 +9,7 @@ from sparring.annotations import Annotation
 from sparring.batch.batches import Plan
 from sparring.batch.critic import value_rows
 from sparring.batch.implicit import implicit_rows
-from sparring.protocols import TaskSource, TrainPlan
+from sparring.protocols import TrainPlan
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.annotators import annotators
@@ -19,6 +19,7 @@ from sparring.stages.models.implicit_reward import IMPLICIT, implicit_folder, op
 from sparring.stages.models.objective import credit_chosen, imitation_scale, preference_loss
 from sparring.stages.models.reference import reference_beside
 from sparring.stages.runtime.online import OnlineObjective, OnlineTraining
+from sparring.stages.runtime.training_tasks import training_tasks
 
 STAGE = "rl"
 ANNOTATIONS = frozenset({Annotation.REFERENCE, Annotation.VALUE, Annotation.IMPLICIT, Annotation.PROBABILITY_SQUARES})
@@ -41,7 +42,7 @@ async def run(context: Context) -> dict[str, Any]:
             training.add(role, beside)
     coefficient = KlCoefficient(config.algo.adaptive)
     objective = OnlineObjective(
-        tasks=_tasks(context),
+        tasks=training_tasks(context, config.rl.pools, drops_equal=config.algo.zero_variance_filter),
         annotators=annotators(context, training.trainers, coefficient),
         credit=credit_chosen(config),
         plan=_plan(config),
@@ -57,13 +58,6 @@ async def run(context: Context) -> dict[str, Any]:
             IMPLICIT: await write_learned(context, implicit, IMPLICIT, implicit_folder(context, training.source))
         }
     return result
-
-
-def _tasks(context: Context) -> TaskSource:
-    """Return the training tasks, passed over as `[rl] pools` says."""
-    seed, pools = context.config.run.seed, context.config.rl.pools
-    source = context.factory.tasks("train", seed)
-    return source if pools is None else pools.open(source, seed=seed)
 
 
 def _plan(config: RunConfig) -> Plan:

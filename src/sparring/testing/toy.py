@@ -99,7 +99,7 @@ class ToyEnv:
         return Score(reward=float(right), success=right)
 
     async def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: nothing is open."""
         self.closed = True
 
 
@@ -141,7 +141,7 @@ class ToyWorld:
         return ToyEnv()
 
     async def prove(self, boxes: Boxes) -> tuple[int, int]:
-        """No row, for there is no file."""
+        """Return nothing to prove: there is no file with rows."""
         return 0, 0
 
     def tasks(self, split: str, seed: int) -> ToyTasks:

@@ -33,11 +33,11 @@ def publish(
         adapter: which of the model's adapters these are; None for the model itself.
     """
     copies = {name: tensor.detach().clone() for name, tensor in state.items()}
-    whole, digests = checksums(copies)
+    checksum, digests = checksums(copies)
     return WeightRef(
         model=model,
         version=version,
-        checksum=whole,
+        checksum=checksum,
         transport="inline",
         location=copies,
         probe=probe,

@@ -2,6 +2,7 @@
 tests/unit/test_code_on_pages.py."""
 
 import re
+import typing
 from pathlib import Path
 
 import msgspec
@@ -17,9 +18,9 @@ def unknown_keys(text: str) -> list[str]:
     sections = {field.name: field.type for field in msgspec.structs.fields(RunConfig)}
     found = []
     for section, key in re.findall(r"`\[(\w+)\] (\w+)", text):
-        kind = sections.get(section)
-        names = msgspec.structs.fields(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else ()
-        if kind is None or key not in {field.name for field in names}:
+        options = (kind, *typing.get_args(kind)) if (kind := sections.get(section)) is not None else ()
+        structs = [option for option in options if isinstance(option, type) and issubclass(option, msgspec.Struct)]
+        if key not in {field.name for struct in structs for field in msgspec.structs.fields(struct)}:
             found.append(f"[{section}] {key}")
     return found
 

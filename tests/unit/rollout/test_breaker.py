@@ -14,7 +14,7 @@ from fates import EmptyBox, FatedBoxes, FatedWorld, Fates, Stack, make_stack
 from sparring.errors import InfraError, Outage, SandboxError
 from sparring.harness.chat import ChatHarness
 from sparring.observe.metrics import Metrics
-from sparring.rollout.breaker import EMPTY_STEPS, Breaker, EmptySteps
+from sparring.rollout.breaker import EMPTY_STEPS, FEWEST_FAILURES, Breaker, EmptySteps
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
@@ -156,7 +156,7 @@ def test_a_probe_that_is_cancelled_lets_another_probe() -> None:
             async with breaker.trial(task) as trial:
                 trial.error = error
 
-        for number in range(4):
+        for number in range(FEWEST_FAILURES):
             await tried(str(number % 2), SandboxError("gone"))
         assert breaker.is_open
         cancelled = asyncio.ensure_future(tried("a", None))

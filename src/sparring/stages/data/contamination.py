@@ -119,7 +119,7 @@ def _rows(context: Context) -> Iterator[tuple[str, Sequence[Message]]]:
     """Yield, for each row of a file that the run trains on, its place and messages; of a preference its prompt."""
     config = context.config
     if "sft" in config.run.stages and config.sft.data is not None:
-        rows = read_conversations(config.sft.data, config.env.columns.mapping())
+        rows = read_conversations(config.sft.data, config.world.columns.mapping())
         yield from ((f"{config.sft.data}, row {number}", messages) for number, messages in enumerate(rows, 1))
     if "preference" in config.run.stages and config.preference.data is not None:
         yield from ((row.where, row.prompt) for row in read_preferences(config.preference.data, single=True))

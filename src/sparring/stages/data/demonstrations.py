@@ -74,7 +74,7 @@ def given_conversations(context: Context) -> list[Conversation]:
         BadInput: there is none, or one does not parse.
     """
     path, tools = str(given_data(context)), context.factory.make().tools
-    mapping = {} if context.config.sft.data is None else context.config.env.columns.mapping()
+    mapping = {} if context.config.sft.data is None else context.config.world.columns.mapping()
     rows = read_conversations(path, mapping)
     if not rows:
         raise refusal(path, "at least one conversation", "none", "add rows, or leave out sft.data to ask the expert")

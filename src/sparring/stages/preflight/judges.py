@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from sparring.envs.rubrics.config import RELATIVE, AskedPart, judging, of_domain
+from sparring.envs.rubrics.config import RELATIVE, AskedPart, of_domain
 from sparring.errors import BadInput, InfraError, refusal
 from sparring.model.hub import local_folder
 from sparring.stages.context import POLICY, Context
@@ -21,12 +21,14 @@ async def check_judges(context: Context) -> list[str]:
         BadInput: a judge is not there, cannot do what is asked of it, or does not answer; or nothing can be evaluated.
     """
     config = context.config
-    judged = {name: part for name, part in config.env.rubric.items() if isinstance(part, AskedPart)}
-    for name, part in judged.items():
-        _check_model(context, f"env.rubric.{name}", part)
-    if ("eval" in config.run.stages or config.eval.every) and config.rl.reward_model is None:
-        _check_by_itself(config.env.rubric)
-    models = sorted(judging(config.env.rubric))
+    evaluates = ("eval" in config.run.stages or config.eval.every) and config.rl.reward_model is None
+    for key, env in config.environments.items():
+        for name, part in env.rubric.items():
+            if isinstance(part, AskedPart):
+                _check_model(context, f"{key}.rubric.{name}", part)
+        if evaluates:
+            _check_by_itself(f"{key}.rubric", env.rubric)
+    models = sorted(config.judging)
     for model in models:
         await check_answers(context, model, "a judge", context.judges.check)
     return [f"judges: {model} answers" for model in models]
@@ -47,14 +49,14 @@ async def check_answers(context: Context, model: str, role: str, ask: Callable[[
         raise refusal(f"models.{model}", f"{role} that answers", str(error), do) from error
 
 
-def _check_by_itself(rubric: Mapping[str, Any]) -> None:
+def _check_by_itself(where: str, rubric: Mapping[str, Any]) -> None:
     """Refuse a rubric that scores no answer by itself in some domain: an evaluation has no group."""
     for domain in sorted({name for part in rubric.values() for name in part.domains}) or [""]:
         parts = of_domain(dict(rubric), domain).values()
         if parts and not any(part.weight and not isinstance(part, RELATIVE) for part in parts):
             got = f"only parts that compare the answers of a group{f' in domain {domain!r}' if domain else ''}"
             expected, do = "a part that scores one answer by itself, for evaluations", "add one, or evaluate nothing"
-            raise refusal("env.rubric", expected, got, do)
+            raise refusal(where, expected, got, do)
 
 
 def _check_model(context: Context, where: str, part: AskedPart) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparring.engine.config import EngineConfig
-from sparring.envs.rubrics.config import judging
 from sparring.errors import refusal
 from sparring.model.hub import local_folder
 from sparring.model.outline import Outline, Size, fresh_outline, outline
@@ -240,7 +239,7 @@ def _asked(config: RunConfig, stage: str) -> tuple[list[str], list[str]]:
     if stage in SERVING:
         engines.extend(sorted({*config.rollout.roles.values()} - {POLICY}))
     if stage in PLAYING:
-        engines.extend(sorted(judging(config.env.rubric)))
+        engines.extend(sorted(config.judging))
     return frozen, [name for name in engines if name not in config.models or config.models[name].served is None]
 
 

@@ -81,6 +81,9 @@ async def check(context: Context) -> list[str]:
         if proven:
             facts.append(f"env: {proven} of {rows} rows have a right program, which passes their tests")
     environment_facts, held, shown = await check_environment(context, task)
+    for other in {each.env: each for each in reversed(tasks)}.values():
+        if other.env != task.env:
+            environment_facts += (await check_environment(context, other))[0]
     about, compared = check_compared(context)
     shown += compared
     about += check_online(config) + check_imitation(config)

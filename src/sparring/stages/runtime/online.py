@@ -26,6 +26,7 @@ from sparring.protocols import Annotator, Credit, Scorer, TaskSource, Trainer, T
 from sparring.recipe.sections.distill import DistillConfig
 from sparring.recipe.sections.rl import RlConfig
 from sparring.rollout.group_log import GroupLog
+from sparring.rollout.reward_scale import RewardScale
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
 from sparring.stages.context import POLICY, Context
@@ -39,6 +40,7 @@ from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
 from sparring.stages.runtime.rollouts import rollout_runner
 from sparring.stages.runtime.timing import ENGINE_SPANS, TRAINER_SPANS, EngineCounters, StepClock
 from sparring.stages.runtime.totals import Totals
+from sparring.stages.runtime.training_tasks import domain_metrics
 from sparring.stages.runtime.updates import RetriedUpdates
 from sparring.stages.runtime.versions import VersionLog
 from sparring.tasks.again import LostTasksAgain
@@ -139,6 +141,7 @@ class OnlineTraining:
 
         async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
             metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics(), **objective.metrics()}
+            metrics |= domain_metrics(objective.tasks)
             metrics |= {**counters.lap(), **clock.lap(batch.account.sampled)}
             if step.version in metrics_of:  # trained again: what the first time took is what it took
                 metrics = metrics_of.pop(step.version)
@@ -176,13 +179,14 @@ class OnlineTraining:
     ) -> Scheduler:
         """Return the scheduler that rolls tasks out and scores them."""
         context, engine, others = self._context, self.engine, self._others
+        scales = {name: domain.reward_scale for name, domain in context.config.envs.items()}
         return Scheduler(
             rollout_runner(context, engine, self.source, others, rebuilds=True),
             LostTasksAgain(objective.tasks, context.config.rollout.task_retries),
             window,
             run_seed=context.config.run.seed,
             engine_version=lambda: engine.version,
-            scorers=judges,
+            scorers=[*judges, *([RewardScale(scales)] if scales else [])],
             baseline=rollout_runner(context, engine, self.source, others, greedy=True) if objective.baseline else None,
             log=log,
         )

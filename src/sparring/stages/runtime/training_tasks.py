@@ -1,0 +1,39 @@
+"""Tasks that a stage of live training rolls out: of one environment, or of several in proportion to their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sparring.envs.domains import Domains
+from sparring.protocols import TaskSource
+from sparring.stages.context import Context
+from sparring.tasks.mix import Mix
+from sparring.tasks.pools import DifficultyPools
+
+
+def training_tasks(context: Context, pools: DifficultyPools | None, *, drops_equal: bool) -> TaskSource:
+    """Return the training tasks of a run.
+
+    Args:
+        context: of the run.
+        pools: pass over tasks; an environment of several may have others.
+        drops_equal: whether updates leave groups of equal rewards out.
+    """
+    config, seed = context.config, context.config.run.seed
+    if not isinstance(context.factory, Domains):
+        return _pooled(context.factory.tasks("train", seed), pools, seed)
+    sources = {
+        name: _pooled(source, config.envs[name].pools or pools, seed)
+        for name, source in context.factory.sources("train", seed).items()
+    }
+    weights = {name: domain.weight for name, domain in config.envs.items()}
+    return Mix(sources, weights, drops_equal=drops_equal)
+
+
+def domain_metrics(source: TaskSource) -> Mapping[str, float]:
+    """Return the figures of each environment of a mixture; none of another source."""
+    return source.metrics() if isinstance(source, Mix) else {}
+
+
+def _pooled(source: TaskSource, pools: DifficultyPools | None, seed: int) -> TaskSource:
+    return source if pools is None else pools.open(source, seed=seed)
