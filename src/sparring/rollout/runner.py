@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -100,7 +100,7 @@ class RolloutRunner:
         self.config = config
         self.executors = executors
         self.log = log
-        self._successes = Successes()
+        self._successes: defaultdict[str, Successes] = defaultdict(Successes)  # by environment
         self._under_way: dict[str, Suspension] = {}
         self._metrics = Metrics()
         self.report = report
@@ -145,7 +145,7 @@ class RolloutRunner:
             Outage: the environment's infrastructure stays down; see `Breaker`.
         """
         made = partial(Rollout, task=self._limited(task), index=index, purpose=purpose)
-        attempts = self._begun(rollout_id, made)
+        attempts = self._begun(rollout_id, task, made)
         self._stalls.start()
         play = partial(
             self.attempt, task, index=index, seed=seed, purpose=purpose, priority=priority, admission=admission
@@ -172,9 +172,9 @@ class RolloutRunner:
         """Let a suspended rollout go on: it is rebuilt to where it was."""
         self._under_way[rollout_id].resume()
 
-    def _begun(self, rollout_id: str, made: Callable[..., Rollout]) -> Attempts:
+    def _begun(self, rollout_id: str, task: Task, made: Callable[..., Rollout]) -> Attempts:
         """Return the account of a rollout's attempts, with what an earlier process recorded of them."""
-        attempts = Attempts(rollout_id, self.config.retries, WorldCalls(self._successes))
+        attempts = Attempts(rollout_id, self.config.retries, WorldCalls(self._successes[task.env]))
         unfinished = self.log.unfinished(rollout_id)
         if unfinished is not None:
             attempts.resume(unfinished, made)
@@ -236,7 +236,7 @@ class RolloutRunner:
             BadInput: the harness asks for a role that the world does not name.
         """
         task = self._limited(task)
-        before = attempts or Attempts(rollout_id, 0, WorldCalls(self._successes))
+        before = attempts or Attempts(rollout_id, 0, WorldCalls(self._successes[task.env]))
         watch = Watch(before.record, before.calls, self.log.entries_of(rollout_id))
         before.suspension.begin(watch)
         factory = self._factory.of(task) if isinstance(self._factory, Domains) else self._factory

@@ -78,6 +78,7 @@ class Scheduler:
             baseline.breakers = runner.breakers
         self._slots = asyncio.Semaphore(runner.config.max_concurrent_rollouts)
         self._pending: asyncio.Queue[asyncio.Future[Group] | None] = asyncio.Queue()
+        self._without_place: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._states: dict[int, dict[str, Any]] = {}
         self._observed = 0
@@ -132,13 +133,20 @@ class Scheduler:
         """
         suspended = await self._runner.suspend(rollout_id)
         if suspended:
-            self._slots.release()
+            self._leave(rollout_id)
         return suspended
 
-    async def resume_rollout(self, rollout_id: str) -> None:
-        """Let a suspended rollout go on, when there is a place for it."""
-        await self._slots.acquire()
+    def resume_rollout(self, rollout_id: str) -> None:
+        """Let a suspended rollout go on. It waits for no place: the places may all be held by what waits for it."""
+        self._without_place.add(rollout_id)
         self._runner.resume(rollout_id)
+
+    def _leave(self, rollout_id: str) -> None:
+        """Give back the place of a rollout, if it has one."""
+        if rollout_id in self._without_place:
+            self._without_place.discard(rollout_id)
+        else:
+            self._slots.release()
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the groups yielded since the last call."""
@@ -319,7 +327,7 @@ class Scheduler:
             await self._log.finish(rollout_id, task, finished, by_turns=purpose == TRAIN)
             return finished
         finally:
-            self._slots.release()
+            self._leave(rollout_id)
 
     def _seed(self, purpose: Purpose, task: Task, index: int, place: int) -> int:
         """Of the rollout in `place` of group `index`."""

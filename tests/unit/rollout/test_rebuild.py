@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,11 +21,13 @@ from sparring.render.demonstrate import reply_tokens
 from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.runner import Finished, RolloutRunner
+from sparring.rollout.scheduler import Scheduler
+from sparring.rollout.window import Window
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ADD, ToyEnv, ToyWorld, toy_renderer, toy_task
-from sparring.types import Message, Observation, Outcome, Rollout, Score, Task, ToolCall, Trajectory
+from sparring.types import Group, Message, Observation, Outcome, Rollout, Score, Task, ToolCall, Trajectory
 
 RENDERER = toy_renderer()
 
@@ -131,11 +135,16 @@ def script(request: GenerateRequest) -> tuple[int, ...]:
 
 
 def made(
-    weather: Weather, harness: object = play, store: SqliteStore | None = None, fail_on: tuple[int, ...] = (), **config
+    weather: Weather,
+    harness: object = play,
+    store: SqliteStore | None = None,
+    fail_on: tuple[int, ...] = (),
+    latency_s: float = 1.0,
+    **config: object,
 ) -> tuple[RolloutRunner, ScriptedEngine]:
     """A runner and its engine."""
     settings = RolloutConfig(**{"max_turn_tokens": 200, **config})
-    engine = ScriptedEngine(script, fail_on=fail_on, latency_s=1.0)
+    engine = ScriptedEngine(script, fail_on=fail_on, latency_s=latency_s)
     recorder = Recorder(engine, RENDERER, store, sampling=settings.sampling())
     parts = (DuelWorld(weather), FatedBoxes(Fates()), recorder, CallableHarness(harness), settings)
     return RolloutRunner(*parts, log=AttemptLog(store)), engine
@@ -471,3 +480,76 @@ def test_a_rollout_whose_time_is_over_is_scored_again_as_it_is() -> None:
     done = ran(weather, timeout_s=10.0)
     assert (done.rollout.outcome.reason, done.rollout.attempt, weather.worlds) == ("timeout", 1, 2)
     assert done.score is not None and len(weather.requests) == 3
+
+
+def test_a_suspended_rollout_gives_its_place_to_another() -> None:
+    weather = Weather(step_s=0.25)
+    runner, engine = made(weather, max_concurrent_rollouts=1, group_size=2)
+    scheduler = Scheduler(
+        runner, ToyWorld().tasks("train", 1), Window(1, 0, 1), run_seed=1, engine_version=lambda: engine.version
+    )
+
+    async def main() -> Group:
+        group = asyncio.create_task(anext(scheduler.groups()))
+        await asyncio.sleep(1.5)
+        assert await scheduler.suspend_rollout("rl/0/0")
+        await asyncio.sleep(20.0)
+        other = [request for request in engine.requests if request.id.startswith("rl/0/1/")]
+        assert len(other) == 6 and not group.done(), "the other one has run to its end"
+        scheduler.resume_rollout("rl/0/0")
+        return await group
+
+    group = run_virtual(main())[0]
+    assert [r.id for r in group.rollouts] == ["rl/0/0", "rl/0/1"] and group.failed == ()
+    assert len(engine.requests) == 12, "no turn is sampled twice"
+
+
+AGENT = """
+import json, sys
+
+def ask(request):
+    print(json.dumps(request), flush=True)
+    return json.loads(sys.stdin.readline())["said"]
+
+heard = [ask({"open": True})]
+for turn in range(3):
+    heard.append(ask({"complete": heard}))
+    heard.append(ask({"step": heard[-1]}))
+"""
+"""A program that holds the conversation: it knows messages as text, and nothing of records."""
+
+
+async def program(episode: Episode) -> None:
+    """Serve the program in a process of its own until it ends."""
+    agent = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-c", AGENT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert agent.stdin is not None and agent.stdout is not None
+    session = episode.session("white")
+    try:
+        while line := await agent.stdout.readline():
+            request = json.loads(line)
+            if "open" in request:
+                said = (await episode.env.open(episode.task, episode.box)).messages[0].content
+            elif "step" in request:
+                reply = Message(role="assistant", content=request["step"])
+                said = (await episode.env.step(reply, "white")).messages[0].content
+            else:
+                roles = ["user", "assistant"]
+                history = [Message(role=roles[n % 2], content=text) for n, text in enumerate(request["complete"])]
+                said = (await session.complete(history)).content
+            agent.stdin.write(json.dumps({"said": said}).encode() + b"\n")
+    finally:
+        agent.stdin.close()
+        await agent.wait()
+
+
+def test_a_harness_in_a_process_of_its_own_is_rebuilt() -> None:
+    def run(weather: Weather) -> tuple[Finished, list[GenerateRequest]]:
+        runner, engine = made(weather, program, retry_delay_s=0.0, latency_s=0.0)
+        return asyncio.run(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1)), engine.requests
+
+    clean, requests = run(Weather())
+    assert clean.rollout.trajectories[0].usage.turns == 3 and clean.score is not None
+    done, again = run(weather := Weather(breaks=once(3, ToolHostError("503"))))
+    assert weather.worlds == 2 and everything(done) == everything(clean) and again == requests
