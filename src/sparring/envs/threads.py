@@ -59,12 +59,16 @@ class Inbox:
 
     Args:
         home: the event loop.
+
+    Attributes:
+        gate: held while a thread is made: one in a turn of the event loop, which a hundred at once would stop.
     """
 
     def __init__(self, home: asyncio.AbstractEventLoop) -> None:
         self._home = home
         self._calls: deque[_Call] = deque()
         self._awake = False
+        self.gate = asyncio.Lock()
 
     def put(self, call: _Call) -> None:
         """Send a call that is over. Safe to call from any thread."""
@@ -108,6 +112,11 @@ class LoopThreads:
             shared: all such executors have one thread, so one call that blocks holds up the calls of all.
         """
         return ThreadExecutor(self, shared=shared)
+
+    @property
+    def has_idle(self) -> bool:
+        """True where a thread need not be made."""
+        return bool(self._idle)
 
     def take(self, *, shared: bool = False) -> LoopThread:
         """Return a thread that serves nobody, or the one that is shared."""
@@ -177,8 +186,21 @@ class ThreadExecutor:
         """
         if self.abandoned or self._closed:
             raise RuntimeError("an earlier call never ended" if self.abandoned else "the environment is closed")
+        if self._thread is None and not self._shared and not self._threads.has_idle:
+            async with self._threads.inbox().gate:
+                self._take()
+                await asyncio.sleep(0)
+        return await self._run(function, arguments, named)
+
+    def _take(self) -> None:
+        """Take a thread, if there is none yet."""
         if self._thread is None:
             self._thread, self._inbox = self._threads.take(shared=self._shared), self._threads.inbox()
+
+    async def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Call a function; the call has begun before anything is awaited."""
+        self._take()
+        assert self._thread is not None
         call = _Call(self._thread.loop, self._inbox, called(function, arguments, named))
         try:
             return await call.result
@@ -194,7 +216,9 @@ class ThreadExecutor:
         Raises:
             Exception: what the call raised.
         """
-        return await self.run(function)
+        if self.abandoned or self._closed:
+            raise RuntimeError("an earlier call never ended" if self.abandoned else "the environment is closed")
+        return await self._run(function, (), {})
 
     def close(self) -> None:
         """Give the thread back, unless a call has it for good. Safe to call twice."""

@@ -96,10 +96,13 @@ def check_window(
     admits the groups of the open step: their step number minus 1 equals the released steps, and `max_lag` is at least
     0. (2) Places for rollouts are handed out in admission order and given back only by a rollout's end, so the open
     step's rollouts wait at most for rollouts that were admitted before them, all of which are running. (3) A running
-    rollout waits only for the engine and for its world. The engine can always run its oldest request if one whole
-    rollout fits into its cache, because it may then push out every other conversation; waiting for a box, the
-    conversation and scoring have time limits. (4) So every running rollout ends, the open step fills, and the trainer,
-    which waits for nothing else, releases it. No circle is left as long as there is a place at all, all limits are
+    rollout is always in a phase: box, open, turn, tool, score, close, or in its harness between two of them. Each phase
+    has a limit of time that needs nothing of what is waited for: an environment's code runs on a thread of its own, and
+    where it blocks or ignores cancellation it is left behind; a second pass over a group has a limit too. The engine
+    can always run its oldest request if one whole rollout fits into its cache, because it may then push out every other
+    conversation, so turns end without their limit. What is left is trusted not to block: a harness, and code that
+    holds the interpreter's lock. (4) So every running rollout ends, the open step fills, and the trainer, which waits
+    for nothing else, releases it. No circle is left as long as there is a place at all, all limits are
     finite, and one rollout fits into the engine: that is what is checked.
 
     Args:
