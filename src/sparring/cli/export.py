@@ -27,8 +27,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         BadInput: the checkpoint is none, or OUT exists.
     """
-    from sparring.launch.checkpoint import find_checkpoint
     from sparring.errors import refusal
+    from sparring.launch.checkpoint import find_checkpoint
     from sparring.stages.export import export_folder
 
     if args.out.exists():

@@ -42,9 +42,9 @@ def run(args: argparse.Namespace) -> int:
         BadInput: the model or a setting is refused, or the address is taken.
         KeyboardInterrupt: the user stopped it.
     """
-    from sparring.launch.checkpoint import find_checkpoint
     from sparring.engine.adapters.client import read_api_key
     from sparring.errors import refusal
+    from sparring.launch.checkpoint import find_checkpoint
     from sparring.launch.serve import ServeConfig, engine_config, serve
     from sparring.model.hub import local_folder
 

@@ -18,9 +18,9 @@ from sparring.launch.checkpoint import find_checkpoint
 from sparring.launch.run import CONFIG
 from sparring.model.config import ModelConfig
 from sparring.model.hub import base_folder
-from sparring.record.recorder import Recorder
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig
+from sparring.record.recorder import Recorder
 from sparring.render.config import RenderConfig
 from sparring.render.load import load_renderer
 from sparring.sandbox.bubblewrap import BubblewrapBoxes

@@ -23,8 +23,8 @@ from sparring.envs.rubrics.config import judging
 from sparring.errors import refusal
 from sparring.model.config import ModelConfig
 from sparring.observe.config import ObserveConfig
-from sparring.recipe.sections.domains import DomainConfig
 from sparring.recipe.sections.distill import DistillConfig
+from sparring.recipe.sections.domains import DomainConfig
 from sparring.recipe.sections.evaluation import EvalConfig, ExportConfig
 from sparring.recipe.sections.imitation import CollectConfig, SftConfig
 from sparring.recipe.sections.preference import PreferenceConfig, RewardModelConfig
@@ -34,7 +34,6 @@ from sparring.render.config import RenderConfig
 from sparring.rollout.config import RolloutConfig
 from sparring.sandbox.config import SandboxConfig
 from sparring.train.config import TrainConfig
-
 
 DOMAIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
 

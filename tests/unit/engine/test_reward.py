@@ -11,7 +11,7 @@ from sparring.engine.reward import RewardModel
 from sparring.errors import EngineError
 from sparring.model.load import load
 from sparring.model.save import save
-from sparring.rollout.reward_scorer import RewardScorer
+from sparring.rollout.scorers.reward_scorer import RewardScorer
 from sparring.testing.tiny_models import VOCABULARY
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer

@@ -8,10 +8,9 @@ import pytest
 
 from sparring.envs.base import Env
 from sparring.envs.tools.python import PythonTool, output_text
-from sparring.types import ExecResult
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
-from sparring.types import BoxSpec, Message, Task, ToolCall
+from sparring.types import BoxSpec, ExecResult, Message, Task, ToolCall
 
 
 class World(PythonTool, Env):

@@ -12,9 +12,9 @@ from sparring.envs.domains import Domains
 from sparring.harness.by_environment import HarnessByEnvironment
 from sparring.harness.chat import ChatHarness
 from sparring.protocols import Episode, Sandbox
-from sparring.rollout.reward_scale import RewardScale
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
+from sparring.rollout.scorers.reward_scale import RewardScale
 from sparring.rollout.window import Window
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig

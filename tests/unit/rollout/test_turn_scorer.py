@@ -11,7 +11,7 @@ import pytest
 
 from sparring.errors import BadInput
 from sparring.generation import Runs
-from sparring.rollout.turn_scorer import TurnScorer
+from sparring.rollout.scorers.turn_scorer import TurnScorer
 from sparring.types import Outcome, Rollout, Score, Segment, Task, Trajectory
 
 DONE = Outcome(kind="completed", reason="answered")

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from sparring.types import ExecResult
 from sparring.sandbox.bubblewrap import BubblewrapBoxes
 from sparring.sandbox.config import SandboxConfig
-from sparring.types import BoxSpec
+from sparring.types import BoxSpec, ExecResult
 
 
 class Bench:

@@ -14,8 +14,8 @@ from sparring.model.peft import is_adapter
 from sparring.protocols import Scorer
 from sparring.recipe.sections.preference import StepsConfig
 from sparring.render.steps import StepSplitter
-from sparring.rollout.reward_scorer import RewardScorer
-from sparring.rollout.turn_scorer import TurnScorer
+from sparring.rollout.scorers.reward_scorer import RewardScorer
+from sparring.rollout.scorers.turn_scorer import TurnScorer
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.context_length import outline_of
 

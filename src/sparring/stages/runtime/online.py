@@ -26,8 +26,8 @@ from sparring.protocols import Annotator, Credit, Scorer, TaskSource, Trainer, T
 from sparring.recipe.sections.distill import DistillConfig
 from sparring.recipe.sections.rl import RlConfig
 from sparring.rollout.group_log import GroupLog
-from sparring.rollout.reward_scale import RewardScale
 from sparring.rollout.scheduler import Scheduler
+from sparring.rollout.scorers.reward_scale import RewardScale
 from sparring.rollout.window import Window
 from sparring.stages.context import POLICY, Context
 from sparring.stages.export import write_model

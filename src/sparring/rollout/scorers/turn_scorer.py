@@ -9,7 +9,7 @@ from dataclasses import replace
 from sparring.envs.executor import cooperative
 from sparring.errors import refusal
 from sparring.protocols import ValueModel
-from sparring.rollout.reward_scorer import PART
+from sparring.rollout.scorers.reward_scorer import PART
 from sparring.types import Rollout, Score, Task
 
 Found = Sequence[Mapping[int, float]]

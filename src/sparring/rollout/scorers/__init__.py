@@ -1,0 +1,1 @@
+"""Second passes over whole groups: each is one `Scorer`."""
