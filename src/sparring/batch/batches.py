@@ -135,19 +135,19 @@ def _parts(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]:
     parts of nearly equal size."""
     if plan.minibatches == plan.passes == 1:
         return [list(rows)]
-    whole: dict[str, list[Sample]] = {}
+    units: dict[str, list[Sample]] = {}
     for row in rows:
         # the two of a pair are compared with each other
-        whole.setdefault(row.trajectory if row.label is None else row.group, []).append(row)
+        units.setdefault(row.trajectory if row.label is None else row.group, []).append(row)
     parts = []
     for number in range(plan.passes):
         order = sorted(
-            whole, key=lambda id: xxhash.xxh3_64_intdigest(f"parts/{plan.seed}/{step}/{number}/{id}".encode())
+            units, key=lambda id: xxhash.xxh3_64_intdigest(f"parts/{plan.seed}/{step}/{number}/{id}".encode())
         )
         # as many as ever, some of them empty: the learning rate's schedule counts them
         bounds = [len(order) * part // plan.minibatches for part in range(plan.minibatches + 1)]
         dealt = [set(order[begin:end]) for begin, end in pairwise(bounds)]
-        parts += [[row for id, own_rows in whole.items() if id in chosen for row in own_rows] for chosen in dealt]
+        parts += [[row for id, own_rows in units.items() if id in chosen for row in own_rows] for chosen in dealt]
     return parts
 
 

@@ -48,7 +48,7 @@ class StepScheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or runs."""
+        """True while a request waits or runs."""
         return bool(self._waiting or self._running)
 
     @property
@@ -58,7 +58,7 @@ class StepScheduler:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any request runs or has sampled a token."""
+        """True while a request runs or has sampled a token."""
         return bool(self._running) or any(sequence.logprobs for sequence in self._waiting)
 
     @property

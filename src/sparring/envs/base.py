@@ -83,7 +83,7 @@ class Env:
     # What an author writes.
 
     def generate(self, random: Random) -> Mapping[str, Any] | None:
-        """One task's data, drawn from `random` alone; None (the default) for a world whose tasks come from a file."""
+        """Draw one task's data from `random` alone. None (the default): the world's tasks come from a file."""
         return None
 
     def prompt(self, task: Task) -> str | Sequence[Message]:
@@ -105,12 +105,12 @@ class Env:
         return False
 
     def reward(self, completion: str, task: Task) -> Any:
-        """The final answer's worth: a float, a bool, a `Score`, or None for not scored. May be `async`."""
+        """Return the final answer's worth: a float, a bool, a `Score`, or None for not scored. May be `async`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method reward(self, completion, task)")
 
     def expert(self, task: Task) -> Expert | Mapping[str, Expert] | None:
-        """The scripted demonstration of one task, each reply a function of the messages so far; where the world has
-        several roles, one such function for each, by role; None where there is none."""
+        """Return the scripted demonstration of one task: a function from the messages so far to the next reply. A world
+        of several roles returns one function for each, by role. None (the default): there is no demonstration."""
         return None
 
     # The protocol.
@@ -208,7 +208,7 @@ class Env:
 
 
 def final_text(trajectory: Trajectory) -> str:
-    """The answer: the last assistant message of a completed trajectory, stripped; "" where there is none.
+    """Return the answer: the last assistant message of a completed trajectory, stripped; "" where there is none.
 
     A truncated reply is no answer: "4" may have been the beginning of "42".
     """
@@ -230,8 +230,8 @@ class _Tool(NamedTuple):
 
 @functools.cache
 def _tools_of(kind: type[Env]) -> dict[str, _Tool]:
-    """Name -> tool: functions first, then methods in the order they were written, base classes before their
-    children."""
+    """Return the tools by name: functions first, then methods in the order they were written, base classes before
+    their children."""
     methods = dict.fromkeys(
         name for base in reversed(kind.__mro__) for name, value in vars(base).items() if hasattr(value, "__tool__")
     )

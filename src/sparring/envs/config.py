@@ -33,7 +33,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
 
     def limits(self) -> Limits:
-        """The same as the noun that a `Task` carries."""
+        """Return the limits as a `Task` carries them."""
         return Limits(**msgspec.structs.asdict(self))
 
 
@@ -41,7 +41,7 @@ class BoxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """`[env.box]`: the box in which the policy's commands run; times and sizes are per command."""
 
     image: str = "python"
-    """What is installed inside."""
+    """Image of the box, by name: the programs that are installed inside."""
 
     timeout_s: float = 2.0
     """Wall clock of one command."""
@@ -59,7 +59,7 @@ class BoxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Processes and threads at one time."""
 
     network: bool = False
-    """Whether the box reaches the network."""
+    """Access to the network from inside the box."""
 
     def __post_init__(self) -> None:
         if self.timeout_s <= 0 or min(self.memory_bytes, self.output_bytes, self.processes) < 1 or self.disk_bytes < 0:
@@ -73,7 +73,7 @@ class BoxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
 
     def spec(self) -> BoxSpec:
-        """The same as the noun that a `Task` carries."""
+        """Return the box as a `Task` carries it."""
         return BoxSpec(**msgspec.structs.asdict(self))
 
 
@@ -84,7 +84,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The question, a text."""
 
     answer: str = "answer"
-    """What the reward compares with."""
+    """The right answer, which the reward compares with."""
 
     messages: str = "messages"
     """A conversation `[{role, content}, ...]`; where a row has it, it stands in for the prompt."""
@@ -93,15 +93,15 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A stable name of the row; its line number where the column is absent."""
 
     domain: str = "domain"
-    """What the row is about: which parts of a rubric it is for, and what reports are split by."""
+    """Subject of the row. It picks the parts of a rubric, and reports are split by it."""
 
     key: str = ""
-    """What tells the row's task from others where its prompt does not: rows of one key are the same task, and are held
-    out together. Empty: the prompt tells it."""
+    """Text that tells the row's task from others where its prompt does not. Rows of one key are the same task, and are
+    held out together. Empty: the prompt tells it."""
 
     def mapping(self) -> Mapping[str, str]:
-        """Our name -> the file's name, of all that have one."""
-        return {ours: theirs for ours, theirs in msgspec.structs.asdict(self).items() if theirs}
+        """Return the file's column by our name, for every column that is set."""
+        return {name: column for name, column in msgspec.structs.asdict(self).items() if column}
 
 
 class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -148,10 +148,10 @@ class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Built-in tools for a `reward` function or a rubric; a world of your own names its tools itself."""
 
     limits: LimitsConfig = LimitsConfig()
-    """What one rollout may use."""
+    """Limits of one rollout."""
 
     box: BoxConfig = BoxConfig()
-    """What the policy's code may use, where the world has a box."""
+    """Box of the policy's code, where the world has one."""
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.name, self.reward, self.rubric))) != 1:

@@ -67,12 +67,12 @@ class WorldFactory:
         return is_cooperative(type(self._probe).__init__)
 
     def make(self) -> Env:
-        """One world for one rollout."""
+        """Make one world for one rollout."""
         return self._make()
 
     def tasks(self, split: str, seed: int) -> Stream:
-        """`train` (endless), `eval` or `demonstration` (finite): a function of the seed; no eval task occurs in
-        another.
+        """Return the tasks of a split: `train` (endless), `eval` or `demonstration` (finite). They are a function of
+        the seed. No task of `eval` occurs in another split.
 
         Raises:
             BadInput: no such split, or too few different tasks.
@@ -90,7 +90,7 @@ class WorldFactory:
         raise unknown_split(self.name, split)
 
     def expert(self, task: Task) -> Expert | Mapping[str, Expert] | None:
-        """The world's own demonstration."""
+        """Return the world's own demonstration of a task."""
         return self._probe.expert(task)
 
     async def prove(self, boxes: Boxes) -> tuple[int, int]:
@@ -143,8 +143,8 @@ class WorldFactory:
             with boundary(
                 BadInput, f"task {id}", f"a prompt from {self.name}.prompt", "correct the environment or its data"
             ):
-                asked = self._probe.prompt(task)
-            messages = (Message(role="user", content=asked),) if isinstance(asked, str) else asked
+                prompt = self._probe.prompt(task)
+            messages = (Message(role="user", content=prompt),) if isinstance(prompt, str) else prompt
         if config.system:
             messages = (Message(role="system", content=config.system), *messages)
         return Task(
@@ -202,7 +202,7 @@ class WorldFactory:
         return list(tasks.values())
 
     def _hold_out(self, tasks: Sequence[Task]) -> list[Task]:
-        """Distinct tasks in the order of their hash: the same ones however the file is sorted, and for every seed."""
+        """Choose distinct tasks by their hash: the same ones however the file is sorted, and for every seed."""
         distinct = list({identity(task): task for task in reversed(tasks)}.values())
         if not distinct:
             raise refusal(self._config.data, "prompts for training and others for evaluation", "none", "add rows")
@@ -216,6 +216,6 @@ class WorldFactory:
         return sorted(distinct, key=lambda task: derived_seed("held out", identity(task)))[:count]
 
     def _shuffled(self, seed: int, index: int) -> Task:
-        """Epoch after epoch, each in an order of its own."""
+        """Return a task of the endless stream, whose every epoch has an order of its own."""
         epoch, place = divmod(index, len(self._train))
         return self._train[order(seed, epoch, len(self._train))[place]]

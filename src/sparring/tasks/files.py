@@ -22,7 +22,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 def read_rows(path: str, columns: Mapping[str, str] = DEFAULT_COLUMNS) -> list[dict[str, Any]]:
-    """The rows of a task file, with our column names.
+    """Read the rows of a task file, with our column names.
 
     Args:
         path: `.jsonl` (or `.json` with one object a line), `.parquet`, or a folder written by `datasets.save_to_disk`.
@@ -40,7 +40,7 @@ def read_rows(path: str, columns: Mapping[str, str] = DEFAULT_COLUMNS) -> list[d
 
 
 def read_conversations(path: str, columns: Mapping[str, str] = DEFAULT_COLUMNS) -> list[tuple[Message, ...]]:
-    """Conversations for supervised fine-tuning: the `messages` column, or `prompt` and `answer` as two messages.
+    """Read conversations for supervised fine-tuning: the `messages` column, or `prompt` and `answer` as two messages.
 
     Raises:
         BadInput: as `read_rows`, or a conversation in which the assistant says nothing.
@@ -78,7 +78,7 @@ class FileTasks:
         self._next = 0
 
     def next(self) -> Task | None:
-        """The next task, None at the end."""
+        """Return the next task; None at the end."""
         if not self._tasks or (self._seed is None and self._next >= len(self._tasks)):
             return None
         epoch, place = divmod(self._next, len(self._tasks))
@@ -86,7 +86,7 @@ class FileTasks:
         return self._tasks[place if self._seed is None else _order(self._seed, epoch, len(self._tasks))[place]]
 
     def observe(self, group: Group) -> None:
-        """A file does not learn from results."""
+        """Do nothing: a file does not learn from results."""
 
     def state(self) -> Mapping[str, Any]:
         """Return the position of the source."""
@@ -118,7 +118,7 @@ Located = Iterator[tuple[int, str, dict[str, Any]]]
 
 
 def located(path: str) -> Located:
-    """Every row of a file, as it stands there.
+    """Yield every row of a file, as it stands there.
 
     Raises:
         BadInput: no such file, or a format that is not one of the three.
@@ -165,7 +165,8 @@ def _parquet(path: Path) -> Located:
 
 
 def _datasets_folder(path: Path) -> Located:
-    """`state.json` lists the Arrow stream files in order; a folder of splits has `dataset_dict.json` instead."""
+    """Yield the rows of the Arrow stream files that `state.json` lists, in its order. A folder of splits has
+    `dataset_dict.json` instead."""
     import pyarrow
 
     splits = path / "dataset_dict.json"
@@ -222,7 +223,7 @@ def _conversation(row: dict[str, Any], names: Mapping[str, str], where: str) -> 
 
 
 def _renamed(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    back = {theirs: ours for ours, theirs in names.items()}
+    back = {column: name for name, column in names.items()}
     # A column that merely happens to bear one of our names makes room for the one that is mapped to it.
     kept = {key: value for key, value in row.items() if key in back or key not in names}
     return {back.get(key, key): value for key, value in kept.items()}
@@ -242,10 +243,10 @@ def _text(row: Mapping[str, Any], name: str, names: Mapping[str, str], where: st
 
 
 def messages_of(value: Any, where: str) -> tuple[Message, ...]:
-    """A list of {role, content, ...}, as chat APIs write messages.
+    """Parse a list of {role, content, ...}, as chat APIs write messages.
 
     Raises:
-        BadInput: it is none, `where` it stands.
+        BadInput: it is no such list; the message says `where` it stands.
     """
     if not isinstance(value, list) or not value:
         raise refusal(f"{where}, messages", "a list of {role, content}", repr(value)[:80], "correct the row")
@@ -271,8 +272,8 @@ def _message(entry: Any, where: str) -> Message:
 
 
 def _tool_call(call: Any, index: int, where: str) -> ToolCall:
-    """OpenAI's form, `{id, function: {name, arguments}}`, or the bare `{name, arguments}`; arguments as object or JSON
-    text."""
+    """Parse a call in OpenAI's form, `{id, function: {name, arguments}}`, or the bare `{name, arguments}`. Arguments
+    are an object or JSON text."""
     function = call.get("function") or call if isinstance(call, dict) else {}
     arguments = function.get("arguments")
     if isinstance(arguments, str):

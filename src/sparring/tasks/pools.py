@@ -43,7 +43,7 @@ class DifficultyPools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError("hard_to must be below easy_from")
 
     def open(self, source: TaskSource, *, seed: int) -> Pools:
-        """The source with tasks passed over; `seed` decides which."""
+        """Return the source with tasks passed over; `seed` decides which."""
         return Pools(self, source, seed=seed)
 
 
@@ -58,14 +58,14 @@ class Pools:
         self._config = config
         self._source = source
         self._seed = seed
-        self._given = 0
+        self._drawn = 0
         self._pools: dict[str, str] = {}
 
     def next(self) -> Task | None:
-        """The next task that is not passed over; None when the source has ended."""
+        """Return the next task that is not passed over; None when the source has ended."""
         for _ in range(MOST_PASSED_OVER):
             task = self._source.next()
-            self._given += 1
+            self._drawn += 1
             if task is None or self._comes(task):
                 return task
         return self._source.next()
@@ -84,17 +84,17 @@ class Pools:
 
     def state(self) -> Mapping[str, Any]:
         """Return the number of tasks that the source gave, the pools, and the source's own state."""
-        return {"given": self._given, "pools": dict(self._pools), "source": dict(self._source.state())}
+        return {"given": self._drawn, "pools": dict(self._pools), "source": dict(self._source.state())}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        self._given = int(state["given"])
+        """Go on from a `state()`."""
+        self._drawn = int(state["given"])
         self._pools = dict(state["pools"])
         self._source.restore(state["source"])
 
     def _comes(self, task: Task) -> bool:
         keep = {"easy": self._config.keep_easy, "hard": self._config.keep_hard}.get(self._pools.get(task.id, ""), 1.0)
-        return xxhash.xxh3_64_intdigest(f"pools\x1f{self._seed}\x1f{self._given}".encode()) / 2**64 < keep
+        return xxhash.xxh3_64_intdigest(f"pools\x1f{self._seed}\x1f{self._drawn}".encode()) / 2**64 < keep
 
     def _solved(self, score: Score) -> bool:
         return score.success if score.success is not None else (score.reward or 0.0) > self._config.solved_above

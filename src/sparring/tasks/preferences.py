@@ -53,7 +53,7 @@ class JudgedTurns:
 
 
 def read_preferences(path: str, *, single: bool = False) -> list[Preference]:
-    """Rows of {prompt | messages, chosen, rejected, margin?}; with `single` also {prompt | messages, completion,
+    """Read rows of {prompt | messages, chosen, rejected, margin?}; with `single` also {prompt | messages, completion,
     label}.
 
     `prompt` is a text or a list of messages, replies are texts or lists of messages. Without a prompt, chosen and
@@ -66,7 +66,7 @@ def read_preferences(path: str, *, single: bool = False) -> list[Preference]:
 
 
 def read_solutions(path: str) -> list[Solution]:
-    """Rows of {prompt | messages, steps: [text], labels: [true | false | a number from 0 to 1]}.
+    """Read rows of {prompt | messages, steps: [text], labels: [true | false | a number from 0 to 1]}.
 
     Raises:
         BadInput: as `read_preferences`.
@@ -75,7 +75,7 @@ def read_solutions(path: str) -> list[Solution]:
 
 
 def read_turns(path: str) -> list[JudgedTurns]:
-    """Rows of {messages, labels: [true | false | a number from 0 to 1 | null]}, one label for each message of the
+    """Read rows of {messages, labels: [true | false | a number from 0 to 1 | null]}, one label for each message of the
     assistant.
 
     Raises:
@@ -146,17 +146,17 @@ def _turns(row: Mapping[str, Any], where: str) -> JudgedTurns:
         raise refusal(
             f"{where}, labels", "true, false, null or numbers from 0 to 1", repr(labels)[:80], "correct the row"
         )
-    known = tuple(None if label is None else float(label) for label in labels)
-    return JudgedTurns(where=where, prompt=messages[: places[0]], reply=messages[places[0] :], labels=known)
+    numbers = tuple(None if label is None else float(label) for label in labels)
+    return JudgedTurns(where=where, prompt=messages[: places[0]], reply=messages[places[0] :], labels=numbers)
 
 
 def _prompt(row: Mapping[str, Any], where: str) -> Messages:
-    given = row.get("messages") if row.get("prompt") is None else row["prompt"]
-    if isinstance(given, str):
-        return (Message(role="user", content=given),)
-    if given is None:
+    value = row.get("messages") if row.get("prompt") is None else row["prompt"]
+    if isinstance(value, str):
+        return (Message(role="user", content=value),)
+    if value is None:
         raise refusal(where, "a column 'prompt' or 'messages'", ", ".join(map(repr, row)) or "none", "add one")
-    prompt = messages_of(given, f"{where}, prompt")
+    prompt = messages_of(value, f"{where}, prompt")
     _asked(prompt, where)
     return prompt
 
@@ -172,14 +172,14 @@ def _reply(row: Mapping[str, Any], name: str, where: str) -> Messages:
         raise refusal(where, f"a column {name!r}", ", ".join(map(repr, row)) or "none", "add it")
     if isinstance(row[name], str):
         return (Message(role="assistant", content=row[name]),)
-    said = messages_of(row[name], f"{where}, {name}")
+    reply = messages_of(row[name], f"{where}, {name}")
     if "prompt" in row or "messages" in row:
-        _answers(said, where, name)
-    return said
+        _answers(reply, where, name)
+    return reply
 
 
-def _answers(said: Messages, where: str, name: str) -> None:
-    if not said or said[0].role != "assistant" or said[-1].role != "assistant":
+def _answers(reply: Messages, where: str, name: str) -> None:
+    if not reply or reply[0].role != "assistant" or reply[-1].role != "assistant":
         raise refusal(
             f"{where}, {name}", "a reply that begins and ends with the assistant", "another", "correct the row"
         )

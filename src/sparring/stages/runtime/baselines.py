@@ -27,13 +27,13 @@ class Other(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_against(context: Context, tasks: Sequence[Task]) -> list[str]:
-    """Every result of `[eval] against` is there and of the same tasks.
+    """Check that every result of `[eval] against` is there and of the same tasks.
 
     Returns:
-        What was found, one sentence each.
+        One sentence for each result: how many tasks it has in common with this run.
 
     Raises:
-        BadInput: one is not, or of another task by the same name, or of none in common.
+        BadInput: a result is missing, has another task by the same name, or has no task in common.
     """
     digests, kept = {task.id: digest(task) for task in tasks}, others(context)
     facts = []
@@ -49,7 +49,7 @@ def remember_others(context: Context) -> None:
     change it.
 
     Raises:
-        BadInput: one is not there.
+        BadInput: a result is missing.
     """
     for name, path in context.config.eval.against.items():
         if context.store.get(_key(name)) is None:
@@ -57,13 +57,13 @@ def remember_others(context: Context) -> None:
 
 
 def others(context: Context) -> dict[str, Other]:
-    """By name in `[eval] against`, what is compared."""
+    """Return the results of `[eval] against` that this run keeps, by name."""
     stored = {name: context.store.get(_key(name)) for name in context.config.eval.against}
-    return {name: msgspec.convert(found, Other) for name, found in stored.items() if found is not None}
+    return {name: msgspec.convert(value, Other) for name, value in stored.items() if value is not None}
 
 
 def last_evaluated(results: Mapping[str, Any]) -> Any | None:
-    """Of the results of an eval stage, that of the weights that were trained last."""
+    """Return the result of the weights that were trained last, out of those of an eval stage; None of no results."""
     return next((results[stage] for stage in reversed(ORDER) if stage in results), None)
 
 
@@ -72,22 +72,22 @@ def _key(name: str) -> str:
 
 
 def _check(where: str, path: str, other: Evaluation, digests: Mapping[str, str]) -> str:
-    theirs = other.tasks
-    common = digests.keys() & theirs.keys()
+    other_tasks = other.tasks
+    common = digests.keys() & other_tasks.keys()
     expected, do = (
         "a result of the same held-out tasks",
         "evaluate both with one [env], one run.seed and one eval.tasks",
     )
     if not common:
-        raise refusal(where, expected, f"none of {len(digests)} among the {len(theirs)} of {path}", do)
+        raise refusal(where, expected, f"none of {len(digests)} among the {len(other_tasks)} of {path}", do)
     for name in sorted(common):
-        if digests[name] != theirs[name].digest:
+        if digests[name] != other_tasks[name].digest:
             raise refusal(where, expected, f"another task called {name} in {path}", do)
     return f"{where}: {len(common)} of {len(digests)} held-out tasks are in {path}"
 
 
 def _read(where: str, path: str) -> Other:
-    """A file of `sparring eval`, or the last weights that a run evaluated.
+    """Read a file of `sparring eval`, or the result of the last weights that a run evaluated.
 
     Raises:
         BadInput: it is neither.
@@ -95,12 +95,12 @@ def _read(where: str, path: str) -> Other:
     place = Path(path)
     if place.suffix == ".json":
         return Other(evaluation=read_result(place).evaluation)
-    found = _evaluated(place)
-    if found is None:
+    result = _evaluated(place)
+    if result is None:
         expected = "the folder of a run whose stage eval is done, or an evaluation.json"
         got = "a run that has evaluated nothing" if place.is_dir() else "no folder"
         raise refusal(where, expected, f"{got}: {path}", "run it first")
-    return Other(evaluation=msgspec.convert(found, Evaluation), tokens_trained=_tokens_trained(place))
+    return Other(evaluation=msgspec.convert(result, Evaluation), tokens_trained=_tokens_trained(place))
 
 
 def _evaluated(folder: Path) -> Any | None:

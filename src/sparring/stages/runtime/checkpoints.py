@@ -56,10 +56,10 @@ class Checkpoints:
         Returns:
             The number of finished steps and the state that was saved with them; (0, {}) for a fresh stage.
         """
-        found = self._store.last_checkpoint(self._stage)
-        if found is None:
+        last = self._store.last_checkpoint(self._stage)
+        if last is None:
             return 0, {}
-        ref, state = found
+        ref, state = last
         await self._trainer.restore(ref)
         for role, other in self._beside.items():
             await other.restore(_of(role, ref))

@@ -17,7 +17,12 @@ from sparring.types import Task
 
 
 def held_out(context: Context, count: int, key: str = "eval.tasks") -> list[Task]:
-    """The first `count` tasks of the environment's evaluation split; 0 takes all. `key` is where the count stands.
+    """Return the first `count` tasks of the environment's evaluation split; 0 takes all.
+
+    Args:
+        context: of the run.
+        count: number of tasks.
+        key: the setting that holds the count, for the message of a refusal.
 
     Raises:
         BadInput: there are fewer.
@@ -39,22 +44,22 @@ async def evaluate_folder(context: Context, folder: str, plan: EvalPlan, model: 
         EvaluationFailed: more than `[eval] max_lost` of the rollouts were broken by infrastructure or judge.
         BadInput: the store has it of other tasks.
     """
-    found = recorded(plan, context.store)
-    if len(found) < len(plan):
+    findings = recorded(plan, context.store)
+    if len(findings) < len(plan):
         engine = context.cluster.engine(model, path=folder)
         others = open_role_engines(context)
         try:
-            found = await _sampled(context.played_by(model), engine, Path(folder), plan, others)
+            findings = await _sampled(context.played_by(model), engine, Path(folder), plan, others)
         finally:
-            for each in (engine, *others.values()):
-                await each.close()
-    result = summarize(plan, found, context.config.eval.ks)
+            for opened in (engine, *others.values()):
+                await opened.close()
+    result = summarize(plan, findings, context.config.eval.ks)
     check_lost(result, context.config.eval.max_lost, plan.stage)
     return result
 
 
 def check_lost(result: Evaluation, most: float, name: str) -> None:
-    """Whether enough is left to speak of a result.
+    """Check that enough rollouts are left to speak of a result.
 
     Raises:
         EvaluationFailed: too many rollouts were broken by infrastructure or judge; which and how.
@@ -72,15 +77,15 @@ def check_lost(result: Evaluation, most: float, name: str) -> None:
 async def _sampled(
     context: Context, engine: Engine, folder: Path, plan: EvalPlan, others: Mapping[str, Engine]
 ) -> dict[int, Finding]:
-    """Run what is missing, told to the sink under the plan's stage."""
+    """Run the rollouts that are missing. The sink is told of each under the name of the plan's stage."""
     name, successes = plan.stage.replace("/", " "), 0
 
     def done(number: int, finding: Finding) -> None:
-        nonlocal successes, ours
-        successes, ours = successes + bool(finding.success), ours + 1
-        context.sink.log(name, number, {"rollout/success": successes / ours})
+        nonlocal successes, ended
+        successes, ended = successes + bool(finding.success), ended + 1
+        context.sink.log(name, number, {"rollout/success": successes / ended})
 
-    ours = 0
+    ended = 0
     context.sink.start(name, len(plan))
     return await evaluate(
         ScoredRunner(rollout_runner(context, engine, folder, others), scorers(context)),

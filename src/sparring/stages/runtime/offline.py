@@ -27,10 +27,10 @@ class Section(Protocol):
 
 
 class _OpenWindow:
-    """Rows that are there wait for nobody."""
+    """Window of a stage whose rows are there from the start: it is never shut."""
 
     def release(self, step: int) -> None:
-        """Nothing waits."""
+        """Do nothing: no row waits."""
 
 
 async def supervise(

@@ -114,7 +114,7 @@ class OnlineTraining:
         self.trainers[role] = timed(trainer, self._spans, TRAINER_SPANS)
 
     async def train(self, objective: OnlineObjective) -> dict[str, Any]:
-        """Every update that is still to do, then write a Hugging Face folder, or an adapter's.
+        """Do every update that is left, then write a Hugging Face folder, or an adapter's.
 
         Returns:
             `Totals` of the whole stage and `model`, the folder.
@@ -133,8 +133,8 @@ class OnlineTraining:
         totals, metrics_of = Totals(state.get("totals")), dict(context.store.metrics(stage, after=done))
         if done:
             scheduler.restore(state["scheduler"])
-            for name, each in kept.items():
-                each.restore(state.get(name, {}))
+            for name, part in kept.items():
+                part.restore(state.get(name, {}))
             await updates.pull(await self.trainers[POLICY].push())
         scheduler.resume(trained)
         counters, clock = EngineCounters(self.engine), StepClock(self._spans)
@@ -150,7 +150,7 @@ class OnlineTraining:
             totals.add(batch, metrics)
             context.sink.log(stage, step.version, metrics)
             states = {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()}
-            await checkpoints.after(step, metrics, {**states, **{name: each.state() for name, each in kept.items()}})
+            await checkpoints.after(step, metrics, {**states, **{name: part.state() for name, part in kept.items()}})
             evaluator.after(step.version)
 
         runner = rollout_runner(context, self._served, self.source, self._others)

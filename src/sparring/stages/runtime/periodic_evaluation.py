@@ -23,7 +23,7 @@ async def periodic_evaluator(
     """Open the evaluator beside training. At the end it waits for what is under way; a training that fails
     stops it.
 
-    Results are told as `<stage>/eval`, by the step whose weights were served when the evaluation began.
+    Results are recorded as `<stage>/eval`, by the step whose weights were served when the evaluation began.
 
     Args:
         runner: on the engine that training samples from.
@@ -34,19 +34,20 @@ async def periodic_evaluator(
         trained: the last step that is trained again as it was; results of later ones, of an earlier process, count no
             longer.
     """
-    config, told, every = context.config, f"{stage}/eval", context.config.eval.every
+    config, eval_stage, every = context.config, f"{stage}/eval", context.config.eval.every
     tasks = held_out(context, config.eval.every_tasks, "eval.every_tasks") if every else ()
-    context.store.truncate(told, trained)
-    finished = {step for step, _ in context.store.metrics(told, after=done - 1)}
+    context.store.truncate(eval_stage, trained)
+    finished = {step for step, _ in context.store.metrics(eval_stage, after=done - 1)}
     evaluator = Evaluator(
         ScoredRunner(runner, judges),
-        EvalPlan(tasks=tasks, run_seed=config.run.seed, stage=told),
+        EvalPlan(tasks=tasks, run_seed=config.run.seed, stage=eval_stage),
         every=every,
         max_concurrent_rollouts=config.eval.max_concurrent_rollouts,
         store=context.store,
-        found=lambda step, result: _log_result(context, told, step, result),
+        found=lambda step, result: _log_result(context, eval_stage, step, result),
         left_out=lambda step, other: context.sink.event(
-            told, f"none after step {step}: the one after step {other} goes on; a higher eval.every leaves none out"
+            eval_stage,
+            f"none after step {step}: the one after step {other} goes on; a higher eval.every leaves none out",
         ),
         finished=finished,
     )
@@ -61,7 +62,7 @@ def check_beside(context: Context) -> list[str]:
     """Check the settings of evaluation beside training.
 
     Returns:
-        What was found, one sentence each.
+        A sentence on the tasks and their interval; nothing where no evaluation runs beside training.
 
     Raises:
         BadInput: too few held-out tasks, or updates would wait for it.
@@ -83,13 +84,13 @@ def check_beside(context: Context) -> list[str]:
 def figures(result: Evaluation) -> dict[str, float]:
     """Return a result as metrics: `success` and `reward` with `_low`, `_high` and `_error`, `success/<tag>`,
     `reward/<role>`, tasks, lost rollouts, turns and the range of versions. Unknown values are left out."""
-    found: dict[str, float | None] = {**_spread("success", result.success), **_spread("reward", result.reward)}
-    found |= {f"success/{tag}": estimate.value for tag, estimate in result.by_tag.items()}
-    found |= {f"reward/{role}": estimate.value for role, estimate in result.by_role.items()}
+    values: dict[str, float | None] = {**_spread("success", result.success), **_spread("reward", result.reward)}
+    values |= {f"success/{tag}": estimate.value for tag, estimate in result.by_tag.items()}
+    values |= {f"reward/{role}": estimate.value for role, estimate in result.by_role.items()}
     low, high = result.versions or (None, None)
-    found |= {"turns": result.mean_turns, "tasks": len(result.tasks), "lost": len(result.lost)}
-    found |= {"version_low": low, "version_high": high}
-    return {name: float(value) for name, value in found.items() if value is not None}
+    values |= {"turns": result.mean_turns, "tasks": len(result.tasks), "lost": len(result.lost)}
+    values |= {"version_low": low, "version_high": high}
+    return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def _spread(name: str, estimate: Estimate) -> dict[str, float | None]:
@@ -97,17 +98,18 @@ def _spread(name: str, estimate: Estimate) -> dict[str, float | None]:
     return {name: estimate.value, f"{name}_low": low, f"{name}_high": high, f"{name}_error": estimate.standard_error}
 
 
-def _log_result(context: Context, told: str, step: int, result: Evaluation) -> None:
-    """Into the record and to the user. A failed evaluation leaves a line and no figure; training goes on."""
+def _log_result(context: Context, eval_stage: str, step: int, result: Evaluation) -> None:
+    """Write a result into the record and to the user. A failed evaluation leaves a line and no figure; training goes
+    on."""
     try:
         check_lost(result, context.config.eval.max_lost, f"after step {step}")
     except EvaluationFailed as failed:
-        context.sink.event(told, str(failed))
+        context.sink.event(eval_stage, str(failed))
         return
     values = figures(result)
-    context.store.metric(told, step, values)
-    context.sink.log(told, step, values)
-    context.sink.event(told, f"after step {step}: {_sentence(result)}")
+    context.store.metric(eval_stage, step, values)
+    context.sink.log(eval_stage, step, values)
+    context.sink.event(eval_stage, f"after step {step}: {_sentence(result)}")
 
 
 def _sentence(result: Evaluation) -> str:

@@ -35,7 +35,7 @@ def write_summary(context: Context) -> dict[str, Any]:
         },
         "no_tool_success": _overall(results.get("no_tool"))["success"],
         "eval_tasks": max(rate["tasks"] for rate in rates.values()),
-        "held_out": {stage: found for stage, found in held_out.items() if found is not None},
+        "held_out": {stage: figures for stage, figures in held_out.items() if figures is not None},
         "turns_successful": last.get("mean_turns_successful"),
         "by_dataset": _by_dataset(context, results),
         "teachers": _teachers(results),
@@ -66,59 +66,62 @@ def _rate(rate: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _teachers(results: Mapping[str, Any]) -> dict[str, Any]:
-    """By teacher that was evaluated: its success on the tasks that it teaches, and what share of that the student has
-    on them."""
-    found = {}
+    """Return, by teacher that was evaluated, its success on the tasks that it teaches, and the share of that success
+    which the student has on them."""
+    by_teacher = {}
     for label, result in results.items():
         if label.startswith("teacher/"):
             teacher, student = (msgspec.convert(one, Evaluation) for one in (result, results["distill"]))
             share = kept(teacher, student)
             low, high = share.interval or (None, None)
             rest = {"kept": share.value, "kept_low": low, "kept_high": high}
-            found[label.removeprefix("teacher/")] = {**_rate(result["success"]), **rest}
-    return found
+            by_teacher[label.removeprefix("teacher/")] = {**_rate(result["success"]), **rest}
+    return by_teacher
 
 
 def _against(context: Context, last: Mapping[str, Any]) -> dict[str, Any]:
-    """By name in `[eval] against`, over the tasks that both scored: its success (its reward, where the world knows
-    none), how much more ours is, task by task, and its success by dataset; and how many tokens its last stage
-    trained."""
-    found = {}
-    ours = msgspec.convert(last, Evaluation) if last else None
-    for name, other in others(context).items() if ours is not None else ():
-        compared = compare(other.evaluation, ours)
-        theirs, more = narrowed(other.evaluation, ours), compared.changes[compared.figure]
-        low, high = more.interval or (None, None)
-        found[name] = {
+    """Compare with the results of `[eval] against`, over the tasks that both scored.
+
+    Returns:
+        By name: the other's success (its reward, where the world knows none), how much higher ours is, task by task,
+        its success by dataset, and the number of tokens that its last stage trained.
+    """
+    by_name = {}
+    own = msgspec.convert(last, Evaluation) if last else None
+    for name, other in others(context).items() if own is not None else ():
+        compared = compare(other.evaluation, own)
+        baseline, change = narrowed(other.evaluation, own), compared.changes[compared.figure]
+        low, high = change.interval or (None, None)
+        by_name[name] = {
             "figure": compared.figure,
-            "value": getattr(theirs, compared.figure).value,
-            "difference": more.value,
+            "value": getattr(baseline, compared.figure).value,
+            "difference": change.value,
             "difference_low": low,
             "difference_high": high,
-            "tasks": more.tasks,
+            "tasks": change.tasks,
             "left_out": len(compared.left_out),
-            "by_dataset": {tag: rate.value for tag, rate in theirs.by_tag.items()},
+            "by_dataset": {tag: rate.value for tag, rate in baseline.by_tag.items()},
             "tokens_trained": other.tokens_trained,
         }
-    return found
+    return by_name
 
 
 def _by_dataset(context: Context, results: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: (results.get(name) or {}).get("by_tag", {}) for name in EVALUATED}
+    by_stage = {name: (results.get(name) or {}).get("by_tag", {}) for name in EVALUATED}
     coverage = getattr(context.factory, "coverage", {})
     return {
         tag: {
             "coverage": coverage.get(tag),
-            **{name: tags[tag]["value"] if tag in tags else None for name, tags in found.items()},
-            "intervals": {name: tags[tag]["interval"] if tag in tags else None for name, tags in found.items()},
-            "tasks": max(tags[tag]["tasks"] for tags in found.values() if tag in tags),
+            **{name: tags[tag]["value"] if tag in tags else None for name, tags in by_stage.items()},
+            "intervals": {name: tags[tag]["interval"] if tag in tags else None for name, tags in by_stage.items()},
+            "tasks": max(tags[tag]["tasks"] for tags in by_stage.values() if tag in tags),
         }
-        for tag in sorted(set().union(*found.values()))
+        for tag in sorted(set().union(*by_stage.values()))
     }
 
 
 def _peak_rss(context: Context) -> int:
-    """The highest of this process and of the earlier ones of the run."""
+    """Return the peak resident memory of this process and the earlier ones of the run, in bytes, and store it."""
     now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     peak = max(now, context.store.get("peak_rss_bytes") or 0)
     context.store.put("peak_rss_bytes", peak)

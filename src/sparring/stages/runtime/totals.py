@@ -23,7 +23,7 @@ class Totals:
         self.steps = int(saved.get("steps", 0))
 
     def add(self, batch: Batch, metrics: Mapping[str, float]) -> None:
-        """One step."""
+        """Add one step."""
         self.account += batch.account
         self.logprob_max_abs_diff = _larger(self.logprob_max_abs_diff, metrics.get("logprob_max_abs_diff"))
         self.lag_max = max(self.lag_max, metrics.get("rollout/lag_max", 0.0))
@@ -43,8 +43,8 @@ class Totals:
         }
 
 
-def _larger(known: float | None, found: float | None) -> float | None:
-    """The larger of two, of which None is nothing and NaN is larger than everything."""
-    if known is None or found is None:
-        return found if known is None else known
-    return found if found != found or found > known else known
+def _larger(largest: float | None, value: float | None) -> float | None:
+    """Return the larger of two. None stands for no value, and NaN is larger than everything."""
+    if largest is None or value is None:
+        return value if largest is None else largest
+    return value if value != value or value > largest else largest
