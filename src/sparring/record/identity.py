@@ -1,4 +1,4 @@
-"""When two messages are the same message: clients re-serialise what they were given, and that is no edit."""
+"""Identity of messages: a message that a client serialises in another form is the same message, not an edit."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ _sorted = json.JSONEncoder(default=dict, sort_keys=True)
 
 
 def message_key(message: Message) -> str:
-    """Equal for messages that differ only in form: None or empty, order and spacing of JSON arguments, blanks around a
-    reply, names and ids that only link a tool's answer to its call (order links them as well)."""
+    """Return a key that is equal for messages that differ only in form.
+
+    Form is: None or empty, order and spacing of JSON arguments, blanks around a reply, and names and ids that only link
+    a tool's answer to its call (order links them as well).
+    """
     own = message.role == "assistant"
     return json.dumps(
         [
@@ -29,7 +32,10 @@ def message_key(message: Message) -> str:
 
 
 def tools_key(tools: Sequence[ToolSpec]) -> str:
-    """Equal for equal tool lists; the prompt prints the tools, so other tools are another conversation."""
+    """Return a key that is equal for equal tool lists.
+
+    The prompt prints the tools, so other tools are another conversation.
+    """
     return _plain.encode([[t.name, t.description, t.parameters] for t in tools])
 
 

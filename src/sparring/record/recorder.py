@@ -190,7 +190,7 @@ class RecordedSession:
         return reply
 
     def trajectory(self, outcome: Outcome, timing: Timing = Timing()) -> Trajectory:
-        """The record as a trajectory. `timing.generate_s` is filled in from what the session measured."""
+        """Return the record as a trajectory. `timing.generate_s` becomes the seconds that the session measured."""
         return Trajectory(
             id=self.id,
             task=self._task.id,
@@ -294,5 +294,5 @@ def trajectory_id(rollout_id: str, role: str) -> str:
 
 
 def _derive(seed: int, *names: object) -> int:
-    """A seed for something within a session: xxh3-64 of the seed and its names."""
+    """Return a seed for something within a session: xxh3-64 of its names and the session's seed."""
     return xxhash.xxh3_64_intdigest("/".join(map(str, (*names, seed))).encode())

@@ -165,7 +165,7 @@ def _replies(segments: Sequence[Segment]) -> list[RecordedReply]:
 
 
 def _is_line(segments: Sequence[Segment]) -> bool:
-    """Whether each segment follows the one before: such a conversation never had two requests at once."""
+    """Return whether each segment follows the one before. Such a conversation never had two requests at once."""
     return all(segment.parent == (place - 1 if place else None) for place, segment in enumerate(segments))
 
 

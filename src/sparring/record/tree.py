@@ -84,9 +84,9 @@ class Tree:
     _nodes: dict[bytes, Node] = field(default_factory=dict)
     _requests: Counter[bytes] = field(default_factory=Counter)
     _abandoned: dict[bytes, list[int]] = field(default_factory=dict)
-    _told: dict[tuple[int | None, tuple[int, ...]], int] = field(default_factory=dict)
+    _inputs: dict[tuple[int | None, tuple[int, ...]], int] = field(default_factory=dict)
     _lanes: dict[int, Lane] = field(default_factory=dict)
-    _said: dict[int, int] = field(default_factory=dict)
+    _lane_of_reply: dict[int, int] = field(default_factory=dict)
     _num_lanes: int = 0
     _last: Lane | None = None
 
@@ -96,18 +96,18 @@ class Tree:
         return () if self._last is None else tuple(self._last.heard)
 
     def plan(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Turn:
-        """Where this request belongs.
+        """Return the turn that this request is: its place in the tree, and the ids that it adds.
 
         Raises:
-            ValueError: there is no message, or the last one is a reply, so nothing is asked.
+            ValueError: there is no message, or the last one is a reply, which asks for nothing.
         """
         if not messages or messages[-1].role == "assistant":
             raise ValueError("a request must end with a message that is no reply")
         tools_digest = _digest(tools_key(tools).encode())
         same = self._same_objects(messages, tools_digest)
-        known = 0 if same is None else len(self._lanes[same].heard)
-        keys = _chained(tools_digest if same is None else self._lanes[same].key, messages[known:])
-        node, before = (self._nodes[self._lanes[same].key], known) if same is not None else self._deepest(keys)
+        num_matched = 0 if same is None else len(self._lanes[same].heard)
+        keys = _chained(tools_digest if same is None else self._lanes[same].key, messages[num_matched:])
+        node, before = (self._nodes[self._lanes[same].key], num_matched) if same is not None else self._deepest(keys)
         new = messages[before:]
         added = None if node is None else self._bridged(node, new, tools)
         if node is not None and added is not None:
@@ -131,12 +131,12 @@ class Tree:
             repeat=self._repeat(ids.digest()),
             key=keys[-1],
             tools=tools_digest,
-            heard=tuple(messages[known:] if lane == same else messages),
+            heard=tuple(messages[num_matched:] if lane == same else messages),
             anew=lane != same,
         )
 
     def prompt(self, turn: Turn) -> tuple[int, ...]:
-        """All ids of a turn's prompt [T]."""
+        """Return all ids of a turn's prompt [T]."""
         path, at = [turn.added], turn.parent
         while at is not None:
             path.append(self.segments[at].tokens)
@@ -149,16 +149,16 @@ class Tree:
         """Write a turn down.
 
         Returns:
-            The new segments: what was told, unless an earlier branch was told the same here, and the reply.
+            The new segments: the input, unless an earlier branch has the same input here, and the reply.
         """
         new: list[Segment] = []
-        parent = self._told.get((turn.parent, turn.added))
+        parent = self._inputs.get((turn.parent, turn.added))
         if parent is None:
             parent = len(self.segments)
             new.append(
                 Segment(index=parent, parent=turn.parent, source=turn.source, tokens=turn.added, message=turn.heard[-1])
             )
-            self._told[(turn.parent, turn.added)] = parent
+            self._inputs[(turn.parent, turn.added)] = parent
         index = parent + 1 if new else len(self.segments)
         new.append(
             Segment(
@@ -197,24 +197,26 @@ class Tree:
         return self._requests[prompt] - 1
 
     def _hear(self, turn: Turn, reply: Message) -> bytes:
-        """Let the turn's lane know what was said in it; the digest of its conversation."""
+        """Add a turn and its reply to the turn's lane; return the digest of its conversation."""
         (key,) = _chained(turn.key, [reply])
         lane = self._lanes.get(turn.lane)
         if lane is not None:
-            self._said.pop(id(lane.heard[-1]), None)
+            self._lane_of_reply.pop(id(lane.heard[-1]), None)
         if lane is None or turn.anew:
             lane = self._lanes[turn.lane] = Lane(heard=[], tools=turn.tools, key=key)
         lane.heard += (*turn.heard, reply)
         lane.key = key
         self._last = lane
-        self._said[id(reply)] = turn.lane
+        self._lane_of_reply[id(reply)] = turn.lane
         return key
 
     def _same_objects(self, messages: Sequence[Message], tools: bytes) -> int | None:
-        """The lane whose messages these begin with, up to the very object of its last reply: what a loop that only adds
-        messages sends. Everything else is found by its keys."""
+        """Return the lane whose messages these begin with, up to the very object of its last reply; None where none is.
+
+        A loop that only adds messages sends such objects. Every other request is matched by its keys.
+        """
         count = next((at for at in range(len(messages), 0, -1) if messages[at - 1].role == "assistant"), 0)
-        number = self._said.get(id(messages[count - 1])) if count else None
+        number = self._lane_of_reply.get(id(messages[count - 1])) if count else None
         if number is None:
             return None
         lane = self._lanes[number]
@@ -222,7 +224,7 @@ class Tree:
         return number if same else None
 
     def _deepest(self, keys: Sequence[bytes]) -> tuple[Node | None, int]:
-        """The longest recorded conversation that one with these keys begins with, and its number of messages."""
+        """Return the longest recorded conversation that one with these keys begins with, and its number of messages."""
         for length in range(len(keys) - 1, 0, -1):
             node = self._nodes.get(keys[length - 1])
             if node is not None:
@@ -230,12 +232,14 @@ class Tree:
         return None, 0
 
     def _bridged(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...] | None:
-        """What a bridge adds to a node's ids; None where a reply was put in (those ids nobody sampled here), or the
-        renderer finds no bridge."""
+        """Return the ids that a bridge adds to a node's; None where the renderer finds no bridge.
+
+        There is none over a reply that was put in: nobody sampled its ids here.
+        """
         reply = self.segments[node.segment]
-        told = () if reply.parent is None else self.segments[reply.parent].tokens
-        bridged = self.renderer.bridge(told, reply.tokens, new, tools)
-        return None if bridged is None else bridged[len(told) + len(reply.tokens) :]
+        tokens_before = () if reply.parent is None else self.segments[reply.parent].tokens
+        bridged = self.renderer.bridge(tokens_before, reply.tokens, new, tools)
+        return None if bridged is None else bridged[len(tokens_before) + len(reply.tokens) :]
 
     def _new_lane(self) -> int:
         self._num_lanes += 1
@@ -243,9 +247,11 @@ class Tree:
 
 
 def _begins(messages: Sequence[Message], heard: list[Message]) -> bool:
-    """Whether `messages`, which are more, begin with `heard`. Lists are compared by their pointers alone as long as
-    these are the same, so that hundreds of messages that have left the processor's cache stay out of it; equal ones
-    pass as well."""
+    """Return whether `messages`, which are more, begin with `heard`.
+
+    Lists are compared by their pointers alone as long as these are the same, so that hundreds of messages that have
+    left the processor's cache stay out of it. Equal messages pass as well.
+    """
     if not isinstance(messages, list):
         return all(map(operator.is_, heard, messages))
     try:
@@ -255,7 +261,7 @@ def _begins(messages: Sequence[Message], heard: list[Message]) -> bool:
 
 
 def _chained(before: bytes, messages: Sequence[Message]) -> list[bytes]:
-    """For each message the digest of all up to it."""
+    """Return for each message the digest of all messages up to it."""
     keys = []
     for message in messages:
         before = _digest(before + message_key(message).encode())

@@ -60,7 +60,7 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether an outage is on."""
+        """True during an outage."""
         return self._opened_s is not None
 
     @asynccontextmanager

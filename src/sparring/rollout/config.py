@@ -118,7 +118,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tries it, and then the run ends and can be gone on with."""
 
     task_retries: int = 2
-    """How often a task comes again, as a new group, whose whole group the infrastructure broke."""
+    """Number of times that a task comes again, as a new group, after the infrastructure broke its whole group."""
 
     policy_failure_reward: float = 0.0
     """Reward of a rollout whose world the policy broke, so that nothing is left to score."""

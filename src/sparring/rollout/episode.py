@@ -425,8 +425,8 @@ class RunningEpisode:
         recorded = [
             session.trajectory(ended.get(role, others), timing) for role, session in self._in_order(self._sessions)
         ]
-        asked = tuple(trajectory for trajectory in recorded if trajectory.segments)
-        return asked or (self._session(self.env.first_role).trajectory(outcome, timing),)
+        spoken = tuple(trajectory for trajectory in recorded if trajectory.segments)
+        return spoken or (self._session(self.env.first_role).trajectory(outcome, timing),)
 
     def transcripts(self) -> dict[str, Transcript]:
         """Return the conversation of each role that was asked, in messages."""

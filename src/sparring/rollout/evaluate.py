@@ -31,18 +31,18 @@ from sparring.rollout.seeds import rollout_seed
 from sparring.types import POLICY, Group, Outcome, Purpose, Score, Task
 
 PRIORITY = -1
-"""Below training's 0: the engine serves evaluation with what training leaves."""
+"""Priority at the engine, below training's 0: evaluation gets what training leaves."""
 
 
 class EvalStore(Protocol):
-    """What an evaluation needs of the store, `SqliteStore` for one."""
+    """Store as an evaluation needs it. `SqliteStore` is one."""
 
     def append(self, *groups: Group, stage: str) -> None:
         """Record groups, all or none."""
         ...
 
     def groups(self, *, stage: str | None = None) -> Iterable[Group]:
-        """The groups of a stage that count."""
+        """Return the groups of a stage that count."""
         ...
 
     def supersede(self, stage: str, number: int) -> None:
@@ -52,7 +52,7 @@ class EvalStore(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalPlan:
-    """Which rollouts an evaluation consists of, by number: every task once, then every task a second time, and so on.
+    """Plan of an evaluation: its rollouts by number, every task once, then every task a second time, and so on.
 
     The seed of a rollout depends on `run_seed`, its task and which sample of it it is, on nothing else. So two
     evaluations differ by their weights only and can be compared in pairs, and one with more samples contains the one
@@ -76,9 +76,12 @@ class EvalPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What one rollout says. `reward` is None where it says nothing about the policy, `success` also where the world
-    knows no such thing; `failure` is then what broke. `versions`: lowest and highest, None where nothing was
-    sampled."""
+    """Result of one rollout.
+
+    `reward` is None where the rollout says nothing about the policy; `failure` is then what broke. `success` is None
+    there too, and where the world knows no such thing. `versions` are the lowest and the highest of the weights, None
+    where nothing was sampled.
+    """
 
     rollout: str
     success: bool | None
@@ -91,13 +94,14 @@ class Finding:
 
 
 def recorded(plan: EvalPlan, store: EvalStore) -> dict[int, Finding]:
-    """What the store has of an evaluation, by number. Rollouts that say nothing about the policy are superseded, to be
-    run again.
+    """Return the findings of an evaluation that the store has, by number.
+
+    Rollouts that say nothing about the policy are superseded: they are run again.
 
     Raises:
         BadInput: the record is of other tasks.
     """
-    found: dict[int, Finding] = {}
+    findings: dict[int, Finding] = {}
     for group in store.groups(stage=plan.stage):
         if group.index >= len(plan):
             continue
@@ -108,10 +112,10 @@ def recorded(plan: EvalPlan, store: EvalStore) -> dict[int, Finding]:
                 f"recorded rollout {group.id}", expected, got, "evaluate under another --name, or remove the folder"
             )
         if group.rollouts:
-            found[group.index] = _finding(group)
+            findings[group.index] = _finding(group)
         else:
             store.supersede(plan.stage, group.index)
-    return found
+    return findings
 
 
 class ScoredRunner:
@@ -130,7 +134,7 @@ class ScoredRunner:
     async def run(
         self, task: Task, *, rollout_id: str, index: int, seed: int, purpose: Purpose = "eval", priority: int = PRIORITY
     ) -> Finished:
-        """As the runner. A scorer that fails is a judge that failed."""
+        """Run a task as the runner does, then score it. A scorer that fails is a judge that failed."""
         finished = await self._runner.run(
             task, rollout_id=rollout_id, index=index, seed=seed, purpose=purpose, priority=priority
         )
@@ -162,47 +166,47 @@ async def evaluate(
         done: called after each rollout with how many the record has.
 
     Returns:
-        What was found, by number, earlier findings included.
+        The findings by number, earlier ones included.
 
     Raises:
         BadInput: the record is of other tasks.
         Exception: the first that killed a rollout and is no infrastructure failure.
     """
-    found = recorded(plan, store) if store is not None else {}
-    missing = iter([number for number in range(len(plan)) if number not in found])
+    findings = recorded(plan, store) if store is not None else {}
+    missing = iter([number for number in range(len(plan)) if number not in findings])
 
     async def work() -> None:
         for number in missing:
             group = await _one(runner, plan, number)
             if store is not None:
                 store.append(group, stage=plan.stage)
-            found[number] = _finding(group)
-            done(len(found), found[number])
+            findings[number] = _finding(group)
+            done(len(findings), findings[number])
 
     try:
         async with asyncio.TaskGroup() as workers:
-            for _ in range(min(max_concurrent_rollouts, len(plan) - len(found))):
+            for _ in range(min(max_concurrent_rollouts, len(plan) - len(findings))):
                 workers.create_task(work())
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    return dict(sorted(found.items()))
+    return dict(sorted(findings.items()))
 
 
-def summarize(plan: EvalPlan, found: Mapping[int, Finding], ks: Sequence[int] = ()) -> Evaluation:
-    """The result over what was found.
+def summarize(plan: EvalPlan, findings: Mapping[int, Finding], ks: Sequence[int] = ()) -> Evaluation:
+    """Return the result over the findings.
 
     Args:
         plan: of the evaluation.
-        found: as `evaluate` returns it.
-        ks: for which pass@k and pass^k are told.
+        findings: as `evaluate` returns them.
+        ks: for which pass@k and pass^k are computed.
     """
     by_task: dict[int, list[Finding]] = defaultdict(list)
-    for number, finding in sorted(found.items()):
+    for number, finding in sorted(findings.items()):
         by_task[number % len(plan.tasks)].append(finding)
     tasks = {plan.tasks[place].id: _task_result(plan.tasks[place], by_task[place]) for place in sorted(by_task)}
     results = list(tasks.values())
-    scored = [f for f in found.values() if f.reward is not None]
-    sampled = [f.versions for f in found.values() if f.versions is not None]
+    scored = [f for f in findings.values() if f.reward is not None]
+    sampled = [f.versions for f in findings.values() if f.versions is not None]
     return Evaluation(
         success=success_rate(results),
         reward=mean_reward(results),
@@ -211,22 +215,22 @@ def summarize(plan: EvalPlan, found: Mapping[int, Finding], ks: Sequence[int] = 
         by_tag=success_by_tag(results),
         by_role=reward_by_role(results),
         samples=plan.samples,
-        rollouts=len(found),
+        rollouts=len(findings),
         lost=tuple(
             Lost(rollout=f.rollout, task=plan.tasks[number % len(plan.tasks)].id, failure=f.failure)
-            for number, f in sorted(found.items())
+            for number, f in sorted(findings.items())
             if f.reward is None
         ),
         mean_turns=_mean([f.turns for f in scored]),
         mean_turns_successful=_mean([f.turns for f in scored if f.success]),
-        outcomes=dict(Counter(f.ending for f in found.values())),
+        outcomes=dict(Counter(f.ending for f in findings.values())),
         versions=(min(low for low, _ in sampled), max(high for _, high in sampled)) if sampled else None,
         tasks=tasks,
     )
 
 
 async def _one(runner: RolloutRunner | ScoredRunner, plan: EvalPlan, number: int) -> Group:
-    """One rollout as a group of one, or of none where it left."""
+    """Run one rollout and return it as a group of one, or of none where it left."""
     sample, place = divmod(number, len(plan.tasks))
     task, name = plan.tasks[place], f"{plan.stage}/{number}"
     seed = rollout_seed(plan.run_seed, "eval", task, sample)

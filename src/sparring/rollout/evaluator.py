@@ -35,7 +35,7 @@ class Evaluator:
         every: so many steps; 0 never evaluates.
         max_concurrent_rollouts: rollouts in flight, at least 1.
         store: the record.
-        found: called with the step and the result.
+        on_result: called with the step and the result.
         left_out: called with the step whose evaluation was due, and the one that is still under way.
         finished: steps whose evaluation is recorded; none comes again.
     """
@@ -48,7 +48,7 @@ class Evaluator:
         every: int,
         max_concurrent_rollouts: int,
         store: RestartableStore,
-        found: Callable[[int, Evaluation], None],
+        on_result: Callable[[int, Evaluation], None],
         left_out: Callable[[int, int], None],
         finished: Collection[int] = (),
     ) -> None:
@@ -57,7 +57,7 @@ class Evaluator:
         self._every = every
         self._most = max_concurrent_rollouts
         self._store = store
-        self._found = found
+        self._on_result = on_result
         self._left_out = left_out
         self._finished = frozenset(finished)
         self._step = 0
@@ -74,7 +74,7 @@ class Evaluator:
             await asyncio.gather(self._under_way, return_exceptions=True)
 
     def after(self, step: int) -> None:
-        """A step's weights are being served: start its evaluation, if one is due. Waits for nothing.
+        """Start the evaluation of a step whose weights are being served, if one is due. Waits for nothing.
 
         Raises:
             Exception: what killed the one before, if it was no infrastructure failure.
@@ -102,5 +102,5 @@ class Evaluator:
         plan = replace(self._plan, stage=f"{self._plan.stage}/{step}")
         # what an earlier process left of it was sampled with weights that are no longer those of any step
         self._store.truncate(plan.stage, 0, first_group=0)
-        found = await evaluate(self._runner, plan, max_concurrent_rollouts=self._most, store=self._store)
-        self._found(step, summarize(plan, found))
+        findings = await evaluate(self._runner, plan, max_concurrent_rollouts=self._most, store=self._store)
+        self._on_result(step, summarize(plan, findings))

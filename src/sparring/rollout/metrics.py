@@ -47,7 +47,7 @@ def length_metrics(lengths: AdmittedLengths) -> dict[str, float]:
 
 
 def _measure_rollout(metrics: Metrics, rollout: Rollout) -> None:
-    """Counts and times of one usable rollout."""
+    """Add the counts and times of one usable rollout."""
     tokens = sampled_tokens(rollout)
     metrics.add("rollout/tokens_mean", tokens)
     metrics.add("rollout/tokens", tokens, "sum")

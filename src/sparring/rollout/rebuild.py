@@ -86,12 +86,12 @@ class Watch:
 
     @property
     def rebuilt(self) -> bool:
-        """Whether all recorded replies were given, so that this attempt has every token of the record."""
+        """True once all recorded replies were given, so that this attempt has every token of the record."""
         return self.replies.num_left == 0
 
     @property
     def complete(self) -> bool:
-        """Whether everything that is recorded has come again."""
+        """True once everything that is recorded has come again."""
         return self.rebuilt and all(
             len(self.observations.get(role, ())) >= len(recorded)
             for role, recorded in self._record.observations.items()
@@ -179,7 +179,7 @@ class Watch:
     def record(self, trajectories: Sequence[Trajectory]) -> AttemptRecord | None:
         """Return the record of this attempt; None where replies have no tokens, so that none could be given again."""
         segments = {trajectory.role: trajectory.segments for trajectory in trajectories if trajectory.segments}
-        if not all(any(segment.model is not None for segment in told) for told in segments.values()):
+        if not all(any(segment.model is not None for segment in conversation) for conversation in segments.values()):
             return None
         observations: dict[str, Sequence[RecordedAnswer | None]] = {**self._record.observations}
         for role, observed in self.observations.items():

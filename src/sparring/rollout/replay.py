@@ -26,8 +26,10 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayReport:
-    """What a replay found. Turns sampled on other weights than the engine serves cannot be replayed:
-    `skipped_turns`."""
+    """Result of a replay.
+
+    `skipped_turns` counts the turns that cannot be replayed: the engine serves other weights than they were sampled on.
+    """
 
     rollout: str
     version: int
@@ -38,7 +40,7 @@ class ReplayReport:
 
     @property
     def identical(self) -> bool:
-        """Whether every turn was replayed and came back to the bit."""
+        """True where every turn was replayed and came back to the bit."""
         return self.difference is None and self.skipped_turns == 0 and self.turns > 0
 
 
@@ -85,7 +87,7 @@ async def replay(rollout: Rollout, engine: Engine, renderer: Renderer) -> Replay
 
 
 def prompt_of(trajectory: Trajectory, segment: Segment) -> tuple[int, ...]:
-    """The ids that a segment was sampled after: everything from the root to its parent."""
+    """Return the ids that a segment was sampled after: all from the root to its parent."""
     path: list[Segment] = []
     at = segment.parent
     while at is not None:
@@ -95,7 +97,7 @@ def prompt_of(trajectory: Trajectory, segment: Segment) -> tuple[int, ...]:
 
 
 def compare(trajectory: str, segment: Segment, again: Completion) -> Difference | None:
-    """The first difference between a recorded segment and a completion, by position; None where all bits agree."""
+    """Return the first difference between a recorded segment and a completion; None where all bits agree."""
 
     def difference(
         position: int, what: Literal["token", "logprob", "kept", "length"], expected: str, got: str
@@ -114,8 +116,8 @@ def compare(trajectory: str, segment: Segment, again: Completion) -> Difference 
             return difference(position, "logprob", logprob.hex(), logprob_again.hex())
         ids, ids_again = (sets.ids(position) if sets else () for sets in (segment.kept, again.kept))
         if ids != ids_again:
-            odd = sorted(set(ids) ^ set(ids_again))[:8]
-            return difference(position, "kept", f"{len(ids)} ids", f"{len(ids_again)}, not the same: {odd}")
+            mismatched = sorted(set(ids) ^ set(ids_again))[:8]
+            return difference(position, "kept", f"{len(ids)} ids", f"{len(ids_again)}, not the same: {mismatched}")
     if len(segment.tokens) != len(again.tokens):
         shorter = min(len(segment.tokens), len(again.tokens))
         return difference(shorter, "length", str(len(segment.tokens)), str(len(again.tokens)))

@@ -382,5 +382,5 @@ class RolloutRunner:
 
 
 def _ended(rollout: Rollout, outcome: Outcome) -> Rollout:
-    """The rollout with another outcome."""
+    """Return the rollout with another outcome."""
     return replace(rollout, trajectories=tuple(replace(t, outcome=outcome) for t in rollout.trajectories))

@@ -91,7 +91,7 @@ class Scheduler:
         self._lengths = AdmittedLengths()
 
     async def groups(self) -> AsyncIterator[Group]:
-        """Every group, in admission order, until the source or the window ends.
+        """Yield every group, in admission order, until the source or the window ends.
 
         A rollout that left its group for an infrastructure failure is in `Group.failed`; a group is yielded whatever is
         left of it.
@@ -158,8 +158,9 @@ class Scheduler:
         return {**counts, **length_metrics(lengths)}
 
     def state(self, step: int) -> dict[str, Any]:
-        """What a resume after `step` steps needs: the source as it was before the first group of the next step was
-        admitted.
+        """Return what a resume after `step` steps needs.
+
+        That is the state before the first group of the next step was admitted.
 
         Args:
             step: the last released one.
@@ -194,7 +195,7 @@ class Scheduler:
         self._trained_steps = trained_steps
 
     def _snapshot(self, first_group: int) -> dict[str, Any]:
-        """The state before group `first_group` is admitted."""
+        """Return the state before group `first_group` is admitted."""
         return {
             "step": first_group // self._window.groups_per_step,
             "first_group": first_group if self._end_index is None else min(first_group, self._end_index),
@@ -204,7 +205,7 @@ class Scheduler:
         }
 
     def _lag(self, group: Group) -> int:
-        """Steps that a group is behind when it is trained; step n trains on version n - 1."""
+        """Return the steps that a group is behind when it is trained; step n trains on version n - 1."""
         lag = group.index // self._window.groups_per_step - group.version
         if lag > self._window.max_lag:
             raise SparringError(
@@ -330,7 +331,7 @@ class Scheduler:
             self._leave(rollout_id)
 
     def _seed(self, purpose: Purpose, task: Task, index: int, place: int) -> int:
-        """Of the rollout in `place` of group `index`."""
+        """Return the seed of the rollout in `place` of group `index`."""
         group = self._log.group_id(index) if self._fresh else None
         return rollout_seed(self._run_seed, purpose, task, place, group)
 
@@ -379,14 +380,14 @@ class Scheduler:
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        """A background task is over; if it died, so does the run."""
+        """Take note that a background task is over. If it died, so does the run."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and self._dead is not None and not self._dead.done():
             self._dead.set_exception(error)
 
     async def _next_pending(self) -> asyncio.Future[Group] | None:
-        """The next admitted group, finished or not; None after the last."""
+        """Return the next admitted group, finished or not; None after the last."""
         return await self._unless_dead(self._pending.get()) if self._pending.empty() else self._pending.get_nowait()
 
     async def _unless_dead(self, wanted: Awaitable[T]) -> T:
@@ -410,5 +411,5 @@ def _done(result: T) -> asyncio.Future[T]:
 
 
 def unscored(rollout: Rollout, outcome: Outcome = UNSCORED) -> Rollout:
-    """A rollout that nobody scored, as it leaves its group: None is not 0."""
+    """Return a rollout that nobody scored as it leaves its group: None is not 0."""
     return replace(rollout, trajectories=tuple(replace(t, outcome=outcome) for t in rollout.trajectories))

@@ -10,7 +10,7 @@ from sparring.types import Purpose, Task
 
 
 def rollout_seed(run_seed: int, purpose: Purpose, task: Task, index: int, group: str | None = None) -> int:
-    """The 64-bit seed of one rollout. A retry has the same one, so it samples the same tokens.
+    """Return the 64-bit seed of one rollout. A retry has the same one, so it samples the same tokens.
 
     A policy gradient needs actions that are drawn afresh, given weights that learnt from all earlier ones. So a task
     that comes again, in the next epoch or in another stage, needs other random numbers: its group has another id.

@@ -22,7 +22,7 @@ class Stalls:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_armed = False
         self._last = 0.0
-        self._said: tuple[str, str] | None = None
+        self._reported: tuple[str, str] | None = None
 
     def start(self) -> None:
         """Take note that a rollout begins."""
@@ -33,7 +33,7 @@ class Stalls:
 
     def reset(self) -> None:
         """Take note that an attempt has finished."""
-        self._last, self._said = asyncio.get_running_loop().time(), None
+        self._last, self._reported = asyncio.get_running_loop().time(), None
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         """Say what is waited for if it is time, and look again as long as anything is."""
@@ -44,8 +44,8 @@ class Stalls:
             self._is_armed = False
             return
         stalled = now - self._last >= self._stalled_s
-        if stalled and self._said != (oldest.rollout_id, str(oldest)):
-            self._said = (oldest.rollout_id, str(oldest))
+        if stalled and self._reported != (oldest.rollout_id, str(oldest)):
+            self._reported = (oldest.rollout_id, str(oldest))
             self._report(
                 f"no rollout has finished for {now - self._last:.0f} s: {oldest.rollout_id} has been in "
                 f"phase {oldest} for {now - oldest.since:.0f} s"

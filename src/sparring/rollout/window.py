@@ -1,4 +1,4 @@
-"""How far rollouts may run ahead of the trainer. Nothing else in Sparring knows whether a run is synchronous."""
+"""Window in which rollouts run ahead of the trainer. Nothing else in Sparring knows whether a run is synchronous."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ class Window:
         return self._released
 
     async def acquire(self) -> int | None:
-        """Wait until the next group may start; its index, or None after the last step's last group. One caller at a
-        time."""
+        """Return the index of the next group once it may start; None after the last one. One caller at a time."""
         if self.total_steps is not None and self._next >= self.total_steps * self.groups_per_step:
             return None
         while self._next // self.groups_per_step > self._released + self.max_lag:

@@ -37,7 +37,7 @@ class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(rollout: Rollout, group_task: Task) -> StoredRollout:
-        """The stored form of a rollout of `group_task`."""
+        """Return the stored form of a rollout of `group_task`."""
         return StoredRollout(
             id=rollout.id,
             task=None if rollout.task is group_task or rollout.task == group_task else rollout.task,
@@ -48,7 +48,7 @@ class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def rollout(self, group_task: Task) -> Rollout:
-        """The noun again."""
+        """Return the rollout that this is the stored form of."""
         return Rollout(
             id=self.id,
             task=self.task or group_task,
@@ -71,7 +71,7 @@ class StoredGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(group: Group) -> StoredGroup:
-        """The stored form of a group."""
+        """Return the stored form of a group."""
         return StoredGroup(
             id=group.id,
             index=group.index,
@@ -82,7 +82,7 @@ class StoredGroup(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def group(self, rollouts: Sequence[Rollout], failed: Sequence[Rollout]) -> Group:
-        """The noun again."""
+        """Return the group that this is the stored form of."""
         return Group(
             id=self.id,
             index=self.index,
@@ -96,7 +96,7 @@ class StoredGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(value: Any) -> bytes:
-    """Bytes of a noun or of plain data.
+    """Return the bytes of a noun or of plain data.
 
     Raises:
         TypeError: the value holds something that is not plain data.
@@ -128,7 +128,7 @@ def _extension(code: int, data: memoryview) -> int:
 
 
 def _shrunk(value: Any) -> Any:
-    """Plain data with every integer beyond 64 bits as an extension."""
+    """Return plain data with every integer beyond 64 bits as an extension."""
     if isinstance(value, dict):
         return {k: _shrunk(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -40,7 +40,7 @@ WAY_OUT = {
     "SQLITE_NOTADB": "the file is damaged: restore it from a copy, or start a new run folder",
     "SQLITE_CONSTRAINT": "it is already recorded and nothing was written: report this as a defect of Sparring",
 }
-"""What to do, by what SQLite's error codes begin with (`sqlite.org/rescode.html`)."""
+"""Advice to the user, by what SQLite's error codes begin with (`sqlite.org/rescode.html`)."""
 
 DROPS = (("turns", "rollout", "DELETE FROM turns"), ("log", "name", "UPDATE log SET superseded = 1"))
 """Tables with what concerns one rollout, the column with its id, and how rows are dropped."""
@@ -90,7 +90,7 @@ class SqliteStore:
             raise
 
     def _prepare(self, read_only: bool) -> None:
-        """Settings of the connection; the tables where the file is new."""
+        """Make the connection's settings, and the tables where the file is new."""
         with self._translated("open"):
             try:
                 version = self._database.execute("PRAGMA user_version").fetchone()[0]
@@ -137,7 +137,7 @@ class SqliteStore:
                 self._database.executemany(insert, logged)
 
     def turns(self, rollout: str) -> list[Segment]:
-        """The recorded segments of a rollout whose group has not been appended: in flight, or cut off by a crash."""
+        """Return the recorded segments of a rollout that is in flight or was cut off: its group was not appended."""
         rows = self._rows("SELECT data FROM turns WHERE rollout = ? ORDER BY row", rollout)
         return [segment for (data,) in rows for segment in self._decoded(data, tuple[Segment, ...])]
 
@@ -194,7 +194,7 @@ class SqliteStore:
             yield self._group(row)
 
     def _group(self, row: int) -> Group:
-        """One group with its rollouts."""
+        """Return one group with its rollouts."""
         stored = self._decoded(self._rows("SELECT data FROM groups WHERE row = ?", row)[0][0], StoredGroup)
         rollouts: tuple[list[Rollout], list[Rollout]] = ([], [])
         for failed, data in self._rows("SELECT failed, data FROM rollouts WHERE in_group = ? ORDER BY row", row):
@@ -202,7 +202,7 @@ class SqliteStore:
         return stored.group(*rollouts)
 
     def load(self, rollout: str) -> Rollout:
-        """A rollout of an appended group, the latest one where a resumed run did it again.
+        """Return a rollout of an appended group, the latest one where a resumed run did it again.
 
         Raises:
             BadInput: there is none of that id.
@@ -213,10 +213,10 @@ class SqliteStore:
             rollout,
         )
         if not rows:
-            known = [i for (i,) in self._rows("SELECT id FROM rollouts ORDER BY row LIMIT 3")]
+            available = [i for (i,) in self._rows("SELECT id FROM rollouts ORDER BY row LIMIT 3")]
             got = (
-                f"{rollout!r} (there are {', '.join(known)}, ...)"
-                if known
+                f"{rollout!r} (there are {', '.join(available)}, ...)"
+                if available
                 else f"{rollout!r} in a run without rollouts"
             )
             raise refusal(str(self._path), "the id of a recorded rollout", got, "take one from the report")
@@ -288,7 +288,7 @@ class SqliteStore:
             self._database.execute(insert, (time.time(), stage, text))
 
     def events(self) -> list[tuple[float, str, str]]:
-        """(epoch time, stage, text) of every event, in order."""
+        """Return (seconds since the epoch, stage, text) of every event, in order."""
         return self._rows("SELECT time, stage, text FROM events ORDER BY row")
 
     def put(self, key: str, value: Any) -> None:
@@ -327,7 +327,7 @@ class SqliteStore:
                 self._database.execute("PRAGMA synchronous = NORMAL")
 
     def last_checkpoint(self, stage: str) -> tuple[CheckpointRef, Mapping[str, Any]] | None:
-        """The checkpoint of the highest step whose folder still exists, and its state; None where there is none."""
+        """Return the checkpoint of the highest step whose folder still exists, and its state; None without one."""
         query = (
             "SELECT row, step, ref FROM checkpoints WHERE superseded = 0 AND stage = ? AND step < ?"
             " ORDER BY step DESC LIMIT 1"
@@ -343,7 +343,7 @@ class SqliteStore:
         return None
 
     def checkpoints(self, stage: str) -> list[CheckpointRef]:
-        """The checkpoints that count and whose folder still exists, by step."""
+        """Return the checkpoints that count and whose folder still exists, by step."""
         query = "SELECT ref FROM checkpoints WHERE superseded = 0 AND stage = ? ORDER BY step, row"
         refs = [self._decoded(data, CheckpointRef) for (data,) in self._rows(query, stage)]
         return [ref for ref in refs if Path(ref.path).is_dir()]
@@ -393,7 +393,7 @@ class SqliteStore:
 
     @contextmanager
     def _transaction(self, num_bytes: int = 256) -> Iterator[None]:
-        """All or nothing. `num_bytes` is about what it writes, to decide when to copy the log."""
+        """Write all that the body writes, or nothing. `num_bytes`, about its size, decides when the log is copied."""
         with self._one_at_a_time, self._translated("write"):
             if self._copying is not None and self._copying.done():
                 failed, self._copying = self._copying.exception(), None
@@ -414,7 +414,7 @@ class SqliteStore:
 
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:
-        """SQLite's and the system's complaints as ours."""
+        """Raise SQLite's and the system's errors in the body as StoreError."""
         try:
             yield
         except (sqlite3.Error, OSError) as error:
@@ -447,7 +447,7 @@ def _way_out(error: sqlite3.Error | OSError) -> str:
 
 
 def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """A connection without implicit transactions. It waits five seconds for another one's."""
+    """Return a connection without implicit transactions. It waits 5 seconds for another one's."""
     try:
         return sqlite3.connect(
             f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
@@ -470,7 +470,7 @@ def _copy_log(path: Path) -> None:
 
 
 def _encoded_rollouts(group: Group) -> list[tuple[Any, ...]]:
-    """The rows of the table `rollouts` without `in_group`: those with a score, then those that left the group."""
+    """Return rows of the table `rollouts` without `in_group`: those with a score, then those that left the group."""
     scores: list[Score | None] = [*group.scores, *(None for _ in group.failed)]
     return [
         _rollout_row(rollout, score, encode(StoredRollout.of(rollout, group.task)))
@@ -479,7 +479,7 @@ def _encoded_rollouts(group: Group) -> list[tuple[Any, ...]]:
 
 
 def _rollout_row(rollout: Rollout, score: Score | None, data: bytes) -> tuple[Any, ...]:
-    """id, failed, outcome, reason, error, reward, data."""
+    """Return a row: id, failed, outcome, reason, error, reward, data."""
     outcome = rollout.outcome
     error = outcome.failure.error if outcome.failure else None
     reward = score.reward if score else None

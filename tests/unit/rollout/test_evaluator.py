@@ -87,11 +87,11 @@ class Life:
             every=every,
             max_concurrent_rollouts=concurrent,
             store=store,
-            found=self._found,
+            on_result=self._on_result,
             left_out=lambda step, other: self.events.append(f"no evaluation {step} beside {other}"),
         )
 
-    def _found(self, step: int, result: Evaluation) -> None:
+    def _on_result(self, step: int, result: Evaluation) -> None:
         self.events.append(f"evaluation {step}")
         self.results[step] = result
 

@@ -29,16 +29,16 @@ class RewardScorer:
 
     @cooperative
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> list[Score]:
-        """The scores with the part `reward_model`, before the weight.
+        """Return the scores with the model's values added. The part `reward_model` is the value before the weight.
 
         Raises:
             EngineError: the model failed.
         """
         texts = [_text(rollout) for rollout in rollouts]
-        found = await self._model.values(texts)
+        values = await self._model.values(texts)
         return [
             replace(score, reward=(score.reward or 0.0) + self._weight * value, parts={**score.parts, PART: value})
-            for score, value in zip(scores, found, strict=True)
+            for score, value in zip(scores, values, strict=True)
         ]
 
 

@@ -12,8 +12,8 @@ from sparring.protocols import ValueModel
 from sparring.rollout.scorers.reward_scorer import PART
 from sparring.types import Rollout, Score, Task
 
-Found = Sequence[Mapping[int, float]]
-"""For each turn, by how many of its tokens had been read, how likely what they say is right."""
+Probabilities = Sequence[Mapping[int, float]]
+"""Probability that a turn is right so far: for each turn, by the number of its tokens that had been read."""
 
 
 class TurnScorer:
@@ -41,7 +41,7 @@ class TurnScorer:
 
     @cooperative
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> list[Score]:
-        """The scores with rewards of turns, and the mean probability, before the weight, as the part `reward_model`.
+        """Return the scores with rewards of turns. The part `reward_model` is the mean probability before the weight.
 
         Raises:
             BadInput: a rollout has several roles, whose turns no score tells apart; or the world says what other turns
@@ -49,51 +49,51 @@ class TurnScorer:
             EngineError: the model failed.
         """
         turns = [list(_turns(rollout)) for rollout in rollouts]
-        ends = [[[len(said)] if self._steps is None else self._steps(said) for _, said in of] for of in turns]
-        asked = [
-            (*before, *said[:end])
+        ends = [[[len(turn)] if self._steps is None else self._steps(turn) for _, turn in of] for of in turns]
+        prefixes = [
+            (*before, *turn[:end])
             for of, of_ends in zip(turns, ends, strict=True)
-            for (before, said), at in zip(of, of_ends, strict=True)
+            for (before, turn), at in zip(of, of_ends, strict=True)
             for end in at
         ]
-        values = iter(await self._model.values(asked))
-        found = [[{end: _sigmoid(next(values)) for end in at} for at in of] for of in ends]
-        lengths = [[len(said) for _, said in of] for of in turns]
-        return [self._with(*each) for each in zip(rollouts, scores, found, lengths, strict=True)]
+        values = iter(await self._model.values(prefixes))
+        probabilities = [[{end: _sigmoid(next(values)) for end in at} for at in of] for of in ends]
+        lengths = [[len(turn) for _, turn in of] for of in turns]
+        return [self._with(*parts) for parts in zip(rollouts, scores, probabilities, lengths, strict=True)]
 
-    def _with(self, rollout: Rollout, score: Score, found: Found, lengths: Sequence[int]) -> Score:
-        own = [0.0] * len(found) if score.per_turn is None else score.per_turn
-        if len(own) != len(found):
-            expected = f"rewards of {len(found)} turns, as many as were sampled"
+    def _with(self, rollout: Rollout, score: Score, probabilities: Probabilities, lengths: Sequence[int]) -> Score:
+        own = [0.0] * len(probabilities) if score.per_turn is None else score.per_turn
+        if len(own) != len(probabilities):
+            expected = f"rewards of {len(probabilities)} turns, as many as were sampled"
             raise refusal(f"rollout {rollout.id}", expected, str(len(own)), "correct the environment's score")
-        earned = [self._weight * math.fsum(turn.values()) for turn in found]
-        every = [probability for turn in found for probability in turn.values()]
-        told = replace(
+        earned = [self._weight * math.fsum(turn.values()) for turn in probabilities]
+        every = [probability for turn in probabilities for probability in turn.values()]
+        with_turns = replace(
             score,
             reward=(score.reward or 0.0) + math.fsum(earned),
-            per_turn=tuple(given + more for given, more in zip(own, earned, strict=True)),
+            per_turn=tuple(before + more for before, more in zip(own, earned, strict=True)),
             parts={**score.parts, PART: math.fsum(every) / len(every)} if every else score.parts,
         )
         if self._steps is None:
-            return told
-        given = score.per_step or ((),) * len(found)
-        steps = zip(given, found, lengths, strict=True)
+            return with_turns
+        steps_before = score.per_step or ((),) * len(probabilities)
+        steps = zip(steps_before, probabilities, lengths, strict=True)
         return replace(
-            told, per_step=tuple(self._of_turn(dict(before), turn, length) for before, turn, length in steps)
+            with_turns, per_step=tuple(self._of_turn(dict(before), turn, length) for before, turn, length in steps)
         )
 
     def _of_turn(
-        self, earned: dict[int, float], found: Mapping[int, float], length: int
+        self, earned: dict[int, float], probabilities: Mapping[int, float], length: int
     ) -> tuple[tuple[int, float], ...]:
-        """What the world said of a turn's steps, and the rewards of these; the last goes to the turn's end."""
-        for end, probability in found.items():
-            place = length if end == max(found) else end
+        """Return the rewards of a turn's steps with the model's added. The model's last stands at the turn's end."""
+        for end, probability in probabilities.items():
+            place = length if end == max(probabilities) else end
             earned[place] = earned.get(place, 0.0) + self._weight * probability
         return tuple(sorted(earned.items()))
 
 
 def _turns(rollout: Rollout) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """What each turn was sampled behind, and its tokens."""
+    """Yield for each turn the tokens that it was sampled behind, and its own."""
     if len(rollout.trajectories) > 1:
         roles = ", ".join(trajectory.role for trajectory in rollout.trajectories)
         raise refusal("rl.reward_by", "a world of one role with 'turn' or 'step'", roles, "set it to 'reply'")

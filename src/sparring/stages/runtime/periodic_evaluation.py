@@ -44,7 +44,7 @@ async def periodic_evaluator(
         every=every,
         max_concurrent_rollouts=config.eval.max_concurrent_rollouts,
         store=context.store,
-        found=lambda step, result: _log_result(context, eval_stage, step, result),
+        on_result=lambda step, result: _log_result(context, eval_stage, step, result),
         left_out=lambda step, other: context.sink.event(
             eval_stage,
             f"none after step {step}: the one after step {other} goes on; a higher eval.every leaves none out",
