@@ -43,11 +43,12 @@ class Stalls:
         if oldest is None:
             self._is_armed = False
             return
-        stalled = now - self._last >= self._stalled_s
+        due = self._last + self._stalled_s
+        stalled = now >= due  # the difference of the two may round below what was waited for
         if stalled and self._reported != (oldest.rollout_id, str(oldest)):
             self._reported = (oldest.rollout_id, str(oldest))
             self._report(
                 f"no rollout has finished for {now - self._last:.0f} s: {oldest.rollout_id} has been in "
                 f"phase {oldest} for {now - oldest.since:.0f} s"
             )
-        loop.call_at(now + self._stalled_s if stalled else self._last + self._stalled_s, self._look, loop)
+        loop.call_at(now + self._stalled_s if stalled else due, self._look, loop)
