@@ -39,7 +39,7 @@ def test_a_run_that_does_not_fit_is_refused_and_says_how_to_go_on(
         r"memory: expected \d+\.\d GiB in stage rl \(.*engines' caches 65536\.\d.*\), got \d+\.\d GiB on this machine; ",
         said,
     )
-    assert 'run.memory = "warn" goes on' in said
+    assert 'or set run.memory = "warn" to begin all the same' in said
 
 
 def test_a_warned_run_that_dies_for_want_of_memory_says_what_it_was_told(given: Path) -> None:
