@@ -40,7 +40,10 @@ def _form(noun: type, without: tuple[str, ...] = (), **replaced: tuple[Any, Any]
     for field in dataclasses.fields(noun):
         if field.name in without:
             continue
-        kind, default = replaced.get(field.name, (hints[field.name], field.default))
+        own: Any = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            own = msgspec.field(default_factory=field.default_factory)
+        kind, default = replaced.get(field.name, (hints[field.name], own))
         fields.append((field.name, kind) if default is dataclasses.MISSING else (field.name, kind, default))
     return msgspec.defstruct(f"{noun.__name__}Form", fields, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
