@@ -26,6 +26,10 @@ RELEASED = threading.Event()
 """What blocked code waits for: set once everything else is done."""
 
 
+LIMIT_S = 1.0
+"""Seconds that a phase may take: what does not block needs a hundredth."""
+
+
 class Adds(Env):
     """Sums with a tool. The rollout that is made first goes wrong."""
 
@@ -126,7 +130,7 @@ def quick_engine() -> ScriptedEngine:
 @pytest.mark.parametrize("kind", [BlockingTool, BlockingStep, BlockingOpen, BlockingMaking, BlockingReward, Deaf])
 def test_an_environment_that_blocks_costs_its_rollout_alone(kind: type[Adds]) -> None:
     """The event loop and the other rollouts go on: the one that blocks does so until they are all over."""
-    limits = {"open_timeout_s": 0.2, "tool_timeout_s": 0.2, "score_timeout_s": 0.2, "close_timeout_s": 0.2}
+    limits = dict.fromkeys(("open_timeout_s", "tool_timeout_s", "score_timeout_s", "close_timeout_s"), LIMIT_S)
     stack = make_stack(engine=quick_engine(), group_size=4, retries=0, **limits)
     threads, events = LoopThreads(grace_s=0.05), []
 
@@ -157,7 +161,7 @@ def test_an_environment_that_blocks_costs_its_rollout_alone(kind: type[Adds]) ->
     assert sum(len(group.rollouts) for group in groups) == 7
     assert all(score.reward == 1.0 for group in groups for score in group.scores)
     assert lost.outcome.kind == ("judge_failed" if kind is BlockingReward else "infra_failed")
-    assert lost.outcome.failure is not None and "after 0.2 s" in lost.outcome.failure.message
+    assert lost.outcome.failure is not None and f"after {LIMIT_S:g} s" in lost.outcome.failure.message
     assert runner.abandoned == 1 and ("abandoned", lost.id) in events and ("limit", lost.id) in events
 
 
