@@ -271,7 +271,7 @@ def _compare(folder: Path, config: RunConfig) -> None:
     begun = msgspec.to_builtins(resolve(load(folder / CONFIG)))
     if "rl" in config.run.stages and _filtered_by_default(folder / CONFIG):
         begun["algo"]["zero_variance_filter"] = True
-    differing = _differences(begun, msgspec.to_builtins(config))
+    differing = config_differences(begun, msgspec.to_builtins(config))
     if differing:
         raise refusal(
             str(folder),
@@ -289,13 +289,20 @@ def _filtered_by_default(file: Path) -> bool:
     return not explicit and algo.get("credit", {}).get("name") in ("grpo", "maxrl", "opo", "pass_at_k", "rloo")
 
 
-def _differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Return the keys that differ, as `path (old -> new)`. Progress display and the memory check do not count."""
+def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Return the keys in which two configs, as plain data, differ, as `path (old -> new)`. Progress display and the
+    memory check do not count.
+
+    Args:
+        old: the first config, or its part under `path`.
+        new: the second.
+        path: of that part; empty for the config.
+    """
     if path in ("observe", "run.memory"):
         return []
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = sorted(old.keys() | new.keys())
-        return [d for key in keys for d in _differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))]
+        return [d for key in keys for d in config_differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))]
     return [] if old == new else [f"{path} ({old!r} -> {new!r})"]
 
 
