@@ -163,6 +163,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise refusal("run.directory", "a writable folder", str(error), "choose another") from error
+    _check_recorded(folder)
     store = SqliteStore(folder / STORE)
     judges.remember(store, partial(_who, config))
     try:
@@ -257,6 +258,21 @@ def _claim(folder: Path, config: RunConfig) -> None:
         staging = file.with_name(file.name + ".tmp")
         staging.write_text(dump(config), encoding="utf-8")
         staging.rename(file)
+
+
+def _check_recorded(folder: Path) -> None:
+    """Refuse a folder with the weights of a run whose record is gone: it would silently begin anew.
+
+    Raises:
+        BadInput: the record is gone.
+        StoreError: it is damaged.
+    """
+    from sparring.store.cut import is_blank
+
+    weights = next((path for kind in ("checkpoints/step-*", "model") for path in folder.glob(f"*/{kind}")), None)
+    if weights is not None and is_blank(folder / STORE):
+        do = "restore it from a copy, or choose another [run] name (--name)"
+        raise refusal(str(folder / STORE), f"the record of the run that wrote {weights}", "an empty one", do)
 
 
 def _compare(folder: Path, config: RunConfig) -> None:
