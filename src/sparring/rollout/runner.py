@@ -35,7 +35,7 @@ from sparring.rollout.blame import Successes, WorldCalls
 from sparring.rollout.breaker import Breakers
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode, SessionRecorder, outcome_at
-from sparring.rollout.load import CappedBoxes
+from sparring.rollout.load import CappedBoxes, Places
 from sparring.rollout.phases import Phases, Waits
 from sparring.rollout.rebuild import Suspension, Watch
 from sparring.rollout.stalls import Stalls
@@ -77,6 +77,7 @@ class RolloutRunner:
 
     Attributes:
         breakers: of the environments.
+        places: of the rollouts that a scheduler has in flight.
         close_failures: the latest environments and boxes that did not close; they change no outcome.
         waits: the phases that are under way.
         abandoned: environments whose code went on although it was cancelled.
@@ -108,6 +109,7 @@ class RolloutRunner:
         self.report = report
         places = factory.places if isinstance(factory, Domains) else {}
         self._places = {name: asyncio.Semaphore(number) for name, number in places.items()}
+        self.places = Places(config.max_concurrent_rollouts)
         self.breakers = Breakers(config.outage_s, report)
         self.close_failures: deque[InfraError] = deque(maxlen=100)
         self.waits = Waits(config)

@@ -94,7 +94,8 @@ def check_window(
     The proof. Call a step *open* while its groups are missing. (1) The window admits in order of index and always
     admits the groups of the open step: their step number minus 1 equals the released steps, and `max_lag` is at least
     0. (2) Places for rollouts are handed out in admission order and given back only by a rollout's end, so the open
-    step's rollouts wait at most for rollouts that were admitted before them, all of which are running. (3) A running
+    step's rollouts wait at most for rollouts that were admitted before them, all of which are running. Their number
+    follows the engine's load but is never below one, and evaluation has places of its own. (3) A running
     rollout is always in a phase: box, open, turn, tool, score, close, or in its harness between two of them. Each phase
     has a limit of time that needs nothing of what is waited for: an environment's code runs on a thread of its own, and
     where it blocks or ignores cancellation it is left behind; a second pass over a group has a limit too. (The phase
