@@ -26,6 +26,7 @@ from sparring.protocols import Annotator, Credit, Scorer, TaskSource, Trainer, T
 from sparring.recipe.sections.distill import DistillConfig
 from sparring.recipe.sections.rl import RlConfig
 from sparring.rollout.group_log import GroupLog
+from sparring.rollout.load import EvalShare, Places
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.scorers.reward_scale import RewardScale
 from sparring.rollout.window import Window
@@ -155,7 +156,10 @@ class OnlineTraining:
             evaluator.after(step.version)
 
         runner = rollout_runner(context, self._served, self.source, self._others)
-        beside = periodic_evaluator(runner, context, judges, stage=stage, done=done, trained=trained)
+        share = EvalShare(
+            scheduler.places, config.eval.share, config.eval.max_concurrent_rollouts, lambda: window.next_index
+        )
+        beside = periodic_evaluator(runner, context, judges, share=share, stage=stage, done=done, trained=trained)
         batches_of = self._batches(objective, range(done + 1, last_step + 1), log)
         async with beside as evaluator:
             with fewer_collections():
@@ -189,8 +193,10 @@ class OnlineTraining:
         """Return the scheduler that rolls tasks out and scores them."""
         context, engine, others = self._context, self.engine, self._others
         scales = {name: domain.reward_scale for name, domain in context.config.envs.items()}
+        runner = rollout_runner(context, engine, self.source, others, rebuilds=True)
+        runner.places = Places(context.config.rollout.max_concurrent_rollouts, lambda: engine.metrics)
         return Scheduler(
-            rollout_runner(context, engine, self.source, others, rebuilds=True),
+            runner,
             LostTasksAgain(objective.tasks, context.config.rollout.task_retries),
             window,
             run_seed=context.config.run.seed,
