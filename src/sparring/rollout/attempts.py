@@ -11,7 +11,7 @@ from sparring.record.recorder import trajectory_id
 from sparring.record.transcript import Transcript
 from sparring.rollout.attempt_log import EndedAttempt, UnfinishedRollout
 from sparring.rollout.blame import Place, WorldCalls
-from sparring.rollout.lengths import sampled_tokens
+from sparring.rollout.admitted import sampled_tokens
 from sparring.rollout.rebuild import AttemptRecord, Suspension
 from sparring.types import Failure, Outcome, OutcomeKind, Rollout, Score, Segment, Trajectory, Usage
 
