@@ -19,7 +19,7 @@ from sparring.algo.annotate.observations import observation_targets
 from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.batch.batches import Plan, batches
 from sparring.errors import Outage, WeightsError
-from sparring.loop import run_loop
+from sparring.loop import ServesWeights, run_loop
 from sparring.observe.hooks import timed
 from sparring.observe.spans import Spans
 from sparring.protocols import Annotator, Credit, Scorer, TaskSource, Trainer, TrainPlan
@@ -121,13 +121,14 @@ class OnlineTraining:
             `Totals` of the whole stage and `model`, the folder.
         """
         context, stage, config = self._context, self._stage, self._context.config
-        window = Window(self._section.groups_per_step, config.rollout.max_lag, self._section.steps)
+        last_step = self._section.steps if context.repetition is None else context.repetition.last_step
+        window = Window(self._section.groups_per_step, config.rollout.max_lag, last_step)
         judges = scorers(context)
         log = GroupLog(context.store, stage)
         scheduler = self._scheduler(objective, window, judges, log)
         checkpoints = self._checkpoints()
         self.trainers[POLICY] = VersionLog(context.store, stage).logged(self.trainers[POLICY])
-        updates = RetriedUpdates(self.engine, config.engine, lambda text: context.sink.event(stage, text))
+        updates = self._updates()
         kept = {"credit": objective.credit, **objective.kept}
         done, state = await checkpoints.resume()
         trained = self._rewind(log, done)
@@ -161,7 +162,7 @@ class OnlineTraining:
             scheduler.places, config.eval.share, config.eval.max_concurrent_rollouts, lambda: window.next_index
         )
         beside = periodic_evaluator(runner, context, judges, share=share, stage=stage, done=done, trained=trained)
-        batches_of = self._batches(objective, range(done + 1, self._section.steps + 1), log)
+        batches_of = self._batches(objective, range(done + 1, last_step + 1), log)
         async with beside as evaluator:
             with fewer_collections():
                 clock = StepClock(self._spans)
@@ -170,8 +171,16 @@ class OnlineTraining:
                 except (Outage, WeightsError):
                     await checkpoints.save_last()
                     raise
-        await write_model(self.trainers[POLICY], self.source, context.output(stage))
+        if context.repetition is None:
+            await write_model(self.trainers[POLICY], self.source, context.output(stage))
         return {**totals.as_dict(), "model": str(context.output(stage))}
+
+    def _updates(self) -> ServesWeights:
+        """Return the part that serves what the policy's trainer publishes."""
+        context = self._context
+        if context.repetition is not None:
+            return context.repetition.updates(self.engine, self.source)
+        return RetriedUpdates(self.engine, context.config.engine, lambda text: context.sink.event(self._stage, text))
 
     def _rewind(self, log: GroupLog, done: int) -> int:
         """Let what the record has after the last step that was published count no longer, and return that step. What a
@@ -230,6 +239,7 @@ class OnlineTraining:
         """Return the checkpoints of the stage."""
         context = self._context
         return Checkpoints(
+            saves=context.repetition is None,
             trainer=self.trainers[POLICY],
             store=context.store,
             stage=self._stage,
