@@ -144,6 +144,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
     """
     from sparring.cluster.inline import InlineCluster
     from sparring.envs.rubrics.judges import Judges
+    from sparring.rollout.load import CappedBoxes
     from sparring.sandbox.bubblewrap import BubblewrapBoxes
     from sparring.stages.preflight.run import check_directory
     from sparring.store.sqlite import SqliteStore
@@ -171,7 +172,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
         recipe = msgspec.to_builtins(config)
         sinks = load_sinks(config.observe, folder, name=config.run.name, recipe=recipe)
         sink = Fanout([*sinks, progress(config.observe)])
-        boxes = BubblewrapBoxes(config.sandbox)
+        boxes = CappedBoxes(BubblewrapBoxes(config.sandbox), config.sandbox.starting)
         try:
             yield Context(
                 config=config,

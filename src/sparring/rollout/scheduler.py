@@ -50,6 +50,9 @@ class Scheduler:
             id.
         baseline: runs one rollout more of every task, with the purpose "baseline"; its score is in `Group.baselines`,
             or the rollout in `Group.failed`.
+
+    Attributes:
+        places: of the rollouts in flight; those of the runner.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Scheduler:
         self._log = log
         if baseline is not None:
             baseline.breakers = runner.breakers
-        self._slots = asyncio.Semaphore(runner.config.max_concurrent_rollouts)
+        self.places = runner.places
         self._pending: asyncio.Queue[asyncio.Future[Group] | None] = asyncio.Queue()
         self._without_place: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -109,6 +112,7 @@ class Scheduler:
                     self._observe_to(group.index)
                     self._observe(group)
                 measure(self._metrics, group, lag=self._lag(group))
+                self._metrics.add("rollout/places", self.places.limit, "min")
                 self._lengths.add(group)
                 self._empty_steps.add(group)
                 yield group
@@ -146,7 +150,7 @@ class Scheduler:
         if rollout_id in self._without_place:
             self._without_place.discard(rollout_id)
         else:
-            self._slots.release()
+            self.places.release()
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the groups yielded since the last call."""
@@ -220,7 +224,7 @@ class Scheduler:
             admission = self._admission(self._window.next_index)
             if admission is None:
                 await self._window.reached(self._trained_steps)
-                await self._slots.acquire()  # the first rollout's, so that the group's version is the one it starts on
+                await self.places.acquire()  # the first rollout's, so that the group's version is the one it starts on
             index = await self._window.acquire()
             if index is None:
                 break
@@ -254,7 +258,7 @@ class Scheduler:
         rollouts: list[asyncio.Future[Finished]] = []
         for place in self._places():
             if rollouts:
-                await self._slots.acquire()
+                await self.places.acquire()
             rollouts.append(self._spawn(self._rollout(task, index, place)))
         self._pending.put_nowait(self._spawn(self._group(task, index, version, rollouts)))
 
@@ -277,7 +281,7 @@ class Scheduler:
             if finished is not None:
                 rollouts.append(_done(finished))
                 continue
-            await self._slots.acquire()
+            await self.places.acquire()
             if place is None or not self._runner.log.durable:
                 self._log.restart(self._log.rollout_id(index, place), "the process that ran it was stopped")
             rollouts.append(self._spawn(self._rollout(task, index, place)))

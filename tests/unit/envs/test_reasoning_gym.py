@@ -9,16 +9,20 @@ import os
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
+from reasoning_gym.factory import DATASETS
 
 from sparring.envs.config import EnvConfig
+from sparring.envs.executor import InlineExecutor
 from sparring.envs.reasoning_gym import HASH_DEPENDENT, ReasoningGym, entry_of, item
 from sparring.envs.splits import overlap
 from sparring.errors import BadInput
+from sparring.rollout.episode import GuardedEnv
 from sparring.types import Message, Outcome, Segment, Task, Trajectory
 
 WITHOUT_ANSWER = {"boxnet", "rush_hour"}
@@ -75,6 +79,59 @@ def test_items_depend_on_nothing_but_their_seed() -> None:
     assert (random.getstate(), numpy.random.get_state()[1].tolist(), decimal.getcontext().prec) == before
 
 
+def test_items_are_the_same_whichever_threads_draw_and_verify_others_meanwhile() -> None:
+    drawn = {seed: item("pool_matrix", {}, seed) for seed in range(1000)}
+    item.__globals__["_item"].cache_clear()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            again = dict(zip(drawn, pool.map(lambda seed: item("pool_matrix", {}, seed), drawn), strict=True))
+    finally:
+        sys.setswitchinterval(before)
+    assert [seed for seed in drawn if again[seed]["question"] != drawn[seed]["question"]] == []
+
+
+@pytest.mark.parametrize("name", ["chain_sum", "fraction_simplification", "products", "gcd", "lcm", "count_bits"])
+def test_a_verifier_that_compares_is_asked_on_the_event_loop_and_says_what_the_library_says(name: str) -> None:
+    world = factory({"name": name}, binary=False)
+    (task,) = drain(world.tasks("train", 0), 1)
+    right = entry_of(task)["answer"]
+    for answer in (right, f"{right}0", "1/0", "1e9999", "no"):
+        state = random.getstate()
+        reward, num_away = guarded(world, task, answer)
+        assert random.getstate() == state
+        assert (reward, num_away) == (DATASETS[name][0](DATASETS[name][1]()).score_answer(answer, entry_of(task)), 0)
+
+
+def test_a_verifier_that_computes_runs_where_its_authors_code_runs() -> None:
+    world = factory({"name": "countdown"})
+    (task,) = drain(world.tasks("train", 0), 1)
+    assert guarded(world, task, entry_of(task)["answer"]) == (1.0, 1)
+
+
+def guarded(world: ReasoningGym, task: Task, answer: str) -> tuple[float | None, int]:
+    """Return the reward of an answer, and how many calls were handed to the environment's executor."""
+
+    class Counting(InlineExecutor):
+        calls = 0
+
+        async def run(self, function: Any, *arguments: Any, **named: Any) -> Any:
+            self.calls += 1
+            return await super().run(function, *arguments, **named)
+
+    async def run() -> tuple[float | None, int]:
+        executor = Counting()
+        env = GuardedEnv(world.make, executor, at_once=world.makes_at_once)
+        await env.make()
+        await env.open(task, None)
+        score = await env.score([trajectory_of(task, answer)])
+        assert score is not None
+        return score.reward, executor.calls
+
+    return asyncio.run(run())
+
+
 def test_no_eval_prompt_is_ever_trained_or_demonstrated() -> None:
     # 5 to 9 give 25 products: without the rule, every prompt would meet.
     small = {"name": "products", "params": {"min_digits": 1, "max_digits": 1}, "demonstrations": 20}
@@ -111,15 +168,17 @@ def scored(world: ReasoningGym, task: Task, text: str) -> tuple[float | None, bo
     async def run() -> tuple[float | None, bool | None]:
         env = world.make()
         await env.open(task, None)
-        reply = Segment(
-            index=0, parent=None, source="expert", tokens=(), message=Message(role="assistant", content=text)
-        )
-        outcome = Outcome(kind="completed", reason="answered")
-        score = await env.score(Trajectory(id="r", task=task.id, role="policy", segments=(reply,), outcome=outcome))
+        score = await env.score(trajectory_of(task, text))
         assert score is not None
         return score.reward, score.success
 
     return asyncio.run(run())
+
+
+def trajectory_of(task: Task, text: str) -> Trajectory:
+    reply = Segment(index=0, parent=None, source="expert", tokens=(), message=Message(role="assistant", content=text))
+    outcome = Outcome(kind="completed", reason="answered")
+    return Trajectory(id="r", task=task.id, role="policy", segments=(reply,), outcome=outcome)
 
 
 def test_scores_are_binary_or_the_librarys_own() -> None:
@@ -191,5 +250,5 @@ def test_the_expert_uses_its_tool_as_often_as_the_dataset_says() -> None:
         assert expert is not None
         reply = expert(task.messages)
         used[task.tag] += bool(reply.tool_calls)
-        assert reply.tool_calls or env.reward(reply.content, task).success
+        assert reply.tool_calls or asyncio.run(env.reward(reply.content, task)).success
     assert used["gcd"] == 20 and 30 <= used["lcm"] <= 70
