@@ -58,6 +58,18 @@ def test_weights_without_their_record_are_no_fresh_run(
         assert expected in capsys.readouterr().err
 
 
+def test_a_stage_whose_weights_are_gone_is_named(
+    given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs/tiny"
+    with closing(SqliteStore(folder / "store.sqlite")) as store:
+        store.put("stage/init", {})
+        store.put("stage/sft", {"rows": 1})
+    assert main(["run", str(given)]) == 2
+    expected = f"stage rl: expected the weights that stage sft wrote, got no {folder}/sft/model; restore it from a copy"
+    assert expected in capsys.readouterr().err
+
+
 class FullStore(MortalStore):
     """A store whose disk is full at its n-th commit, and from then on."""
 
