@@ -31,7 +31,7 @@ from sparring.protocols import Boxes, EnvFactory, Harness
 from sparring.record.transcript import Transcript
 from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.attempts import Attempt, Attempts, broken_by
-from sparring.rollout.blame import Successes, WorldCalls
+from sparring.rollout.blame import OPENING, Successes, WorldCalls
 from sparring.rollout.breaker import Breakers
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode, SessionRecorder, outcome_at
@@ -193,8 +193,10 @@ class RolloutRunner:
             if attempts.failures:
                 await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, attempts.idle + 1, rollout_id))
             async with self._place_of(task), breaker.trial(task.id) as trial:
+                attempts.calls.answered = trial.answered
                 done = await play(rollout_id=attempts.id, attempts=attempts)
                 trial.error = None if isinstance(done.error, (Suspended, NotRebuildable)) else done.error
+                trial.broken = done.broken_call
             if done.error is None:
                 broken = attempts.finished(done)
                 return Finished(rollout=done.rollout, score=done.score, broken=broken, transcripts=done.transcripts)
@@ -264,7 +266,9 @@ class RolloutRunner:
         if done.error is None:
             return done
         record = watch.record(done.rollout.trajectories) if env.rebuildable else None
-        return replace(done, record=record, rebuilt=watch.rebuilt, broken=watch.broken)
+        boxless = task.box is not None and episode.box is None
+        call = watch.broken.call if watch.broken else OPENING if boxless else None
+        return replace(done, record=record, rebuilt=watch.rebuilt, broken=watch.broken, broken_call=call)
 
     def phases(self, name: str) -> Phases:
         """Return the phases of an attempt or of a group's scoring, under this runner's limits."""

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 from sparring.errors import InfraError, SparringError
 from sparring.observe.metrics import Metrics
 from sparring.protocols import Scorer, TaskSource
+from sparring.rollout.admitted import AdmittedRollouts
 from sparring.rollout.attempts import failure_of
 from sparring.rollout.breaker import EmptySteps
 from sparring.rollout.feed import TaskFeed
 from sparring.rollout.group_log import Admission, GroupLog
 from sparring.rollout.group_scoring import GroupScoring
-from sparring.rollout.lengths import AdmittedLengths
-from sparring.rollout.metrics import length_metrics, measure
+from sparring.rollout.metrics import admitted_metrics, measure
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.rollout.window import Window
@@ -91,7 +91,7 @@ class Scheduler:
         self._fresh = True
         self._dead: asyncio.Future[None] | None = None
         self._metrics = Metrics()
-        self._lengths = AdmittedLengths()
+        self._admitted = AdmittedRollouts()
 
     async def groups(self) -> AsyncIterator[Group]:
         """Yield every group, in admission order, until the source or the window ends.
@@ -113,7 +113,7 @@ class Scheduler:
                     self._observe(group)
                 measure(self._metrics, group, lag=self._lag(group))
                 self._metrics.add("rollout/places", self.places.limit, "min")
-                self._lengths.add(group)
+                self._admitted.add(group)
                 self._empty_steps.add(group)
                 yield group
         finally:
@@ -154,12 +154,12 @@ class Scheduler:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the groups yielded since the last call."""
-        lengths, self._lengths = self._lengths, AdmittedLengths()
+        admitted, self._admitted = self._admitted, AdmittedRollouts()
         if self._source.left_out:
             self._metrics.add("rollout/tasks_left_out", self._source.left_out, "sum")
             self._source.left_out = 0
         counts = {**self._metrics.take(), **self._runner.metrics(), **self._runner.breakers.metrics.take()}
-        return {**counts, **length_metrics(lengths)}
+        return {**counts, **admitted_metrics(admitted)}
 
     def state(self, step: int) -> dict[str, Any]:
         """Return what a resume after `step` steps needs.
