@@ -41,7 +41,7 @@ from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
 from sparring.stages.runtime.rollouts import rollout_runner
 from sparring.stages.runtime.timing import ENGINE_SPANS, TRAINER_SPANS, EngineCounters, StepClock
 from sparring.stages.runtime.totals import Totals
-from sparring.stages.runtime.training_tasks import domain_metrics
+from sparring.stages.runtime.training_tasks import data_files, domain_metrics
 from sparring.stages.runtime.updates import RetriedUpdates
 from sparring.stages.runtime.versions import VersionLog
 from sparring.tasks.again import LostTasksAgain
@@ -124,7 +124,7 @@ class OnlineTraining:
         last_step = self._section.steps if context.repetition is None else context.repetition.last_step
         window = Window(self._section.groups_per_step, config.rollout.max_lag, last_step)
         judges = scorers(context)
-        log = GroupLog(context.store, stage)
+        log = GroupLog(context.store, stage, data_files(context))
         scheduler = self._scheduler(objective, window, judges, log)
         checkpoints = self._checkpoints()
         self.trainers[POLICY] = VersionLog(context.store, stage).logged(self.trainers[POLICY])
