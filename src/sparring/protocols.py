@@ -454,7 +454,7 @@ class Store(Protocol):
 
     def truncate(self, stage: str, step: int, *, first_group: int | None = None) -> None:
         """Forget the metrics and checkpoints of a stage after `step`; its groups from `first_group` on, with the turns
-        of their rollouts, if that is given."""
+        and the log of them and of later steps, if that is given."""
 
     def supersede(self, stage: str, number: int) -> None:
         """Stop counting a group that is rolled out again; it stays in the record."""

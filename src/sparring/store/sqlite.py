@@ -355,8 +355,8 @@ class SqliteStore:
         Args:
             stage: of the run.
             step: the last one that counts.
-            first_group: groups from this one on are superseded too; the turns and log entries of their rollouts that an
-                earlier process left are dropped. None keeps all groups.
+            first_group: groups from this one on are superseded too; the turns and log entries of their rollouts, and
+                the log entries of later steps, that an earlier process left are dropped. None keeps all groups.
 
         Raises:
             StoreError: as `append_turns`.
@@ -375,6 +375,10 @@ class SqliteStore:
                     number = name[len(stage) + 1 :].partition("/")[0]
                     if number.isdigit() and int(number) >= first_group:
                         run(f"{change} WHERE {column} = ? AND row <= ?", (name, earlier))
+            steps = "SELECT DISTINCT name FROM log WHERE name >= ? AND name < ? AND row <= ?"
+            for (name,) in run(steps, (f"{stage}@", f"{stage}A", earlier)).fetchall():  # A follows @
+                if int(name.partition("@")[2]) > step:
+                    run("UPDATE log SET superseded = 1 WHERE name = ? AND row <= ?", (name, earlier))
 
     def supersede(self, stage: str, number: int) -> None:
         """Let one group count no longer, because it is done again; it stays in the file. Raises StoreError as
