@@ -278,6 +278,7 @@ class Scheduler:
                 rollouts.append(_done(finished))
                 continue
             await self._slots.acquire()
+            self._runner.log.expect(self._log.rollout_id(index, place))
             if place is None or not self._runner.log.durable:
                 self._log.restart(self._log.rollout_id(index, place), "the process that ran it was stopped")
             rollouts.append(self._spawn(self._rollout(task, index, place)))
