@@ -72,6 +72,9 @@ verl 0.9.1 in a process of its own | `make test-peers` |
 `torch.optim.AdamW`, one forward for each rollout | `pytest tests/parity/test_plain_loop.py` |
 | `turn_level`, `gigpo`, `process`, `hierarchical`, `rae`, `topr`, `vespo`, `m2po` | the exact mean of the gradient over all that a \
 bandit of two turns can give | `pytest tests/parity/test_enumerated_bandit.py` |
+| `survival = "inverse"`: updates of which rollouts are lost by a hazard per turn, with `reinforce`, `rloo` and `grpo` without its \
+deviation | the gradient of the reward where nothing is lost, exactly, over all that can be sampled and lost | \
+`pytest tests/parity/test_inverse_survival.py` |
 
 A name of verl that has no counterpart stands in a list with the reason (`APART` in `tests/peers`): `grpo_passk`, `dro`, the
 aggregation `token-sum` and the estimate `full`. The suffix `+` of an estimate (its value with k2's gradient) has none either. A newer verl with a name that is neither compared nor listed fails the tests. Where \

@@ -86,6 +86,18 @@ class Runs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """Versions of a completion that is sampled again: `versions` and `kv_versions` as in `Completion`, not empty."""
+
+    versions: Runs
+    kv_versions: Runs
+
+    def __post_init__(self) -> None:
+        if not self.versions.values or not self.kv_versions.values:
+            raise ValueError("expected the versions of at least one token, got none; leave `recorded` out")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class KeptSets:
     """Sampling supports: what truncated sampling left of the vocabulary (law 2): token i was drawn from the ids of
     `rows[i]`, ascending, 32 bits each, little-endian; from the whole vocabulary where the row is empty."""
@@ -146,6 +158,10 @@ class GenerateRequest:
 
     `adapter` names the one that samples it; None: the model as it was loaded or trained. Versions are then of the
     adapter.
+
+    `recorded` is for a turn that is sampled again: each token waits until its weights are served, and the keys and
+    values are computed again where they were. The native engine alone does so. What is pulled meanwhile must be each
+    of these versions in turn.
     """
 
     id: str
@@ -158,6 +174,7 @@ class GenerateRequest:
     allowed: Callable[[Sequence[int]], bytes] | None = None
     prompt_logprobs: bool = False
     adapter: str | None = None
+    recorded: Recorded | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

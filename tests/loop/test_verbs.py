@@ -88,14 +88,6 @@ def test_a_rollout_is_replayed_to_the_bit(run: Path, capsys: pytest.CaptureFixtu
     assert said(capsys, "replay", str(run), rollout).endswith("identical, bit for bit\n")
 
 
-def test_a_rollout_whose_weights_are_gone_names_those_that_can_be_replayed(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    message = said(capsys, "replay", str(run), "rl/3/1", code=2)
-    assert message.startswith("rl/3/1: expected the checkpoint of version 1, which sampled it, got only those of ")
-    assert "replay rl/0/* to rl/1/*, " in message and "rl/8/* to rl/9/*" in message
-
-
 @pytest.mark.parametrize("words", [("{}", "rl/99/0"), ("{}", "no such"), ("{}/none", "rl/0/0"), ("{}/rl", "rl/0/0")])
 def test_what_is_no_recorded_rollout(run: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, str]) -> None:
     message = said(capsys, "replay", *(word.format(run) for word in words), code=2)

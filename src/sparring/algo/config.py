@@ -64,6 +64,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "kl_reward": "off",
             "difficulty": "off",
             "zero_variance_filter": "off: equation 3 of arXiv 2402.03300 divides by all; DAPO's presets set it",
+            "survival": "off",
             "control": "off",
         },
         differences=(
@@ -127,6 +128,10 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Leave out groups whose rewards are all equal, or all alike to the credit rule, so that the mean is over the
     others (DAPO). Without it they count in the denominator, and are not computed unless something beside the advantage
     moves their tokens."""
+
+    survival: Literal["none", "inverse"] = "none"
+    """`inverse` weighs each rollout by the inverse of the probability that the infrastructure lets it come to its end,
+    so that rollouts which are lost more often, such as long ones, are trained as if none were lost."""
 
     control: Literal["none", "shuffled"] = "none"
     """`shuffled` permutes the rewards over all rollouts of an update: an experiment's control, which must learn

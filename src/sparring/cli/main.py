@@ -14,11 +14,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from sparring.cli import chat, check, eval, export, replay, report, run, serve
+from sparring.cli import chat, check, diff, eval, export, replay, report, run, serve
 from sparring.errors import BadInput, SparringError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-VERBS = (run, check, eval, export, chat, serve, replay, report)
+VERBS = (run, check, eval, export, chat, serve, replay, diff, report)
 
 
 REFUSALS = (

@@ -170,7 +170,8 @@ class KvCache:
     @property
     def num_idle(self) -> int:
         """Number of pages that parked conversations alone hold."""
-        return self.pool.num_idle - sum(map(self.pool.is_idle, self._tails.values()))
+        # of a copy: other threads ask, while the engine's shares and unshares
+        return self.pool.num_idle - sum(map(self.pool.is_idle, list(self._tails.values())))
 
     def pages_for(self, num_tokens: int) -> int:
         """Return the number of pages that hold `num_tokens` tokens."""

@@ -339,6 +339,8 @@ class NativeEngine:
     def _step(self) -> None:
         started, base = time.perf_counter(), self._base.version
         chunks = self._scheduler.plan(base)
+        if not chunks:  # all requests wait for newer weights
+            return
         limited = [chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.request.allowed]
         guessing = self._speculation.applies(chunks)
         drafts = self._speculation.drafts(chunks, self._scheduler) if guessing else None

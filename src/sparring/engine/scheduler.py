@@ -45,11 +45,13 @@ class StepScheduler:
         self._slots = list(range(max_running))[::-1]
         self.num_preempted = 0
         self.draining = False
+        self._scheduled: set[Sequence] = set()
+        self._all_wait = False
 
     @property
     def busy(self) -> bool:
-        """True while a request waits or runs."""
-        return bool(self._waiting or self._running)
+        """True while there is a request that the weights which are served can go on with."""
+        return bool(self._waiting or self._running) and not self._all_wait
 
     @property
     def load(self) -> tuple[int, int]:
@@ -74,6 +76,9 @@ class StepScheduler:
     def add(self, sequence: Sequence) -> None:
         """Add a new request to the waiting ones."""
         insort(self._waiting, sequence, key=_rank)
+        self._all_wait = False
+        if sequence.schedule is not None:
+            self._scheduled.add(sequence)
         if self._sharing is not None:
             self._sharing.add(sequence)
 
@@ -84,7 +89,11 @@ class StepScheduler:
             self._sharing.begin_step(self._waiting, version)
         self._make_way()
         preempted, page_size = self.num_preempted, self.cache.page_size
+        if self._scheduled:
+            self._read_again()
         running = [(sequence, sequence.pending) for sequence in self._running]
+        if self._scheduled:
+            running = [(sequence, pending) for sequence, pending in running if not sequence.waits(version)]
         budget = self._max_batch_tokens - sum(pending == 1 for _, pending in running)
         chunks: list[Chunk] = []
         # better ranks first: whoever must give way has a worse rank and is not in the plan yet
@@ -107,6 +116,8 @@ class StepScheduler:
                 budget -= count if pending > 1 else 0
                 chunks.append(self._chunk(sequence, count, version))
         entering = [sequence for sequence in self._waiting if sequence.logprobs] if self.draining else self._waiting[:]
+        if self._scheduled:
+            entering = [sequence for sequence in entering if not sequence.waits(version)]
         for sequence in entering:
             if not (self._slots and budget > 0 and self.num_preempted == preempted):
                 break
@@ -124,6 +135,7 @@ class StepScheduler:
             )
             budget -= count
             chunks.append(self._chunk(sequence, count, version))
+        self._all_wait = bool(self._scheduled) and all(sequence.waits(version) for sequence in self.sequences)
         chunks.sort(key=_adapter)  # rows of one adapter side by side are one product
         return chunks
 
@@ -134,6 +146,9 @@ class StepScheduler:
         if most == 1 or any(count > 1 or not samples for _, _, count, samples in chunks):
             return 1
         steps = min([most, *(sequence.max_new - len(sequence.logprobs) for sequence, *_ in chunks)])
+        for sequence, *_ in chunks if self._scheduled else ():
+            if sequence.schedule is not None:
+                steps = min(steps, sequence.schedule.steps(len(sequence.logprobs)) or steps)
         for sequence, *_ in chunks:
             missing = self.cache.pages_for(sequence.computed + steps - 1) - len(sequence.pages)
             if missing > 0 and self.cache.num_available >= missing + len(self._running):
@@ -151,6 +166,7 @@ class StepScheduler:
     def finish(self, sequence: Sequence, version: int) -> None:
         """Take a finished request out and park its pages for its conversation where all of them are of `version`."""
         self._leave(sequence)
+        self._over(sequence)
         conversation = sequence.conversation
         if sequence.keep and conversation is not None and sequence.oldest == sequence.version_under(version):
             self.cache.park(conversation, *self._held(sequence), sequence.weights_under(version))
@@ -160,10 +176,12 @@ class StepScheduler:
         self._give_back(sequence)
 
     def recompute(self, adapter: ServedAdapter | None, *, all_of_them: bool) -> None:
-        """Let the requests of an adapter (None: those without one) compute their keys and values again: all of them, or
-        only requests to score, whose result must be of one version."""
+        """Let the requests of an adapter (None: those without one) compute their keys and values again after an update:
+        all of them; or only those that are being read, so that one version reads all that stands before the first token
+        sampled since, and requests to score, whose result must be of one version."""
+        self._all_wait = False
         for sequence in self._running[:]:
-            if sequence.adapter is adapter and (all_of_them or sequence.scored_from is not None):
+            if sequence.adapter is adapter and (all_of_them or sequence.reads):
                 self._suspend(sequence)
 
     def find(self, request: str) -> list[Sequence]:
@@ -191,6 +209,7 @@ class StepScheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Take a request out wherever it is; unknown ones are ignored."""
+        self._over(sequence)
         if sequence in self._waiting:
             self._waiting.remove(sequence)
         elif sequence in self._running:
@@ -247,6 +266,13 @@ class StepScheduler:
                     break
                 self._preempt(self._running[-1])
 
+    def _read_again(self) -> None:
+        """Let requests that are sampled again compute their keys and values again where they did before."""
+        for sequence in self._running[:]:
+            schedule, oldest = sequence.schedule, sequence.oldest
+            if schedule is not None and oldest is not None and schedule.reads_again(len(sequence.logprobs), oldest):
+                self._suspend(sequence)
+
     def _chunk(self, sequence: Sequence, count: int, version: int) -> Chunk:
         begin, end = sequence.computed, sequence.computed + count
         sequence.computed, now = end, sequence.version_under(version)
@@ -281,6 +307,7 @@ class StepScheduler:
             return False
         sequence.pages, sequence.computed = allocation.pages, allocation.num_cached
         sequence.table_length, sequence.stale, sequence.gone = 0, True, 0
+        sequence.read_at = len(sequence.logprobs)
         sequence.oldest = sequence.version_under(version) if allocation.num_cached else None
         # a request that gave way finds again what it has computed itself: that counts as nothing
         if not sequence.admitted:
@@ -345,6 +372,11 @@ class StepScheduler:
         self._give_back(sequence)
         sequence.scores.clear()
         insort(self._waiting, sequence, key=_rank)
+
+    def _over(self, sequence: Sequence) -> None:
+        """Take note that a request is over: others have its room."""
+        self._scheduled.discard(sequence)
+        self._all_wait = False
 
     def _leave(self, sequence: Sequence) -> None:
         self._running.remove(sequence)

@@ -10,6 +10,7 @@ from operator import itemgetter
 from sparring.engine.kv import Weights
 from sparring.engine.ngram import Lookup
 from sparring.engine.reply import Reply
+from sparring.engine.schedule import Schedule
 from sparring.engine.served_adapter import ServedAdapter
 from sparring.generation import (
     Completion,
@@ -45,6 +46,8 @@ class Sequence:
         cached_tokens: tokens found in the cache when the request was first `admitted`.
         slot: row in the runner's tables while the request runs, else -1.
         table_length: number of pages in that row; `stale` says whether there are more by now.
+        read_at: number of sampled tokens when it was admitted last: until the next, its tokens are being read.
+        schedule: versions that its tokens wait for; None where it takes the weights as they come.
         origins: (first token, sampling version, oldest version of keys and values) for each change of versions.
         scored_from: first token that predicts one to score; None for a request that generates.
         scores: results of the rows scored so far.
@@ -69,6 +72,8 @@ class Sequence:
     share_at: int = 0
     prompt_digests: list[bytes] | None = None
     admitted: bool = False
+    read_at: int = 0
+    schedule: Schedule | None = None
     cached_tokens: int = 0
     slot: int = -1
     table_length: int = 0
@@ -103,6 +108,7 @@ class Sequence:
             keep=keep and request.conversation is not None,
             tops=[] if request.sampling.top_logprobs else None,
             kept=[] if _truncates(request) else None,
+            schedule=None if request.recorded is None else Schedule(request.recorded),
         )
 
     @staticmethod
@@ -146,6 +152,15 @@ class Sequence:
     def pending(self) -> int:
         """Number of tokens that still need keys and values: one while generating, more during prefill."""
         return len(self.tokens) - self.computed
+
+    @property
+    def reads(self) -> bool:
+        """True from its admission, or its return after it gave way, until it has sampled a token."""
+        return len(self.logprobs) == self.read_at
+
+    def waits(self, version: int) -> bool:
+        """Return True if its next token waits for newer weights than those where the base model's are of `version`."""
+        return self.schedule is not None and self.schedule.waits(len(self.logprobs), self.version_under(version))
 
     def extend(
         self,

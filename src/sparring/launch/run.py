@@ -144,6 +144,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
     """
     from sparring.cluster.inline import InlineCluster
     from sparring.envs.rubrics.judges import Judges
+    from sparring.rollout.load import CappedBoxes
     from sparring.sandbox.bubblewrap import BubblewrapBoxes
     from sparring.stages.preflight.run import check_directory
     from sparring.store.sqlite import SqliteStore
@@ -163,6 +164,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise refusal("run.directory", "a writable folder", str(error), "choose another") from error
+    _check_recorded(folder)
     store = SqliteStore(folder / STORE)
     judges.remember(store, partial(_who, config))
     try:
@@ -170,7 +172,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
         recipe = msgspec.to_builtins(config)
         sinks = load_sinks(config.observe, folder, name=config.run.name, recipe=recipe)
         sink = Fanout([*sinks, progress(config.observe)])
-        boxes = BubblewrapBoxes(config.sandbox)
+        boxes = CappedBoxes(BubblewrapBoxes(config.sandbox), config.sandbox.starting)
         try:
             yield Context(
                 config=config,
@@ -259,6 +261,21 @@ def _claim(folder: Path, config: RunConfig) -> None:
         staging.rename(file)
 
 
+def _check_recorded(folder: Path) -> None:
+    """Refuse a folder with the weights of a run whose record is gone: it would silently begin anew.
+
+    Raises:
+        BadInput: the record is gone.
+        StoreError: it is damaged.
+    """
+    from sparring.store.cut import is_blank
+
+    weights = next((path for kind in ("checkpoints/step-*", "model") for path in folder.glob(f"*/{kind}")), None)
+    if weights is not None and is_blank(folder / STORE):
+        do = "restore it from a copy, or choose another [run] name (--name)"
+        raise refusal(str(folder / STORE), f"the record of the run that wrote {weights}", "an empty one", do)
+
+
 def _compare(folder: Path, config: RunConfig) -> None:
     """Refuse a config other than the one that the folder's run was started with, or one that cannot be written as TOML.
 
@@ -271,7 +288,7 @@ def _compare(folder: Path, config: RunConfig) -> None:
     begun = msgspec.to_builtins(resolve(load(folder / CONFIG)))
     if "rl" in config.run.stages and _filtered_by_default(folder / CONFIG):
         begun["algo"]["zero_variance_filter"] = True
-    differing = _differences(begun, msgspec.to_builtins(config))
+    differing = config_differences(begun, msgspec.to_builtins(config))
     if differing:
         raise refusal(
             str(folder),
@@ -289,13 +306,20 @@ def _filtered_by_default(file: Path) -> bool:
     return not explicit and algo.get("credit", {}).get("name") in ("grpo", "maxrl", "opo", "pass_at_k", "rloo")
 
 
-def _differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Return the keys that differ, as `path (old -> new)`. Progress display and the memory check do not count."""
+def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Return the keys in which two configs, as plain data, differ, as `path (old -> new)`. Progress display and the
+    memory check do not count.
+
+    Args:
+        old: the first config, or its part under `path`.
+        new: the second.
+        path: of that part; empty for the config.
+    """
     if path in ("observe", "run.memory"):
         return []
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = sorted(old.keys() | new.keys())
-        return [d for key in keys for d in _differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))]
+        return [d for key in keys for d in config_differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))]
     return [] if old == new else [f"{path} ({old!r} -> {new!r})"]
 
 

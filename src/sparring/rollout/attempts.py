@@ -10,8 +10,8 @@ from sparring.errors import EngineError, InfraError, JudgeError, NotRebuildable
 from sparring.record.recorder import trajectory_id
 from sparring.record.transcript import Transcript
 from sparring.rollout.attempt_log import EndedAttempt, UnfinishedRollout
-from sparring.rollout.blame import Place, WorldCalls
-from sparring.rollout.lengths import sampled_tokens
+from sparring.rollout.blame import Call, Place, WorldCalls
+from sparring.rollout.admitted import sampled_tokens
 from sparring.rollout.rebuild import AttemptRecord, Suspension
 from sparring.types import Failure, Outcome, OutcomeKind, Rollout, Score, Segment, Trajectory, Usage
 
@@ -29,6 +29,7 @@ class Attempt:
         rebuilt: whether everything that was recorded before it came again.
         broken: the call of the world that broke.
         unjudged: the conversation is whole and only its judge failed, so that nothing is run again.
+        broken_call: the kind of the call that broke; without a box the environment could not even be opened.
     """
 
     rollout: Rollout
@@ -39,6 +40,7 @@ class Attempt:
     rebuilt: bool = True
     broken: Place | None = None
     unjudged: bool = False
+    broken_call: Call | None = None
 
 
 class Attempts:

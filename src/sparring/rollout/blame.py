@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparring.types import Failure
@@ -13,6 +14,14 @@ fail alone, 0.05 % fail in four worlds one after the other."""
 
 Call = tuple[str, ...]
 """A kind of call: its phase, the role that replied, and the tools that were called."""
+
+
+OPENING: Call = ("open", "")
+"""An environment is opened."""
+
+
+def unheard(call: Call) -> None:
+    """Take no note of a call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,9 +44,13 @@ class WorldCalls:
 
     Args:
         successes: of the environment; shared by its rollouts.
+
+    Attributes:
+        answered: called with the kind of every call that was answered.
     """
 
     def __init__(self, successes: Successes) -> None:
+        self.answered: Callable[[Call], None] = unheard
         self._environment = successes.counts
         self._own: defaultdict[Call, int] = defaultdict(int)
         self._broken: dict[Place, tuple[Failure, int, int]] = {}
@@ -46,6 +59,7 @@ class WorldCalls:
         """Count a call that was answered. Whatever broke in its place before broke alone."""
         self._environment[place.call] += 1
         self._own[place.call] += 1
+        self.answered(place.call)
         if self._broken:
             self._broken.pop(place, None)
 

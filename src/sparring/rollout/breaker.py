@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from sparring.errors import EnvError, InfraError, JudgeError, Outage, SandboxError, ToolHostError
 from sparring.observe.metrics import Metrics
+from sparring.rollout.blame import Call
 from sparring.types import Group
 
 ENVIRONMENTS = (SandboxError, ToolHostError, EnvError)
@@ -24,13 +25,21 @@ EMPTY_STEPS = 3
 
 @dataclass(slots=True)
 class Trial:
-    """One attempt at a rollout as its breaker sees it: `error` is set when it failed, `is_excused` says afterwards
-    whether it was under way when an outage struck, and so costs none of the rollout's retries."""
+    """One attempt at a rollout as its breaker sees it: `error` is set when it failed, and `broken` to the call of the
+    environment that did, if one did; `is_excused` says afterwards whether it was under way when an outage struck, and
+    so costs none of the rollout's retries."""
 
     task: str
+    breaker: Breaker
     is_probe: bool
     error: InfraError | None = None
+    broken: Call | None = None
     is_excused: bool = False
+
+    def answered(self, call: Call) -> None:
+        """Take note of a call of the environment that was answered."""
+        if self.is_probe:
+            self.breaker.answered(self, call)
 
 
 class Breaker:
@@ -38,8 +47,8 @@ class Breaker:
 
     It opens when more attempts in a row have failed than are still under way, at least `FEWEST_FAILURES`, and not of
     one task alone: an environment that fails often but not always goes on, and so does one with a task that it cannot
-    bear. While it is open one attempt at a time is a probe, and all others wait in turn; the first that succeeds closes
-    it.
+    bear. While it is open one attempt at a time is a probe, and all others wait in turn. It closes as soon as a probe
+    is answered a call of the kind that broke last; where what broke was no call, when an attempt succeeds.
 
     Args:
         name: of the environment.
@@ -52,6 +61,7 @@ class Breaker:
         self._name, self._outage_s, self._report, self._metrics = name, outage_s, report, metrics
         self._failures = 0
         self._failed_tasks: set[str] = set()
+        self._broken: Call | None = None
         self._running = 0
         self._opened_s: float | None = None
         self._pause_s = FIRST_PAUSE_S
@@ -70,7 +80,7 @@ class Breaker:
         Raises:
             Outage: it was a probe, it failed, and the outage has lasted `outage_s`.
         """
-        trial = Trial(task=task, is_probe=await self._enter())
+        trial = Trial(task=task, breaker=self, is_probe=await self._enter())
         self._running += 1
         try:
             yield trial
@@ -84,6 +94,14 @@ class Breaker:
         elif isinstance(trial.error, ENVIRONMENTS):
             self._failed(trial)
         self._end_probe(trial)
+
+    def answered(self, trial: Trial, call: Call) -> None:
+        """Take note of a call that a probe was answered: of the kind that broke last, it ends the outage, and the rest
+        of the attempt is like any other."""
+        if call == self._broken:
+            self._end_probe(trial)
+            trial.is_probe = False
+            self._succeeded()
 
     async def _enter(self) -> bool:
         """Wait while another attempt probes; return whether this one is the probe."""
@@ -105,6 +123,7 @@ class Breaker:
     def _succeeded(self) -> None:
         self._failures, self._pause_s = 0, FIRST_PAUSE_S
         self._failed_tasks.clear()
+        self._broken = None
         if self._opened_s is not None:
             down_s = asyncio.get_running_loop().time() - self._opened_s
             self._opened_s = None
@@ -116,6 +135,7 @@ class Breaker:
         now = asyncio.get_running_loop().time()
         self._failures += 1
         self._failed_tasks.add(trial.task)
+        self._broken = trial.broken or self._broken
         enough = self._failures >= max(FEWEST_FAILURES, self._running + 1) and len(self._failed_tasks) > 1
         if self._opened_s is None and enough:
             self._opened_s = now

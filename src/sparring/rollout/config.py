@@ -39,7 +39,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Optimiser steps that a group may be behind when it is trained. 0 is synchronous."""
 
     max_concurrent_rollouts: int = 128
-    """Rollouts in flight."""
+    """Most rollouts in flight. An engine that reports what its requests lost (the native one) has fewer while its cache
+    does not hold their conversations together."""
 
     temperature: float = 1.0
     """Sampling temperature; 0 is greedy."""

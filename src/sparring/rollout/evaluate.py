@@ -1,4 +1,4 @@
-"""Evaluation: held-out tasks, each sampled once or several times, beside training at a lower priority, never near a
+"""Evaluation: held-out tasks, each sampled once or several times, beside training in a share of its own, never near a
 window or a baseline. What is recorded is not run again."""
 
 from __future__ import annotations
@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -25,13 +26,11 @@ from sparring.protocols import Scorer
 from sparring.rollout.attempts import failure_of
 from sparring.rollout.digest import digest
 from sparring.rollout.group_scoring import GroupScoring
+from sparring.rollout.load import EvalShare
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.scheduler import unscored
 from sparring.rollout.seeds import rollout_seed
 from sparring.types import POLICY, Group, Outcome, Purpose, Score, Task
-
-PRIORITY = -1
-"""Priority at the engine, below training's 0: evaluation gets what training leaves."""
 
 
 class EvalStore(Protocol):
@@ -132,11 +131,11 @@ class ScoredRunner:
         self._scoring = GroupScoring(scorers, runner)
 
     async def run(
-        self, task: Task, *, rollout_id: str, index: int, seed: int, purpose: Purpose = "eval", priority: int = PRIORITY
+        self, task: Task, *, rollout_id: str, index: int, seed: int, purpose: Purpose = "eval", admission: int = 0
     ) -> Finished:
         """Run a task as the runner does, then score it. A scorer that fails is a judge that failed."""
         finished = await self._runner.run(
-            task, rollout_id=rollout_id, index=index, seed=seed, purpose=purpose, priority=priority
+            task, rollout_id=rollout_id, index=index, seed=seed, purpose=purpose, admission=admission
         )
         if finished.score is None:
             return finished
@@ -153,6 +152,7 @@ async def evaluate(
     plan: EvalPlan,
     *,
     max_concurrent_rollouts: int,
+    share: EvalShare | None = None,
     store: EvalStore | None = None,
     done: Callable[[int, Finding], None] = lambda number, finding: None,
 ) -> dict[int, Finding]:
@@ -162,6 +162,7 @@ async def evaluate(
         runner: runs one rollout.
         plan: which rollouts.
         max_concurrent_rollouts: rollouts in flight, at least 1.
+        share: what bounds them further beside training; None where nothing else is sampled.
         store: the record; None keeps none.
         done: called after each rollout with how many the record has.
 
@@ -177,7 +178,8 @@ async def evaluate(
 
     async def work() -> None:
         for number in missing:
-            group = await _one(runner, plan, number)
+            async with share or nullcontext():
+                group = await _one(runner, plan, number, 0 if share is None else share.admission())
             if store is not None:
                 store.append(group, stage=plan.stage)
             findings[number] = _finding(group)
@@ -229,13 +231,13 @@ def summarize(plan: EvalPlan, findings: Mapping[int, Finding], ks: Sequence[int]
     )
 
 
-async def _one(runner: RolloutRunner | ScoredRunner, plan: EvalPlan, number: int) -> Group:
+async def _one(runner: RolloutRunner | ScoredRunner, plan: EvalPlan, number: int, admission: int) -> Group:
     """Run one rollout and return it as a group of one, or of none where it left."""
     sample, place = divmod(number, len(plan.tasks))
     task, name = plan.tasks[place], f"{plan.stage}/{number}"
     seed = rollout_seed(plan.run_seed, "eval", task, sample)
     finished: Finished = await runner.run(
-        task, rollout_id=name, index=sample, seed=seed, purpose="eval", priority=PRIORITY
+        task, rollout_id=name, index=sample, seed=seed, purpose="eval", admission=admission
     )
     rollout, score = finished.rollout, finished.score
     scores: tuple[Score, ...] = (score,) if score is not None and score.reward is not None else ()

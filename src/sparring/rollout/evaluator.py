@@ -11,6 +11,7 @@ from typing import Protocol
 
 from sparring.observe.evaluation import Evaluation
 from sparring.rollout.evaluate import EvalPlan, EvalStore, ScoredRunner, evaluate, summarize
+from sparring.rollout.load import EvalShare
 from sparring.rollout.runner import RolloutRunner
 
 
@@ -23,8 +24,8 @@ class RestartableStore(EvalStore, Protocol):
 
 
 class Evaluator:
-    """A second scheduler on training's engine, at a lower priority. An evaluation goes on while the weights change, so
-    its result has a range of versions. Where the next is due before its end, that one is left out: evaluations never
+    """A second scheduler on training's engine, with a share of its own. An evaluation goes on while the weights change,
+    so its result has a range of versions. Where the next is due before its end, that one is left out: evaluations never
     queue up.
 
     Use it as a context: leaving it stops what is under way.
@@ -33,7 +34,7 @@ class Evaluator:
         runner: runs one rollout.
         plan: whose `stage` is what those after a step begin with: the one after step 20 is recorded under `<stage>/20`.
         every: so many steps; 0 never evaluates.
-        max_concurrent_rollouts: rollouts in flight, at least 1.
+        share: of the rollouts in flight.
         store: the record.
         on_result: called with the step and the result.
         left_out: called with the step whose evaluation was due, and the one that is still under way.
@@ -46,7 +47,7 @@ class Evaluator:
         plan: EvalPlan,
         *,
         every: int,
-        max_concurrent_rollouts: int,
+        share: EvalShare,
         store: RestartableStore,
         on_result: Callable[[int, Evaluation], None],
         left_out: Callable[[int, int], None],
@@ -55,7 +56,7 @@ class Evaluator:
         self._runner = runner
         self._plan = plan
         self._every = every
-        self._most = max_concurrent_rollouts
+        self._share = share
         self._store = store
         self._on_result = on_result
         self._left_out = left_out
@@ -102,5 +103,7 @@ class Evaluator:
         plan = replace(self._plan, stage=f"{self._plan.stage}/{step}")
         # what an earlier process left of it was sampled with weights that are no longer those of any step
         self._store.truncate(plan.stage, 0, first_group=0)
-        findings = await evaluate(self._runner, plan, max_concurrent_rollouts=self._most, store=self._store)
+        findings = await evaluate(
+            self._runner, plan, max_concurrent_rollouts=self._share.most, share=self._share, store=self._store
+        )
         self._on_result(step, summarize(plan, findings))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sparring.observe.metrics import Metrics
-from sparring.rollout.lengths import AdmittedLengths, lost_rollouts, sampled_tokens, turns
+from sparring.observe.survival import lost_rollouts, turns
+from sparring.rollout.admitted import AdmittedRollouts, sampled_tokens
 from sparring.types import Group, Rollout
 
 
@@ -39,10 +40,16 @@ def measure(metrics: Metrics, group: Group, *, lag: int) -> None:
             metrics.add(f"rollout/part/{name}", value)
 
 
-def length_metrics(lengths: AdmittedLengths) -> dict[str, float]:
-    """Return the mean length that admitted rollouts would have had, and the length bias of those that can be trained;
-    each only where it is known."""
-    values = {"rollout/admitted_tokens_mean": lengths.admitted_tokens(), "rollout/length_bias": lengths.bias()}
+def admitted_metrics(admitted: AdmittedRollouts) -> dict[str, float]:
+    """Return what is estimated of the rollouts that were admitted, and how those that can be trained differ from them:
+    length, success, domains; each only where it is known."""
+    values = {
+        "rollout/admitted_tokens_mean": admitted.admitted_tokens(),
+        "rollout/length_bias": admitted.length_bias(),
+        "rollout/admitted_success": admitted.admitted_success(),
+        "rollout/success_bias": admitted.success_bias(),
+        **{f"rollout/domain_bias/{name}": bias for name, bias in admitted.domain_bias().items()},
+    }
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -1,5 +1,6 @@
 """Phases of an attempt: which part of the machinery it waits for, since when, and how long it may.
 
+    box queue   others start their boxes                            no limit
     box     a box is taken                                          box_timeout_s      SandboxError
     open    the environment is made and opened                      open_timeout_s     EnvError
     turn    one reply: queueing, generating, updates of weights     turn_timeout_s     EngineError
@@ -14,6 +15,7 @@ strikes is the infrastructure's failure, whatever the policy did. The policy's o
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
@@ -24,9 +26,10 @@ from sparring.protocols import Session
 from sparring.rollout.config import RolloutConfig
 from sparring.types import POLICY, Message, ToolSpec
 
-Phase = Literal["box", "open", "turn", "tool", "score", "close", "harness"]
+Phase = Literal["box queue", "box", "open", "turn", "tool", "score", "close", "harness"]
 
 ERRORS: dict[Phase, type[InfraError]] = {
+    "box queue": SandboxError,
     "box": SandboxError,
     "open": EnvError,
     "turn": EngineError,
@@ -37,6 +40,7 @@ ERRORS: dict[Phase, type[InfraError]] = {
 }
 
 UNDONE: dict[Phase, str] = {
+    "box queue": "no box",
     "box": "no box",
     "open": "not open",
     "turn": "no reply",
@@ -105,7 +109,9 @@ class Waits:
     """
 
     def __init__(self, config: RolloutConfig) -> None:
-        self._limits: dict[Phase, float] = {phase: getattr(config, _key(phase)) for phase in ERRORS}
+        self._limits: dict[Phase, float] = {
+            phase: math.inf if phase == "box queue" else getattr(config, _key(phase)) for phase in ERRORS
+        }
         self._loop: asyncio.AbstractEventLoop | None = None
         self._armed: set[Phase] = set()
         self.under_way: dict[Phase, dict[int, Wait]] = {phase: {} for phase in ERRORS}
@@ -121,7 +127,7 @@ class Waits:
             self._loop, self._armed = loop, set()
         wait.since = loop.time()
         self.under_way[wait.phase][id(wait)] = wait
-        if wait.phase not in self._armed:
+        if wait.phase not in self._armed and self._limits[wait.phase] < math.inf:
             self._armed.add(wait.phase)
             loop.call_at(wait.since + self._limits[wait.phase], self._look, wait.phase, loop)
 
@@ -130,9 +136,10 @@ class Waits:
         self.under_way[wait.phase].pop(id(wait), None)
 
     def oldest(self) -> Wait | None:
-        """Return the phase that has been under way for longest; None where there is none."""
+        """Return the phase that has been under way for longest, one that waits for others' boxes only where there is no
+        other; None where there is none."""
         first = [next(iter(waits.values())) for waits in self.under_way.values() if waits]
-        return min(first, key=lambda wait: wait.since, default=None)
+        return min(first, key=lambda wait: (wait.phase == "box queue", wait.since), default=None)
 
     def _look(self, phase: Phase, loop: asyncio.AbstractEventLoop) -> None:
         """Cut the phases of one kind that are overdue, and look again when the next one would be."""

@@ -23,6 +23,10 @@ class Difference:
     expected: str
     got: str
 
+    def __str__(self) -> str:
+        place = f"{self.trajectory}, segment {self.segment}, position {self.position}"
+        return f"{place}: {self.what} {self.expected} -> {self.got}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayReport:

@@ -31,10 +31,11 @@ from sparring.protocols import Boxes, EnvFactory, Harness
 from sparring.record.transcript import Transcript
 from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.attempts import Attempt, Attempts, broken_by
-from sparring.rollout.blame import Successes, WorldCalls
+from sparring.rollout.blame import OPENING, Successes, WorldCalls
 from sparring.rollout.breaker import Breakers
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode, SessionRecorder, outcome_at
+from sparring.rollout.load import CappedBoxes, Places
 from sparring.rollout.phases import Phases, Waits
 from sparring.rollout.rebuild import Suspension, Watch
 from sparring.rollout.stalls import Stalls
@@ -64,7 +65,8 @@ class RolloutRunner:
 
     Args:
         factory: makes the environment.
-        boxes: the pool; only tasks with a `box` take one.
+        boxes: the pool; only tasks with a `box` take one. Of `CappedBoxes`, an attempt that waits for others to start
+            theirs is in the phase `box queue`, which has no limit.
         recorder: opens the sessions.
         harness: holds the conversation.
         config: limits, retries.
@@ -75,6 +77,7 @@ class RolloutRunner:
 
     Attributes:
         breakers: of the environments.
+        places: of the rollouts that a scheduler has in flight.
         close_failures: the latest environments and boxes that did not close; they change no outcome.
         waits: the phases that are under way.
         abandoned: environments whose code went on although it was cancelled.
@@ -94,7 +97,7 @@ class RolloutRunner:
         report: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._factory = factory
-        self._boxes = boxes
+        self._boxes, self._starts = (boxes.pool, boxes.starts) if isinstance(boxes, CappedBoxes) else (boxes, None)
         self._recorder = recorder
         self._harness = harness
         self.config = config
@@ -106,6 +109,7 @@ class RolloutRunner:
         self.report = report
         places = factory.places if isinstance(factory, Domains) else {}
         self._places = {name: asyncio.Semaphore(number) for name, number in places.items()}
+        self.places = Places(config.max_concurrent_rollouts)
         self.breakers = Breakers(config.outage_s, report)
         self.close_failures: deque[InfraError] = deque(maxlen=100)
         self.waits = Waits(config)
@@ -189,8 +193,10 @@ class RolloutRunner:
             if attempts.failures:
                 await asyncio.sleep(retry_pause_s(self.config.retry_delay_s, attempts.idle + 1, rollout_id))
             async with self._place_of(task), breaker.trial(task.id) as trial:
+                attempts.calls.answered = trial.answered
                 done = await play(rollout_id=attempts.id, attempts=attempts)
                 trial.error = None if isinstance(done.error, (Suspended, NotRebuildable)) else done.error
+                trial.broken = done.broken_call
             if done.error is None:
                 broken = attempts.finished(done)
                 return Finished(rollout=done.rollout, score=done.score, broken=broken, transcripts=done.transcripts)
@@ -260,7 +266,9 @@ class RolloutRunner:
         if done.error is None:
             return done
         record = watch.record(done.rollout.trajectories) if env.rebuildable else None
-        return replace(done, record=record, rebuilt=watch.rebuilt, broken=watch.broken)
+        boxless = task.box is not None and episode.box is None
+        call = watch.broken.call if watch.broken else OPENING if boxless else None
+        return replace(done, record=record, rebuilt=watch.rebuilt, broken=watch.broken, broken_call=call)
 
     def phases(self, name: str) -> Phases:
         """Return the phases of an attempt or of a group's scoring, under this runner's limits."""
@@ -315,7 +323,8 @@ class RolloutRunner:
             self._stalls.reset()
 
     async def _take_box(self, episode: RunningEpisode) -> None:
-        """Give the episode its box. Waiting for one is not on the policy's clock.
+        """Give the episode its box. Waiting for one is not on the policy's clock; waiting until it may start is on no
+        clock at all.
 
         Raises:
             SandboxError: there is none, or not in time.
@@ -323,11 +332,18 @@ class RolloutRunner:
         """
         if episode.task.box is None:
             return
-        with episode.env.phases.within("box"):
-            try:
+        phases = episode.env.phases
+        if self._starts is not None:
+            with phases.within("box queue"):
+                await self._starts.acquire()
+        try:
+            with phases.within("box"):
                 episode.box = await self._boxes.take(episode.task.box)
-            except BadInput as error:
-                raise TaskError(str(error)) from error
+        except BadInput as error:
+            raise TaskError(str(error)) from error
+        finally:
+            if self._starts is not None:
+                self._starts.release()
 
     async def _play(self, episode: RunningEpisode) -> Outcome:
         """Let the harness run; return how it ended when nothing broke.
@@ -347,9 +363,8 @@ class RolloutRunner:
     async def _held(self, episode: RunningEpisode) -> Outcome:
         """Let the harness run."""
         try:
-            with episode.env.phases.within("harness"):
-                with boundary(EnvError, "harness"):
-                    await InlineExecutor().run(self._harness.run, episode)
+            with episode.env.phases.within("harness"), boundary(EnvError, "harness"):
+                await InlineExecutor().run(self._harness.run, episode)
         except LimitReached as limit:
             return outcome_at(limit)
         except PolicyFailure:

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 from sparring.errors import InfraError, SparringError
 from sparring.observe.metrics import Metrics
 from sparring.protocols import Scorer, TaskSource
+from sparring.rollout.admitted import AdmittedRollouts
 from sparring.rollout.attempts import failure_of
 from sparring.rollout.breaker import EmptySteps
 from sparring.rollout.feed import TaskFeed
 from sparring.rollout.group_log import Admission, GroupLog
 from sparring.rollout.group_scoring import GroupScoring
-from sparring.rollout.lengths import AdmittedLengths
-from sparring.rollout.metrics import length_metrics, measure
+from sparring.rollout.metrics import admitted_metrics, measure
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.rollout.window import Window
@@ -50,6 +50,9 @@ class Scheduler:
             id.
         baseline: runs one rollout more of every task, with the purpose "baseline"; its score is in `Group.baselines`,
             or the rollout in `Group.failed`.
+
+    Attributes:
+        places: of the rollouts in flight; those of the runner.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Scheduler:
         self._log = log
         if baseline is not None:
             baseline.breakers = runner.breakers
-        self._slots = asyncio.Semaphore(runner.config.max_concurrent_rollouts)
+        self.places = runner.places
         self._pending: asyncio.Queue[asyncio.Future[Group] | None] = asyncio.Queue()
         self._without_place: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -88,7 +91,7 @@ class Scheduler:
         self._fresh = True
         self._dead: asyncio.Future[None] | None = None
         self._metrics = Metrics()
-        self._lengths = AdmittedLengths()
+        self._admitted = AdmittedRollouts()
 
     async def groups(self) -> AsyncIterator[Group]:
         """Yield every group, in admission order, until the source or the window ends.
@@ -109,7 +112,8 @@ class Scheduler:
                     self._observe_to(group.index)
                     self._observe(group)
                 measure(self._metrics, group, lag=self._lag(group))
-                self._lengths.add(group)
+                self._metrics.add("rollout/places", self.places.limit, "min")
+                self._admitted.add(group)
                 self._empty_steps.add(group)
                 yield group
         finally:
@@ -146,16 +150,16 @@ class Scheduler:
         if rollout_id in self._without_place:
             self._without_place.discard(rollout_id)
         else:
-            self._slots.release()
+            self.places.release()
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the groups yielded since the last call."""
-        lengths, self._lengths = self._lengths, AdmittedLengths()
+        admitted, self._admitted = self._admitted, AdmittedRollouts()
         if self._source.left_out:
             self._metrics.add("rollout/tasks_left_out", self._source.left_out, "sum")
             self._source.left_out = 0
         counts = {**self._metrics.take(), **self._runner.metrics(), **self._runner.breakers.metrics.take()}
-        return {**counts, **length_metrics(lengths)}
+        return {**counts, **admitted_metrics(admitted)}
 
     def state(self, step: int) -> dict[str, Any]:
         """Return what a resume after `step` steps needs.
@@ -220,7 +224,7 @@ class Scheduler:
             admission = self._admission(self._window.next_index)
             if admission is None:
                 await self._window.reached(self._trained_steps)
-                await self._slots.acquire()  # the first rollout's, so that the group's version is the one it starts on
+                await self.places.acquire()  # the first rollout's, so that the group's version is the one it starts on
             index = await self._window.acquire()
             if index is None:
                 break
@@ -254,7 +258,7 @@ class Scheduler:
         rollouts: list[asyncio.Future[Finished]] = []
         for place in self._places():
             if rollouts:
-                await self._slots.acquire()
+                await self.places.acquire()
             rollouts.append(self._spawn(self._rollout(task, index, place)))
         self._pending.put_nowait(self._spawn(self._group(task, index, version, rollouts)))
 
@@ -277,7 +281,7 @@ class Scheduler:
             if finished is not None:
                 rollouts.append(_done(finished))
                 continue
-            await self._slots.acquire()
+            await self.places.acquire()
             self._runner.log.expect(self._log.rollout_id(index, place))
             if place is None or not self._runner.log.durable:
                 self._log.restart(self._log.rollout_id(index, place), "the process that ran it was stopped")

@@ -94,10 +94,12 @@ def check_window(
     The proof. Call a step *open* while its groups are missing. (1) The window admits in order of index and always
     admits the groups of the open step: their step number minus 1 equals the released steps, and `max_lag` is at least
     0. (2) Places for rollouts are handed out in admission order and given back only by a rollout's end, so the open
-    step's rollouts wait at most for rollouts that were admitted before them, all of which are running. (3) A running
+    step's rollouts wait at most for rollouts that were admitted before them, all of which are running. Their number
+    follows the engine's load but is never below one, and evaluation has places of its own. (3) A running
     rollout is always in a phase: box, open, turn, tool, score, close, or in its harness between two of them. Each phase
     has a limit of time that needs nothing of what is waited for: an environment's code runs on a thread of its own, and
-    where it blocks or ignores cancellation it is left behind; a second pass over a group has a limit too. The engine
+    where it blocks or ignores cancellation it is left behind; a second pass over a group has a limit too. (The phase
+    `box queue` has none: its places are handed out in order, and each is given back within `box_timeout_s`.) The engine
     can always run its oldest request if one whole rollout fits into its cache, because it may then push out every other
     conversation, so turns end without their limit. What is left is trusted not to block: a harness, and code that
     holds the interpreter's lock. (4) So every running rollout ends, the open step fills, and the trainer, which waits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,8 @@ from sparring.recipe.run_config import RunConfig
 from sparring.types import POLICY
 
 if TYPE_CHECKING:
-    from sparring.protocols import Renderer
+    from sparring.loop import ServesWeights
+    from sparring.protocols import Engine, Renderer
 
 TOLD = "memory"
 """Under this key of the store, what was last said of the run's memory."""
@@ -29,8 +31,26 @@ APART = ("collect", "reward_model", "eval")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Repetition:
+    """Repetition of recorded steps of a live stage, in a copy of its run.
+
+    Attributes:
+        last_step: steps after it are not repeated.
+        updates: makes the part that the loop publishes to, of the policy's engine and the checkpoint folder that it
+            serves.
+    """
+
+    last_step: int
+    updates: Callable[[Engine, Path], ServesWeights]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
-    """The parts that all stages of a run share. Whoever made it closes them."""
+    """The parts that all stages of a run share. Whoever made it closes them.
+
+    Attributes:
+        repetition: of recorded steps, where a stage runs for that; None where it trains.
+    """
 
     config: RunConfig
     folder: Path
@@ -41,6 +61,7 @@ class Context:
     factory: EnvFactory
     harness: Harness
     judges: Judges
+    repetition: Repetition | None = None
 
     def output(self, stage: str) -> Path:
         """Return the Hugging Face or adapter folder that `stage` writes (whether or not it exists yet)."""

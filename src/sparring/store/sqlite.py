@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import msgspec
 from sparring.errors import StoreError, refusal
 from sparring.log import LogEntry, LogKind
 from sparring.store.codec import SCHEMA_VERSION, StoredGroup, StoredRollout, decode, encode
+from sparring.store.cut import DAMAGED, check_header, check_pages
 from sparring.store.lock import RunLock
 from sparring.store.schema import OLDEST, migrate
 from sparring.types import CheckpointRef, Group, Rollout, Score, Segment
@@ -36,8 +37,8 @@ WAY_OUT = {
     "SQLITE_READONLY": f"make the file and its folder writable, {AGAIN}",
     "SQLITE_BUSY": f"end the program that holds the file, {AGAIN}",
     "SQLITE_LOCKED": f"end the program that holds the file, {AGAIN}",
-    "SQLITE_CORRUPT": "the file is damaged: restore it from a copy, or start a new run folder",
-    "SQLITE_NOTADB": "the file is damaged: restore it from a copy, or start a new run folder",
+    "SQLITE_CORRUPT": DAMAGED,
+    "SQLITE_NOTADB": DAMAGED,
     "SQLITE_CONSTRAINT": "it is already recorded and nothing was written: report this as a defect of Sparring",
 }
 """Advice to the user, by what SQLite's error codes begin with (`sqlite.org/rescode.html`)."""
@@ -76,18 +77,18 @@ class SqliteStore:
         if read_only:
             if not self._path.is_file():
                 raise refusal(str(self._path), "the store of a run", "no file", "check the run's folder")
-            self._database = _connect(self._path, read_only=True)
         else:
             with self._translated("make the folder"):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._lock = RunLock(self._path.with_name(self._path.name + ".lock"))
-            self._database = _connect(self._path)
         self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
-        try:
+        with ExitStack() as opened:  # closed again where it cannot be used
+            if self._lock is not None:
+                opened.callback(self._lock.close)
+            self._database = _connect(self._path, read_only=read_only)
+            opened.callback(self._database.close)
             self._prepare(read_only)
-        except BaseException:
-            self.close()
-            raise
+            opened.pop_all()
 
     def _prepare(self, read_only: bool) -> None:
         """Make the connection's settings, and the tables where the file is new."""
@@ -99,10 +100,15 @@ class SqliteStore:
             except sqlite3.DatabaseError as error:
                 if getattr(error, "sqlite_errorname", "") != "SQLITE_NOTADB":
                     raise
-                raise refusal(str(self._path), "a SQLite database", "another kind of file", "move it away") from error
+                do = "restore it from a copy, or move it away"
+                raise refusal(str(self._path), "a SQLite database", "another kind of file", do) from error
+            check_pages(self._path, self._database)
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.execute("PRAGMA wal_autocheckpoint = 0")
-        if not OLDEST <= version <= SCHEMA_VERSION and (version or read_only):
+        if version == 0 and read_only:
+            do = "wait until the run has begun, or check the folder"
+            raise refusal(str(self._path), "the store of a run", "one in which nothing was recorded", do)
+        if version and not OLDEST <= version <= SCHEMA_VERSION:
             raise refusal(
                 str(self._path),
                 f"a store of version {OLDEST} to {SCHEMA_VERSION}",
@@ -429,7 +435,7 @@ class SqliteStore:
             return decode(data, kind)
         except msgspec.MsgspecError as error:
             raise StoreError(
-                f"{self._path}: expected a {kind}, got damaged data ({error}); restore the file"
+                f"{self._path}: expected {getattr(kind, '__name__', kind)}, got damaged data ({error}); {DAMAGED}"
             ) from error
 
 
@@ -449,6 +455,7 @@ def _way_out(error: sqlite3.Error | OSError) -> str:
 def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     """Return a connection without implicit transactions. It waits 5 seconds for another one's."""
     try:
+        check_header(path)
         return sqlite3.connect(
             f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
             uri=True,
@@ -456,7 +463,7 @@ def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
             check_same_thread=False,
             timeout=5.0,
         )
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:
         raise StoreError(f"{path}: expected a file to write, got {error}; check the folder and the disk") from error
 
 

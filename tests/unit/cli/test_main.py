@@ -39,7 +39,7 @@ print("heavy", sorted(roots & {"torch", "transformers", "numpy", "msgspec", "tok
 print("parts", sorted(n for n in sys.modules if n.startswith("sparring.") and n.split(".")[1] not in ("annotations", "cli", "errors", "generation", "types")))
 """
     done = _sparring(code=code)
-    for verb in ("run", "check", "eval", "export", "chat", "serve", "replay", "report"):
+    for verb in ("run", "check", "eval", "export", "chat", "serve", "replay", "diff", "report"):
         assert f"    {verb} " in done.stdout
     assert "code 0" in done.stdout
     heavy = next(line for line in done.stdout.splitlines() if line.startswith("heavy"))
@@ -61,7 +61,7 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture) ->
         ([], "sparring: expected VERB, got nothing; see sparring --help\n"),
         (
             ["rum"],
-            "sparring: argument VERB: expected one of 'run', 'check', 'eval', 'export', 'chat', 'serve', 'replay', 'report', got 'rum'; ",
+            "sparring: argument VERB: expected one of 'run', 'check', 'eval', 'export', 'chat', 'serve', 'replay', 'diff', 'report', got 'rum'; ",
         ),
         (["run"], "sparring run: expected RECIPE, got nothing; see sparring run --help\n"),
         (["eval", "a.toml"], "sparring eval: expected CHECKPOINT, got nothing; "),
@@ -121,7 +121,7 @@ def test_a_name_is_text_whatever_it_looks_like(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "argv", [["report", "{}"], ["replay", "{}", "rl/0/0"], ["export", "{}", "{}/out"], ["chat", "{}"]]
+    "argv", [["report", "{}"], ["replay", "{}", "rl/0/0"], ["diff", "{}", "{}"], ["export", "{}", "{}/out"], ["chat", "{}"]]
 )
 def test_a_folder_that_holds_nothing_is_refused(argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main([word.format(tmp_path) for word in argv]) == 2

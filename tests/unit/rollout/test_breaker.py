@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 from fates import EmptyBox, FatedBoxes, FatedWorld, Fates, Stack, make_stack
 
-from sparring.errors import EngineError, InfraError, JudgeError, Outage, SandboxError, TaskError
+from sparring.errors import EngineError, InfraError, JudgeError, Outage, SandboxError, TaskError, ToolHostError
 from sparring.harness.chat import ChatHarness
 from sparring.observe.metrics import Metrics
 from sparring.rollout.breaker import EMPTY_STEPS, FEWEST_FAILURES, Breaker, EmptySteps
@@ -20,7 +20,8 @@ from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
 from sparring.tasks.again import LostTasksAgain
 from sparring.testing.clock import run_virtual
-from sparring.testing.toy import ToyTasks
+from sparring.testing.scripted_engine import ScriptedEngine
+from sparring.testing.toy import ToyTasks, toy_renderer, toy_script
 from sparring.types import BoxSpec, Group, Task
 
 
@@ -177,5 +178,49 @@ def test_a_probe_that_is_cancelled_lets_another_probe() -> None:
         cancelled.cancel()
         await waiting
         assert not breaker.is_open
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("phase", ["take", "step"])
+def test_an_outage_ends_when_what_broke_is_answered_and_not_when_the_probes_rollout_ends(phase: str) -> None:
+    """A turn takes ten minutes here. Nobody waits for those of the probe."""
+    knocks: list[float] = []
+
+    def broken(number: int) -> InfraError | None:
+        knocks.append(now())
+        return None if now() >= until_s else SandboxError("sandbox: gone") if phase == "take" else ToolHostError("503")
+
+    until_s = 100.0 if phase == "take" else 700.0
+    slow = ScriptedEngine(toy_script(toy_renderer()), latency_s=600.0)
+    stack = make_stack(Fates(**{phase: broken}), engine=slow, group_size=4, max_concurrent_rollouts=16, outage_s=900)
+    scheduler = scheduled(stack, 1)
+    groups, _ = run_virtual(collected(scheduler.groups()))
+    assert all(len(group.rollouts) == 4 for group in groups)
+    first = min(at for at in knocks if at >= until_s)
+    assert sum(first <= at < first + 1.0 for at in knocks) >= 15, "all others go on at once"
+    assert scheduler.metrics()["rollout/outages"] == 1
+
+
+@pytest.mark.parametrize("call", [("open", ""), ("step", "policy"), None])
+def test_a_probe_is_answered_by_a_call_of_the_kind_that_broke(call: tuple[str, ...] | None) -> None:
+    """Another kind proves nothing, and where nobody knows what broke, the whole attempt has to come to its end. A probe
+    that ended the outage counts as any other attempt afterwards."""
+
+    async def main() -> None:
+        breaker = Breaker("e", 60.0, lambda sentence: None, Metrics())
+        for number in range(FEWEST_FAILURES):
+            async with breaker.trial(str(number % 2)) as trial:
+                trial.error, trial.broken = ToolHostError("503"), call
+        async with breaker.trial("probe") as trial:
+            trial.answered(("step", "policy", "search"))
+            assert breaker.is_open
+            trial.answered(("step", "policy"))
+            assert breaker.is_open == (call != ("step", "policy"))
+            if not breaker.is_open:
+                trial.error = ToolHostError("503")
+        assert not breaker.is_open
+        async with asyncio.timeout(0.1), breaker.trial("next"):
+            pass
 
     run_virtual(main())

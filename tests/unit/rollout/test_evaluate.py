@@ -44,7 +44,7 @@ def test_rates_and_intervals() -> None:
     assert result.mean_turns == result.mean_turns_successful == 2.0
     assert result.outcomes == {"completed/answered": 30} and result.lost == () and result.versions == (0, 0)
     assert stack.engine.most_in_flight == 8
-    assert all(r.priority == -1 for r in stack.engine.requests)
+    assert {(r.priority, r.admission) for r in stack.engine.requests} == {(0, 0)}
 
 
 def test_samples_of_a_task_have_seeds_of_their_own_and_more_samples_contain_fewer() -> None:

@@ -14,6 +14,7 @@ from sparring.record.recorder import Recorder
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.evaluate import EvalPlan
 from sparring.rollout.evaluator import Evaluator
+from sparring.rollout.load import EvalShare
 from sparring.rollout.runner import RolloutRunner
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.window import Window
@@ -85,7 +86,7 @@ class Life:
             runner,
             EvalPlan(tasks=TASKS, run_seed=5, stage="rl/eval"),
             every=every,
-            max_concurrent_rollouts=concurrent,
+            share=EvalShare(self.scheduler.places, 0.2, concurrent, lambda: self.window.next_index),
             store=store,
             on_result=self._on_result,
             left_out=lambda step, other: self.events.append(f"no evaluation {step} beside {other}"),
@@ -136,7 +137,9 @@ def test_training_steps_do_not_wait_for_it(store: SqliteStore) -> None:
     ]
     assert life.results[2].versions == (2, 6) and life.results[2].rollouts == 5
     assert [g.id for g in store.groups(stage="rl/eval/2")] == [f"rl/eval/2/{n}" for n in range(5)]
-    assert {r.priority for r in life.engine.requests} == {0, -1}
+    admissions = [r.admission for r in life.engine.requests if r.id.startswith("rl/eval")]
+    assert admissions[:2] == [6, 6] and admissions[-1] > 6, "they queue with the group that is admitted when they begin"
+    assert {r.priority for r in life.engine.requests} == {0}
 
 
 def test_one_that_is_done_makes_room_for_the_next(store: SqliteStore) -> None:

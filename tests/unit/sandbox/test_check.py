@@ -83,7 +83,7 @@ def test_no_interpreter(folder: Path) -> None:
 
 
 def test_the_config_refuses_what_makes_no_sense() -> None:
-    for bad in ({"servers": -1}, {"concurrency": -1}, {"grace_s": 0.0}, {"python": "python3"}):
+    for bad in ({"servers": -1}, {"concurrency": -1}, {"starting": 0}, {"grace_s": 0.0}, {"python": "python3"}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             SandboxConfig(**bad)
 

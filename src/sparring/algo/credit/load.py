@@ -1,4 +1,4 @@
-"""Credit of a config: shaping, filters, the rule and aggregation in one pipeline."""
+"""Credit of a config: shaping, filters, the rule, aggregation and weights by survival in one pipeline."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from sparring.algo.aggregation import aggregated, denominator
 from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.shuffled import Shuffled
+from sparring.algo.survival import InverseSurvival
 from sparring.protocols import Credit
 from sparring.types import Group, Sample
 
+SURVIVAL = "survival"
+"""Name of the survival's part of the state."""
+
 
 class CreditPipeline:
-    """Pipeline around a credit rule: shaping and filters of groups before it, aggregation of tokens behind it.
+    """Pipeline around a credit rule: shaping and filters of groups before it, aggregation of tokens and weights by
+    survival behind it.
 
     Implements `Credit`.
 
@@ -27,6 +32,7 @@ class CreditPipeline:
         self._config = config
         self._rule = config.credit.open()
         self._max_tokens = config.max_tokens or max_tokens
+        self._survival = InverseSurvival() if config.survival == "inverse" else None
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages and weights. A group that a filter leaves out gives an empty list; no rule sees it.
@@ -42,6 +48,8 @@ class CreditPipeline:
         chosen = [(group, rows) for group, rows, stay in zip(shaped, samples, stays, strict=True) if stay]
         credited = iter(self._rule.credit([group for group, _ in chosen], [rows for _, rows in chosen]))
         counted = [aggregated(next(credited), config.aggregation, self._max_tokens) if stay else [] for stay in stays]
+        if self._survival is not None:
+            counted = self._survival.weighted(groups, counted)
         if config.right_answers is None:
             return counted
         return [config.right_answers.imitated(group, rows) for group, rows in zip(groups, counted, strict=True)]
@@ -51,12 +59,15 @@ class CreditPipeline:
         return denominator(rows, self._config.aggregation)
 
     def state(self) -> Mapping[str, Any]:
-        """Return the state that the rule keeps between updates; nothing for most."""
-        return self._rule.state()
+        """Return the state that rule and survival keep between updates; nothing for most."""
+        kept = {} if self._survival is None else {SURVIVAL: self._survival.state()}
+        return {**self._rule.state(), **kept}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`."""
-        self._rule.restore(state)
+        self._rule.restore({name: value for name, value in state.items() if name != SURVIVAL})
+        if self._survival is not None:
+            self._survival.restore(state.get(SURVIVAL, {}))
 
     def _stays(self, group: Group, shaped: Group) -> bool:
         difficulty = self._config.difficulty

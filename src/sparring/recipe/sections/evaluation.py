@@ -46,6 +46,10 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     every_tasks: int = 100
     """Held-out tasks of an evaluation beside training, the first of `tasks`; one sample each. 0 takes all of them."""
 
+    share: float = 0.2
+    """Of an evaluation beside training: its share of the rollouts in flight, and so of a busy engine. It gets that much
+    and takes no more; at least one rollout."""
+
     max_lost: float = 0.05
     """Share of rollouts that infrastructure or judge may break, retries included; with more of them the evaluation has
     failed."""
@@ -60,6 +64,8 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("samples and max_concurrent_rollouts must be at least 1")
         if not all(1 <= k <= self.samples for k in self.ks) or len(set(self.ks)) != len(self.ks):
             raise ValueError(f"ks must be different numbers from 1 to samples = {self.samples}, got {list(self.ks)}")
+        if not 0 < self.share < 1:
+            raise ValueError(f"share must be above 0 and below 1, got {self.share}")
         if not 0 <= self.max_lost <= 1:
             raise ValueError(f"max_lost must be a share from 0 to 1, got {self.max_lost}")
 

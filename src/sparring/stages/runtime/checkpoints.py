@@ -28,6 +28,7 @@ class Checkpoints:
         last_step: the stage's last step, which is always saved.
         beside: other trainers of the stage by role. Each has a folder of that name inside the checkpoint's, so that
             they come and go with it.
+        saves: False where steps are repeated: nothing is saved.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Checkpoints:
         config: TrainConfig,
         last_step: int,
         beside: Mapping[str, Trainer] = MappingProxyType({}),
+        saves: bool = True,
     ) -> None:
         self._trainer = trainer
         self._store = store
@@ -48,6 +50,7 @@ class Checkpoints:
         self._config = config
         self._last_step = last_step
         self._beside = beside
+        self._saves = saves
         self._unsaved: tuple[StepResult, Mapping[str, float], Mapping[str, Any]] | None = None
 
     async def resume(self) -> tuple[int, Mapping[str, Any]]:
@@ -81,7 +84,7 @@ class Checkpoints:
     async def save_last(self) -> None:
         """Save the step that finished last, where that was not saved yet: for a run that ends early and is to be gone
         on with. The trainer has to stand where it stood after that step."""
-        if self._unsaved is None:
+        if self._unsaved is None or not self._saves:
             return
         from sparring.train.checkpoint import retain
 

@@ -19,13 +19,14 @@ from sparring.algo.annotate.observations import observation_targets
 from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.batch.batches import Plan, batches
 from sparring.errors import Outage, WeightsError
-from sparring.loop import run_loop
+from sparring.loop import ServesWeights, run_loop
 from sparring.observe.hooks import timed
 from sparring.observe.spans import Spans
 from sparring.protocols import Annotator, Credit, Scorer, TaskSource, Trainer, TrainPlan
 from sparring.recipe.sections.distill import DistillConfig
 from sparring.recipe.sections.rl import RlConfig
 from sparring.rollout.group_log import GroupLog
+from sparring.rollout.load import EvalShare, Places
 from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.scorers.reward_scale import RewardScale
 from sparring.rollout.window import Window
@@ -120,13 +121,14 @@ class OnlineTraining:
             `Totals` of the whole stage and `model`, the folder.
         """
         context, stage, config = self._context, self._stage, self._context.config
-        window = Window(self._section.groups_per_step, config.rollout.max_lag, self._section.steps)
+        last_step = self._section.steps if context.repetition is None else context.repetition.last_step
+        window = Window(self._section.groups_per_step, config.rollout.max_lag, last_step)
         judges = scorers(context)
         log = GroupLog(context.store, stage)
         scheduler = self._scheduler(objective, window, judges, log)
         checkpoints = self._checkpoints()
         self.trainers[POLICY] = VersionLog(context.store, stage).logged(self.trainers[POLICY])
-        updates = RetriedUpdates(self.engine, config.engine, lambda text: context.sink.event(stage, text))
+        updates = self._updates()
         kept = {"credit": objective.credit, **objective.kept}
         done, state = await checkpoints.resume()
         trained = self._rewind(log, done)
@@ -154,8 +156,11 @@ class OnlineTraining:
             evaluator.after(step.version)
 
         runner = rollout_runner(context, self._served, self.source, self._others)
-        beside = periodic_evaluator(runner, context, judges, stage=stage, done=done, trained=trained)
-        batches_of = self._batches(objective, range(done + 1, self._section.steps + 1), log)
+        share = EvalShare(
+            scheduler.places, config.eval.share, config.eval.max_concurrent_rollouts, lambda: window.next_index
+        )
+        beside = periodic_evaluator(runner, context, judges, share=share, stage=stage, done=done, trained=trained)
+        batches_of = self._batches(objective, range(done + 1, last_step + 1), log)
         async with beside as evaluator:
             with fewer_collections():
                 try:
@@ -163,8 +168,16 @@ class OnlineTraining:
                 except (Outage, WeightsError):
                     await checkpoints.save_last()
                     raise
-        await write_model(self.trainers[POLICY], self.source, context.output(stage))
+        if context.repetition is None:
+            await write_model(self.trainers[POLICY], self.source, context.output(stage))
         return {**totals.as_dict(), "model": str(context.output(stage))}
+
+    def _updates(self) -> ServesWeights:
+        """Return the part that serves what the policy's trainer publishes."""
+        context = self._context
+        if context.repetition is not None:
+            return context.repetition.updates(self.engine, self.source)
+        return RetriedUpdates(self.engine, context.config.engine, lambda text: context.sink.event(self._stage, text))
 
     def _rewind(self, log: GroupLog, done: int) -> int:
         """Let what the record has after the last step that was published count no longer, and return that step. What a
@@ -180,8 +193,10 @@ class OnlineTraining:
         """Return the scheduler that rolls tasks out and scores them."""
         context, engine, others = self._context, self.engine, self._others
         scales = {name: domain.reward_scale for name, domain in context.config.envs.items()}
+        runner = rollout_runner(context, engine, self.source, others, rebuilds=True)
+        runner.places = Places(context.config.rollout.max_concurrent_rollouts, lambda: engine.metrics)
         return Scheduler(
-            rollout_runner(context, engine, self.source, others, rebuilds=True),
+            runner,
             LostTasksAgain(objective.tasks, context.config.rollout.task_retries),
             window,
             run_seed=context.config.run.seed,
@@ -220,6 +235,7 @@ class OnlineTraining:
         """Return the checkpoints of the stage."""
         context = self._context
         return Checkpoints(
+            saves=context.repetition is None,
             trainer=self.trainers[POLICY],
             store=context.store,
             stage=self._stage,

@@ -11,6 +11,7 @@ from sparring.observe.statistics import Estimate
 from sparring.protocols import Scorer
 from sparring.rollout.evaluate import EvalPlan, ScoredRunner
 from sparring.rollout.evaluator import Evaluator
+from sparring.rollout.load import EvalShare
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import LIVE, Context
 from sparring.stages.runtime.evaluation import check_lost, held_out
@@ -18,7 +19,14 @@ from sparring.stages.runtime.evaluation import check_lost, held_out
 
 @asynccontextmanager
 async def periodic_evaluator(
-    runner: RolloutRunner, context: Context, judges: Sequence[Scorer], *, stage: str, done: int, trained: int
+    runner: RolloutRunner,
+    context: Context,
+    judges: Sequence[Scorer],
+    *,
+    share: EvalShare,
+    stage: str,
+    done: int,
+    trained: int,
 ) -> AsyncIterator[Evaluator]:
     """Open the evaluator beside training. At the end it waits for what is under way; a training that fails
     stops it.
@@ -29,6 +37,7 @@ async def periodic_evaluator(
         runner: on the engine that training samples from.
         context: of the run.
         judges: what else scores rollouts.
+        share: of the rollouts in flight.
         stage: which is trained.
         done: its steps up to the checkpoint.
         trained: the last step that is trained again as it was; results of later ones, of an earlier process, count no
@@ -42,7 +51,7 @@ async def periodic_evaluator(
         ScoredRunner(runner, judges),
         EvalPlan(tasks=tasks, run_seed=config.run.seed, stage=eval_stage),
         every=every,
-        max_concurrent_rollouts=config.eval.max_concurrent_rollouts,
+        share=share,
         store=context.store,
         on_result=lambda step, result: _log_result(context, eval_stage, step, result),
         left_out=lambda step, other: context.sink.event(

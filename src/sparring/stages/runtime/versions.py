@@ -13,6 +13,10 @@ from sparring.protocols import Store, Trainer
 from sparring.types import WeightRef
 
 
+class OtherWeights(SparringError):
+    """A step that is trained again made other weights than before."""
+
+
 class VersionLog:
     """Log of the published versions of a stage: entries `published` with `checksum`, and `digests`, 8 bytes a tensor in
     the order of their names.
@@ -42,7 +46,7 @@ class VersionLog:
         """Record a version, or compare it with the record.
 
         Raises:
-            SparringError: these are other weights than those recorded of this step.
+            OtherWeights: these are other weights than those recorded of this step.
             StoreError: it cannot be written.
         """
         name = step_name(self._stage, ref.version)
@@ -51,7 +55,7 @@ class VersionLog:
             data = {"checksum": ref.checksum, "digests": _packed(ref.digests)}
             self._store.record(LogEntry(stage=self._stage, kind="published", name=name, data=data))
         elif (recorded := entry[1].data)["checksum"] != ref.checksum:
-            raise SparringError(
+            raise OtherWeights(
                 f"{self._stage} step {ref.version}: expected the weights that were published before the stop, checksum "
                 f"{recorded['checksum']}, got {ref.checksum}{_first_difference(ref.digests, recorded['digests'])}; "
                 "go on with the settings, libraries and kind of processor that the run was begun with"

@@ -1,0 +1,210 @@
+"""Two runs compared: the first event, token or tensor in which they part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from sparring.errors import BadInput, refusal
+from sparring.launch.run import CONFIG, STORE, config_differences
+from sparring.model.hub import local_folder
+from sparring.recipe.load import load
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import LIVE, POLICY
+from sparring.store.compare import (
+    Comparison,
+    RecordDifference,
+    RecordEnd,
+    first_difference,
+    first_group_difference,
+    first_metric_difference,
+)
+from sparring.store.sqlite import SqliteStore
+from sparring.weights.compare import TensorDifference, first_tensor_difference, stored_tensors
+
+OFFLINE = ("sft", "preference", "reward_model")
+"""Stages that train on rows, whose metrics are compared."""
+
+PLACES = ("run.name", "run.directory", "run.after")
+"""Settings that say where a run lies, which cannot make it another one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparedRuns:
+    """Result of a comparison: true if nothing differs, and the report in words."""
+
+    equal: bool
+    lines: list[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedRun:
+    """A run as it lies in its folder: its name for the report, its config and its record."""
+
+    folder: Path
+    config: RunConfig
+    store: SqliteStore
+
+    def stage_done(self, stage: str) -> bool:
+        """Return True if the stage is finished."""
+        return self.store.get(f"stage/{stage}") is not None
+
+    def weights(self, stage: str) -> Path:
+        """Return the folder of the weights that a stage writes."""
+        return self.folder / stage if stage == "export" else self.folder / stage / "model"
+
+
+def compare_runs(left: Path, right: Path) -> ComparedRuns:
+    """Compare two runs, finished or not, stage by stage: what was sampled, trained and published, and the weights that
+    were written. Settings that differ are reported and are no difference.
+
+    Args:
+        left: the folder of a run.
+        right: that of another.
+
+    Raises:
+        BadInput: a folder holds no run, or a file of weights is damaged.
+        StoreError: a record is damaged.
+    """
+    with closing(_store(left)) as first, closing(_store(right)) as second:
+        runs = (
+            RecordedRun(folder=left, config=load(left / CONFIG), store=first),
+            RecordedRun(folder=right, config=load(right / CONFIG), store=second),
+        )
+        settings = config_differences(*(msgspec.to_builtins(run.config) for run in runs))
+        settings = [setting for setting in settings if not setting.startswith(tuple(f"{key} (" for key in PLACES))]
+        lines = [f"settings that differ: {', '.join(settings)}"] if settings else []
+        equal = []
+        for stage, comparison in _comparisons(*runs):
+            if comparison is not None:
+                lines += [f"the same: {', '.join(equal)}"] if equal else []
+                return ComparedRuns(equal=False, lines=[*lines, *_in_words(runs, stage, comparison)])
+            equal.append(stage)
+    return ComparedRuns(equal=True, lines=[*lines, f"the same: {', '.join(equal)}"])
+
+
+def _store(folder: Path) -> SqliteStore:
+    """Open the record of a run to be read."""
+    if not (folder / CONFIG).is_file():
+        got = f"a folder without {CONFIG}" if folder.is_dir() else "no folder"
+        raise refusal(str(folder), "the folder of a run", got, "give one, like runs/quickstart")
+    return SqliteStore(folder / STORE, read_only=True)
+
+
+def _comparisons(left: RecordedRun, right: RecordedRun) -> Iterator[tuple[str, Comparison]]:
+    """Yield the stages in their order, each with how its records and its weights compare, to the first that differs."""
+    starts = (_start(left), _start(right))
+    if starts[0] is not None and starts[1] is not None:
+        yield "the weights at the start", _weights_difference("start", *starts)
+    stages = (left.config.run.stages, right.config.run.stages)
+    for stage in [*stages[0], *(stage for stage in stages[1] if stage not in stages[0])]:
+        if any(stage not in named for named in stages):
+            values = tuple("in the recipe" if stage in named else "not in the recipe" for named in stages)
+            yield stage, RecordDifference(where="run.stages", what=stage, values=(values[0], values[1]))
+        for comparison in _of_stage(left, right, stage):
+            if comparison is not None:
+                yield stage, comparison
+        done = (left.stage_done(stage), right.stage_done(stage))
+        if done[0] != done[1]:
+            yield stage, RecordEnd(record=done.index(False), after="its last recorded step")
+        if not any(done):
+            if left.store.metrics(stage):
+                yield stage, None
+            return
+        yield stage, _weights_difference(stage, left.weights(stage), right.weights(stage))
+
+
+def _of_stage(left: RecordedRun, right: RecordedRun, stage: str) -> Iterator[Comparison]:
+    """Yield how the records of a stage compare, part by part."""
+    stores = (left.store, right.store)
+    if stage in LIVE:
+        yield first_difference(*stores, stage, getattr(left.config, stage).groups_per_step)
+        steps = {step for store in stores for step, _ in store.metrics(f"{stage}/eval")}
+        yield from (first_group_difference(*stores, f"{stage}/eval/{step}") for step in sorted(steps))
+    elif stage in OFFLINE:
+        yield first_metric_difference(*stores, stage)
+    elif stage == "collect":
+        yield _traces_difference(*stores)
+    elif stage == "eval":
+        config = left.config
+        teachers = (f"teacher/{name}" for name in sorted(set(config.distill.teachers.values())))
+        labels = (f"eval/{label}" for label in (*config.eval.checkpoints, *teachers, "no_tool"))
+        yield from (first_group_difference(*stores, label) for label in ("eval", *labels))
+
+
+def _traces_difference(left: SqliteStore, right: SqliteStore) -> Comparison:
+    """Return the first trace that differs, of the stage that collects them."""
+    number = 0
+    while True:
+        first, second = (store.get(f"collect/{number}") for store in (left, right))
+        if first is None and second is None:
+            return None
+        if first is None or second is None:
+            return RecordEnd(record=0 if first is None else 1, after=f"trace {number - 1}" if number else "the start")
+        if first != second:
+            parts = [key for key in first.keys() | second.keys() if first.get(key) != second.get(key)]
+            key = min(parts)
+            values = (repr(first.get(key))[:160], repr(second.get(key))[:160])
+            return RecordDifference(where=f"collect, trace {number}", what=key, values=values)
+        number += 1
+
+
+def _start(run: RecordedRun) -> Path | None:
+    """Return the folder of the checkpoint that a run was given; None where it made its own, or where that is gone."""
+    path = run.config.models[POLICY].path
+    try:
+        return None if path is None else local_folder(path)
+    except BadInput:
+        return None
+
+
+def _weights_difference(stage: str, left: Path, right: Path) -> Comparison:
+    """Return the first difference between two folders of weights, if both are there and not the same one."""
+    if not (left.is_dir() and right.is_dir()) or left.resolve() == right.resolve():
+        return None
+    difference = first_tensor_difference(left, right)
+    return None if difference is None else _of_tensor(f"{stage}, the weights in {left} and {right}", difference)
+
+
+def _of_tensor(where: str, difference: TensorDifference) -> RecordDifference:
+    return RecordDifference(where=where, what=f"{difference.tensor}, {difference.what}", values=difference.values)
+
+
+def _in_words(
+    runs: tuple[RecordedRun, RecordedRun], stage: str, comparison: RecordDifference | RecordEnd
+) -> Iterator[str]:
+    """Yield the lines about the first difference."""
+    if isinstance(comparison, RecordEnd):
+        ended = runs[comparison.record].folder
+        yield f"{ended} ends in stage {stage} after {comparison.after}; the same until then"
+        return
+    yield _line(runs, comparison)
+    if comparison.tensor is not None:
+        step = int(comparison.where.rpartition(" ")[2])
+        yield from _published_tensor(runs, stage, step, comparison.tensor)
+
+
+def _line(runs: tuple[RecordedRun, RecordedRun], difference: RecordDifference) -> str:
+    values = "; ".join(f"{value} in {run.folder}" for run, value in zip(runs, difference.values, strict=True))
+    return f"{difference.where}: {difference.what}: {values}"
+
+
+def _published_tensor(runs: tuple[RecordedRun, RecordedRun], stage: str, step: int, number: int) -> Iterator[str]:
+    """Yield the name of a tensor of published weights, and where it differs if both runs have the checkpoint."""
+    files = [run.folder / stage / "checkpoints" / f"step-{step:06d}" / "model.safetensors" for run in runs]
+    counterparts = [
+        file for run in runs for file in sorted((run.folder / stage).glob("checkpoints/step-*/model.safetensors"))
+    ]
+    for file in (*files, *counterparts):
+        names = list(stored_tensors(file))
+        if number < len(names):
+            yield f"the first tensor that differs: {names[number]}"
+            break
+    else:
+        yield f"the first tensor that differs: number {number} in the order of names"
+    if all(file.is_file() for file in files) and (difference := first_tensor_difference(*files)) is not None:
+        yield _line(runs, _of_tensor(f"checkpoint of {stage} step {step}", difference))

@@ -1,0 +1,88 @@
+"""Survival: the probability with which the infrastructure lets a rollout come to its end, from what it broke (law 6).
+
+A rollout that broke after t turns is censored: it would have had t turns or more.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from sparring.types import Group, Rollout
+
+Stage = tuple[int, bool]
+"""Stage of a rollout: the turns that it has had, and whether the last of them called tools."""
+
+
+class Survival:
+    """Survival of the rollouts of each environment, stage by stage.
+
+    With n_s rollouts that reached stage s, of which d_s broke there, a rollout that went through the stages S survives
+    with the probability
+
+        G = product of (1 - d_s / n_s) over s in S
+
+    (Kaplan and Meier 1958, with the crash as the event). What is weighted by 1 / G stands for all that were admitted
+    (Robins and Rotnitzky 1992): without bias where a crash hangs on the stage alone, and not on how the rollout would
+    have gone on. A turn that calls tools is a stage of its own: only it meets their host.
+
+    Attributes:
+        counts: by environment and stage, the rollouts that reached it and those that broke there.
+    """
+
+    def __init__(self) -> None:
+        self.counts: defaultdict[str, dict[Stage, list[float]]] = defaultdict(dict)
+
+    def add(self, group: Group) -> None:
+        """Count the rollouts of a group. Of one that broke several times, its longest attempt counts."""
+        for rollout in group.rollouts:
+            self._count(group.task.env, stages(rollout), lost=0)
+        for rollout in lost_rollouts(group):
+            self._count(group.task.env, stages(rollout), lost=1)
+
+    def fade(self, share: float) -> None:
+        """Let what was counted so far count this share of what it did."""
+        for at_stage in self.counts.values():
+            for cell in at_stage.values():
+                cell[:] = [share * count for count in cell]
+
+    def of(self, environment: str, through: Sequence[Stage]) -> float:
+        """Return the probability to survive these stages; 0 where nothing that was counted did."""
+        at_stage, share = self.counts[environment], 1.0
+        for stage in through:
+            reached, lost = at_stage.get(stage, (0.0, 0.0))
+            share *= 1 - lost / reached if lost else 1.0
+        return share
+
+    def _count(self, environment: str, through: Sequence[Stage], *, lost: int) -> None:
+        at_stage = self.counts[environment]
+        for stage in through:
+            at_stage.setdefault(stage, [0.0, 0.0])[0] += 1
+        at_stage[through[-1]][1] += lost
+
+
+def stages(rollout: Rollout) -> list[Stage]:
+    """Return the stages that a rollout went through: its opening, and one for each turn. Turns of several roles have no
+    order, so nothing is said of their tools."""
+    first = rollout.trajectories[0]
+    calls = [bool(s.message and s.message.tool_calls) for s in first.segments if s.model is not None]
+    number = turns(rollout)
+    if len(rollout.trajectories) > 1 or len(calls) != number:
+        calls = [False] * number
+    return [(0, False), *((turn, calling) for turn, calling in enumerate(calls, 1))]
+
+
+def lost_rollouts(group: Group) -> list[Rollout]:
+    """Return the rollouts that left a group, each as its attempt with the most turns."""
+    left = {rollout.index for rollout in group.rollouts}
+    longest: dict[int, Rollout] = {}
+    for rollout in group.failed:
+        if rollout.purpose != "baseline" and rollout.index not in left:
+            other = longest.get(rollout.index)
+            longest[rollout.index] = rollout if other is None or turns(rollout) >= turns(other) else other
+    return list(longest.values())
+
+
+def turns(rollout: Rollout) -> int:
+    """Return the number of turns, over all roles."""
+    return sum([t.usage.turns for t in rollout.trajectories])

@@ -1,0 +1,359 @@
+"""Comparison of the records of two runs: the first event or token in which they part.
+
+Rollouts of equal asynchronous runs begin and end in any order, so time does not count. The order is that of training:
+step by step the admissions of its groups, the groups, the order in which they are trained, the weights that are
+published. In a group the rollouts by place, in a rollout the turns as they were recorded, then outcome and score.
+Seconds, counts of the cache and attempts that broke and were rebuilt are no differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import count, zip_longest
+from typing import Any
+
+from sparring.log import LogKind, step_name
+from sparring.protocols import Store
+from sparring.store.codec import encode
+from sparring.types import Group, Outcome, Rollout, Score, Segment, Task, Trajectory
+
+DIGEST_BYTES = 8
+"""Bytes of the log for each tensor of published weights."""
+
+TURN_FIELDS = ("parent", "source", "model", "finish_reason", "message")
+"""Fields of a turn beside its tokens that have to be equal."""
+
+OF_TIME = ("_s", "_ms")
+"""Endings of metrics that measure time."""
+
+PARTS = {"task": "task", "digest": "digest of the task's contents", "version": "version of the weights"}
+"""Parts of an admission that are compared, in this order, and their names. How many groups a source had been shown is
+not among them: it matters only if another task follows, which is then the difference."""
+
+COLUMNS = ("token", "log-probability", "version", "KV version", "kept set")
+"""Values that are recorded for each token, in the order in which they are compared."""
+
+LONGEST = 160
+"""Characters of a value that are shown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordDifference:
+    """First difference between two records.
+
+    Attributes:
+        where: the event: a step, or a group, rollout and turn.
+        what: the part of it that differs.
+        values: of the first and of the second record, in words.
+        tensor: of published weights, the number of the first tensor that differs, in the order of names; else None.
+    """
+
+    where: str
+    what: str
+    values: tuple[str, str]
+    tensor: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordEnd:
+    """End of a record up to which both are equal, where the other goes on.
+
+    Attributes:
+        record: 0 where the first ends, 1 where the second does.
+        after: the last event that both have, in words.
+    """
+
+    record: int
+    after: str
+
+
+Comparison = RecordDifference | RecordEnd | None
+"""Result of a comparison: None where the records are equal and end together."""
+
+
+def first_difference(left: Store, right: Store, stage: str, groups_per_step: int) -> Comparison:
+    """Return the first difference between two records of a stage that trains what it samples.
+
+    Args:
+        left: the first record.
+        right: the second.
+        stage: `rl` or `distill`.
+        groups_per_step: groups of a step.
+
+    Raises:
+        StoreError: a file cannot be read or is damaged.
+    """
+    finished = tuple({step for step, _ in store.metrics(stage)} for store in (left, right))
+    for step in count(1):
+        span = range((step - 1) * groups_per_step, step * groups_per_step)
+        end: RecordEnd | None = None
+        over = False
+        for kind, (first, second) in _events(left, right, stage, step, span):
+            if first is not None and second is not None:
+                if (difference := _difference(kind, f"{stage} step {step}", first, second)) is not None:
+                    return difference
+            elif first is not None or second is not None:
+                missing = 0 if first is None else 1
+                if step not in finished[missing]:  # else it was recorded before there was a log
+                    end = end or RecordEnd(record=missing, after=f"step {step - 1}")
+            else:
+                over = over or not all(step in steps for steps in finished)
+        if end is not None or over:
+            return end
+    raise AssertionError("unreachable")
+
+
+def first_group_difference(left: Store, right: Store, stage: str) -> Comparison:
+    """Return the first difference between the groups of a stage that trains nothing, such as an evaluation, by index.
+
+    Args:
+        left: the first record.
+        right: the second.
+        stage: under which the groups are recorded, such as `eval/rl`.
+
+    Raises:
+        StoreError: a file cannot be read or is damaged.
+    """
+    last = "the start"
+    for first, second in zip_longest(left.groups(stage=stage), right.groups(stage=stage)):
+        if first is None or second is None:
+            return RecordEnd(record=0 if first is None else 1, after=last)
+        if first.index != second.index:
+            return RecordEnd(record=0 if first.index > second.index else 1, after=last)
+        if (difference := group_difference(stage, first, second)) is not None:
+            return difference
+        last = f"{first.id}"
+    return None
+
+
+def first_metric_difference(left: Store, right: Store, stage: str) -> Comparison:
+    """Return the first difference between the metrics of a stage, step by step; those of time do not count.
+
+    Args:
+        left: the first record.
+        right: the second.
+        stage: of the run.
+
+    Raises:
+        StoreError: a file cannot be read or is damaged.
+    """
+    for first, second in zip_longest(left.metrics(stage), right.metrics(stage)):
+        if first is None or second is None:
+            step = (first or second)[0]
+            return RecordEnd(record=0 if first is None else 1, after=f"step {step - 1}")
+        (step, metrics), (_, counterparts) = first, second
+        for name in sorted(metrics.keys() | counterparts.keys()):
+            if not name.endswith(OF_TIME) and not _equal(metrics.get(name), counterparts.get(name)):
+                return _differs(f"{stage} step {step}", name, metrics.get(name), counterparts.get(name))
+    return None
+
+
+def _events(
+    left: Store, right: Store, stage: str, step: int, span: range
+) -> Iterator[tuple[str, tuple[Any | None, Any | None]]]:
+    """Yield what happened in a step, each event of both records; None where a record does not have it."""
+    groups = [
+        {g.index: g for g in store.groups(stage=stage, first=span[0], end=span[-1] + 1)} for store in (left, right)
+    ]
+    for index in span:
+        first, second = (_admission(store, stage, index, of.get(index)) for store, of in zip((left, right), groups))
+        yield f"admission of {stage}/{index}", (first, second)
+    for index in span:
+        yield "group", (groups[0].get(index), groups[1].get(index))
+    name = step_name(stage, step)
+    for kind in ("trained", "published"):
+        yield kind, (_last(left, stage, name, kind), _last(right, stage, name, kind))
+
+
+def _difference(event: str, where: str, first: Any, second: Any) -> RecordDifference | None:
+    """Return the first difference between an event of both records."""
+    if event == "group":
+        return group_difference(where, first, second)
+    if event == "published":
+        return _published_difference(where, first, second)
+    for key in first:
+        if key in second and first[key] != second[key]:
+            what = "order of training" if event == "trained" else f"{event}: {PARTS.get(key, key)}"
+            return _differs(where, what, first[key], second[key])
+    return None
+
+
+def _admission(store: Store, stage: str, index: int, group: Group | None) -> Mapping[str, Any] | None:
+    """Return the admission of a group: from the log, or from the group itself if that is older than the log."""
+    data = _last(store, stage, f"{stage}/{index}", "admitted")
+    if data is not None:
+        return {part: data[part] for part in PARTS}
+    return None if group is None else {"task": group.task.id, "version": group.version}
+
+
+def _last(store: Store, stage: str, name: str, kind: LogKind) -> Mapping[str, Any] | None:
+    """Return the data of the latest entry of a kind about an id."""
+    entries = list(store.entries(stage, name=name, kinds=(kind,)))
+    return entries[-1][1].data if entries else None
+
+
+def _published_difference(where: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> RecordDifference | None:
+    """Return how published weights differ: the number of tensors, the first tensor, or the checksum alone."""
+    if first["checksum"] == second["checksum"] and first["digests"] == second["digests"]:
+        return None
+    digests, counterparts = first["digests"], second["digests"]
+    if len(digests) != len(counterparts):
+        return _differs(
+            where, "tensors that were published", *(len(p) // DIGEST_BYTES for p in (digests, counterparts))
+        )
+    places = range(0, len(digests), DIGEST_BYTES)
+    tensor = next((at for at in places if digests[at:][:DIGEST_BYTES] != counterparts[at:][:DIGEST_BYTES]), None)
+    return RecordDifference(
+        where=where,
+        what="checksum of the published weights",
+        values=(first["checksum"], second["checksum"]),
+        tensor=None if tensor is None else tensor // DIGEST_BYTES,
+    )
+
+
+def group_difference(where: str, left: Group, right: Group) -> RecordDifference | None:
+    """Return the first difference between two groups: of the task, of the rollouts by place, of their scores.
+
+    Args:
+        where: the event that they belong to, for the report.
+        left: the first group.
+        right: the second.
+    """
+    where = f"{where}, {left.id}"
+    if left.task.id != right.task.id:
+        return _differs(where, "task", left.task.id, right.task.id)
+    for field in fields(Task):
+        contents = getattr(left.task, field.name), getattr(right.task, field.name)
+        if not _equal(*contents):
+            return _differs(where, f"task {left.task.id}: {field.name}", *contents)
+    scores = (_scores(left), _scores(right))
+    rollouts, counterparts = _by_place(left), _by_place(right)
+    for place in sorted(rollouts.keys() | counterparts.keys()):
+        at = f"{where}/{place}"
+        first, second = rollouts.get(place), counterparts.get(place)
+        if first is None or second is None:
+            return _differs(at, "rollout", first and first.outcome.kind, second and second.outcome.kind)
+        difference = rollout_difference(at, first, second)
+        difference = difference or score_difference(at, *(of.get(place) for of in scores))
+        if difference is not None:
+            return difference
+    for first, second in zip_longest(left.baselines, right.baselines):
+        if (difference := score_difference(f"{where}/baseline", first, second)) is not None:
+            return difference
+    return None
+
+
+def rollout_difference(where: str, left: Rollout, right: Rollout) -> RecordDifference | None:
+    """Return the first difference between two rollouts: of their turns by role, then of their outcomes.
+
+    Args:
+        where: the rollout, for the report.
+        left: the first rollout.
+        right: the second.
+    """
+    roles = [trajectory.role for trajectory in left.trajectories]
+    if roles != (counterparts := [trajectory.role for trajectory in right.trajectories]):
+        return _differs(where, "roles", ", ".join(roles), ", ".join(counterparts))
+    for first, second in zip(left.trajectories, right.trajectories, strict=True):
+        at = where if len(roles) == 1 else f"{where} role {first.role}"
+        if (difference := _trajectory_difference(at, first, second)) is not None:
+            return difference
+    return None
+
+
+def _trajectory_difference(where: str, left: Trajectory, right: Trajectory) -> RecordDifference | None:
+    turn = 1
+    for first, second in zip_longest(left.segments, right.segments):
+        at = f"{where} turn {turn}"
+        if first is None or second is None:
+            parts = [part and f"{len(part.tokens)} tokens ({part.source})" for part in (first, second)]
+            return _differs(at, "segment", *parts)
+        if (difference := segment_difference(at, first, second)) is not None:
+            return difference
+        turn += first.model is not None
+    ends = [_end(trajectory.outcome) for trajectory in (left, right)]
+    return None if ends[0] == ends[1] else _differs(where, "outcome", *ends)
+
+
+def _end(outcome: Outcome) -> str:
+    """Return kind, reason and class of failure. The failure's message does not count: it may name a process or a
+    time."""
+    return f"{outcome.kind} ({outcome.reason}{f', {outcome.failure.error}' if outcome.failure else ''})"
+
+
+def segment_difference(where: str, left: Segment, right: Segment) -> RecordDifference | None:
+    """Return the first difference between two segments: token by token, each with what was recorded along with it, then
+    of the other fields.
+
+    Args:
+        where: the turn, for the report.
+        left: the first segment.
+        right: the second.
+    """
+    kind = "prompt token" if left.model is None else "sampled token"
+    if not _equal(_columns(left), _columns(right)):
+        columns = [(name, pair) for name, *pair in zip(COLUMNS, _columns(left), _columns(right), strict=True)]
+        for place in range(max(len(left.tokens), len(right.tokens))):
+            for name, pair in columns:
+                first, second = (
+                    None if values is None else next(iter(values[place : place + 1]), None) for values in pair
+                )
+                if not _equal(first, second):
+                    what = f"{kind} {place}" if name == "token" else f"{name} of {kind} {place}"
+                    return _differs(where, what, first, second)
+    for name in TURN_FIELDS:
+        first, second = getattr(left, name), getattr(right, name)
+        if first != second:
+            return _differs(where, name.replace("_", " "), first, second)
+    return None
+
+
+def _columns(segment: Segment) -> tuple[Sequence[Any] | None, ...]:
+    """Return the values of `COLUMNS` for every token; None of what is not recorded."""
+    versions = (runs and runs.expand() for runs in (segment.versions, segment.kv_versions))
+    return (segment.tokens, segment.logprobs, *versions, segment.kept and segment.kept.rows)
+
+
+def score_difference(where: str, left: Score | None, right: Score | None) -> RecordDifference | None:
+    """Return the first difference between two scores, field by field; None is no score.
+
+    Args:
+        where: the rollout, for the report.
+        left: the first score.
+        right: the second.
+    """
+    if left is None or right is None:
+        return None if left is right else _differs(where, "score", left and left.reward, right and right.reward)
+    for field in fields(Score):
+        first, second = getattr(left, field.name), getattr(right, field.name)
+        if not _equal(first, second):
+            return _differs(where, "reward" if field.name == "reward" else f"score: {field.name}", first, second)
+    return None
+
+
+def _by_place(group: Group) -> dict[int, Rollout]:
+    """Return the rollouts of a group by place, each as it ended: attempts that broke before are left out."""
+    return {rollout.index: rollout for rollout in (*sorted(group.failed, key=lambda r: r.attempt), *group.rollouts)}
+
+
+def _scores(group: Group) -> dict[int, Score]:
+    """Return the scores of a group by place."""
+    return {rollout.index: score for rollout, score in zip(group.rollouts, group.scores, strict=True)}
+
+
+def _equal(left: Any, right: Any) -> bool:
+    """Return True if two values are equal to the bit, NaN included. The order of a mapping's keys does not count."""
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
+    return encode(left) == encode(right)
+
+
+def _differs(where: str, what: str, left: Any, right: Any) -> RecordDifference:
+    return RecordDifference(where=where, what=what, values=(_text(left), _text(right)))
+
+
+def _text(value: Any) -> str:
+    """Return a value in words, cut to a line."""
+    text = value if isinstance(value, str) else "none" if value is None else repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

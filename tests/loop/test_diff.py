@@ -1,0 +1,175 @@
+"""`sparring diff` on real runs, and on copies of them in which one thing was changed."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparring.cli.main import main
+from sparring.store.codec import StoredRollout, decode, encode
+
+HERE = Path(__file__).parent
+STEPS = 2
+
+
+def begin(folder: Path, name: str, *settings: str) -> Path:
+    """A finished run of the tiny recipe: a fresh model, imitation, two steps of reinforcement."""
+    fixed = (
+        f"run.directory={folder}",
+        f"env.name={HERE / 'tiny_world.py:Sums'}",
+        'run.stages=["init","sft","rl"]',
+        "sft.steps=2",
+        f"rl.steps={STEPS}",
+        "rl.train.save_every=1",
+        "observe.progress=off",
+    )
+    words = [word for setting in (*fixed, *settings) for word in ("--set", setting)]
+    assert main(["run", str(HERE / "tiny.toml"), "--name", name, *words]) == 0
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return begin(tmp_path_factory.mktemp("runs"), "first")
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "copy"))
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
+    """Runs the verb; the lines that it prints."""
+
+    def lines(one: Path, other: Path, code: int = 1) -> list[str]:
+        capsys.readouterr()
+        assert main(["diff", str(one), str(other)]) == code
+        out, error = capsys.readouterr()
+        return (error if code == 2 else out).splitlines()
+
+    return lines
+
+
+def change_rollout(folder: Path, rollout: str, change: Callable[[StoredRollout], StoredRollout]) -> None:
+    with closing(sqlite3.connect(folder / "store.sqlite")) as store, store:
+        ((data,),) = store.execute("SELECT data FROM rollouts WHERE id = ?", (rollout,)).fetchall()
+        changed = encode(change(decode(data, StoredRollout)))
+        store.execute("UPDATE rollouts SET data = ? WHERE id = ?", (changed, rollout))
+
+
+def with_segment(stored: StoredRollout, **changes: object) -> StoredRollout:
+    """The same rollout with another first sampled segment."""
+    trajectory = stored.trajectories[0]
+    first = next(segment.index for segment in trajectory.segments if segment.model is not None)
+    segments = tuple(replace(s, **changes) if s.index == first else s for s in trajectory.segments)
+    return StoredRollout(
+        **{
+            **{name: getattr(stored, name) for name in stored.__struct_fields__},
+            "trajectories": (replace(trajectory, segments=segments),),
+        }
+    )
+
+
+def first_sampled(stored: StoredRollout):
+    return next(segment for segment in stored.trajectories[0].segments if segment.model is not None)
+
+
+def test_the_same_recipe_is_the_same_run(run: Path, tmp_path: Path, told: Callable[..., list[str]]) -> None:
+    again = begin(tmp_path, "again", "rl.train.save_every=2")
+    assert told(run, again, code=0) == [
+        "settings that differ: rl.train.save_every (1 -> 2)",
+        "the same: init, sft, rl",
+        "equal, bit for bit",
+    ]
+
+
+def test_another_seed_begins_with_other_weights(run: Path, tmp_path: Path, told: Callable[..., list[str]]) -> None:
+    other = begin(tmp_path, "other", "run.seed=4", 'run.stages=["init"]')
+    lines = told(run, other)
+    assert lines[0].startswith("settings that differ: run.seed (3 -> 4), run.stages (")
+    assert lines[1].startswith(
+        f"init, the weights in {run}/init/model and {other}/init/model: model.embed_tokens.weight, "
+    )
+    assert "value at (0, 0): " in lines[1] and lines[2] == "DIFFERENT"
+
+
+def test_a_changed_token_is_named(run: Path, copy: Path, told: Callable[..., list[str]]) -> None:
+    tokens: list[int] = []
+
+    def change(stored: StoredRollout) -> StoredRollout:
+        tokens.extend(first_sampled(stored).tokens)
+        return with_segment(stored, tokens=(*tokens[:1], tokens[1] + 1, *tokens[2:]))
+
+    change_rollout(copy, "rl/3/1", change)
+    *_, line, end = told(run, copy)
+    values = f"{tokens[1]} in {run}; {tokens[1] + 1} in {copy}"
+    assert (line, end) == (f"rl step 2, rl/3/1 turn 1: sampled token 1: {values}", "DIFFERENT")
+
+
+def test_a_changed_bit_of_a_logprob_is_named(run: Path, copy: Path, told: Callable[..., list[str]]) -> None:
+    def change(stored: StoredRollout) -> StoredRollout:
+        first, *rest = first_sampled(stored).logprobs or ()
+        return with_segment(stored, logprobs=(math.nextafter(first, 0), *rest))
+
+    change_rollout(copy, "rl/0/2", change)
+    assert told(run, copy)[-2].startswith("rl step 1, rl/0/2 turn 1: log-probability of sampled token 0: -")
+
+
+def test_the_published_tensor_that_differs_is_named(run: Path, copy: Path, told: Callable[..., list[str]]) -> None:
+    with closing(sqlite3.connect(copy / "store.sqlite")) as store, store:
+        where = "WHERE kind = 'published' AND name = 'rl@2'"
+        ((data,),) = store.execute(f"SELECT data FROM log {where}").fetchall()
+        entry = decode(data, dict)
+        digests = bytearray(entry["digests"])
+        digests[8 * 3] ^= 1
+        changed = encode({"checksum": "0" * 32, "digests": bytes(digests)})
+        store.execute(f"UPDATE log SET data = ? {where}", (changed,))
+    *_, line, tensor, _ = told(run, copy)
+    expected = f"rl step 2: checksum of the published weights: {entry['checksum']} in {run}; {'0' * 32} in {copy}"
+    assert (line, tensor) == (
+        expected,
+        "the first tensor that differs: model.layers.0.mlp.gate_proj.weight",
+    )
+
+
+@pytest.mark.parametrize("stage", ["sft", "rl"])
+def test_one_byte_of_a_stages_weights_is_named(
+    run: Path, copy: Path, told: Callable[..., list[str]], stage: str
+) -> None:
+    file = copy / stage / "model/model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-4] ^= 1  # of the last tensor's last value
+    file.write_bytes(content)
+    before, line, _ = told(run, copy)
+    assert before == f"the same: {'init' if stage == 'sft' else 'init, sft'}"
+    folders = f"{run}/{stage}/model and {copy}/{stage}/model"
+    assert line.startswith(f"{stage}, the weights in {folders}: model.norm.weight, value at (31): ")
+
+
+def test_a_run_that_was_stopped_is_a_beginning_of_the_other(
+    run: Path, copy: Path, told: Callable[..., list[str]]
+) -> None:
+    with closing(sqlite3.connect(copy / "store.sqlite")) as store, store:
+        for table, column in (("groups", "number >= 2"), ("metrics", "stage = 'rl' AND step >= 2")):
+            store.execute(f"DELETE FROM {table} WHERE {column}")
+        store.execute("DELETE FROM log WHERE name LIKE 'rl/2%' OR name LIKE 'rl/3%' OR name = 'rl@2'")
+        store.execute("DELETE FROM pairs WHERE key = 'stage/rl'")
+    line = f"{copy} ends in stage rl after step 1; the same until then"
+    assert told(run, copy)[-2:] == told(copy, run)[-2:] == [line, "DIFFERENT"]
+    assert told(copy, copy, code=0)[-1] == "equal, bit for bit"
+
+
+def test_what_is_no_run_is_refused(run: Path, tmp_path: Path, told: Callable[..., list[str]]) -> None:
+    (line,) = told(run, tmp_path / "none", code=2)
+    assert line == f"{tmp_path}/none: expected the folder of a run, got no folder; give one, like runs/quickstart"
+    (tmp_path / "config.toml").write_text((run / "config.toml").read_text())
+    (line,) = told(tmp_path, run, code=2)
+    assert line.startswith(f"{tmp_path}/store.sqlite: expected the store of a run, got no file; ")
