@@ -160,6 +160,7 @@ class Tree:
             )
             self._inputs[(turn.parent, turn.added)] = parent
         index = parent + 1 if new else len(self.segments)
+        versions, kv_versions = completion.versions, completion.kv_versions
         new.append(
             Segment(
                 index=index,
@@ -169,8 +170,8 @@ class Tree:
                 message=reply,
                 model=model,
                 logprobs=completion.logprobs,
-                versions=completion.versions,
-                kv_versions=completion.kv_versions,
+                versions=versions,
+                kv_versions=versions if kv_versions == versions else kv_versions,  # one object where both say the same
                 sampling=sampling,
                 kept=completion.kept,
                 finish_reason=completion.finish_reason,
