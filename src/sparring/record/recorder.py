@@ -20,6 +20,10 @@ from sparring.reply import SampledReply
 from sparring.types import Limits, Message, Outcome, Segment, Task, Timing, ToolSpec, Trajectory, Usage
 
 
+CHARACTERS_PER_TOKEN = 8
+"""Characters for each token of the context up to which a prompt is rendered unseen; text has some 4."""
+
+
 class Recorder:
     """Opens sessions on one engine. Holds nothing of them but the turns that are about to be written.
 
@@ -193,6 +197,9 @@ class RecordedSession:
         """Plan a turn, sample its reply and write it down."""
         if self._requests >= self._limits.max_turns:
             raise LimitReached("max_turns", f"{self.id}: {self._limits.max_turns} turns are used up")
+        if self._overflows(messages):
+            room = self._recorder.max_context
+            raise LimitReached("context_length", f"{self.id}: a prompt of more than {room} tokens, room for {room}")
         turn, self._tools = self._tree.plan(messages, tools), tools
         sampling, cut_reason = self._sampling(turn, constraint, max_tokens)
         self._requests += 1
@@ -338,6 +345,22 @@ class RecordedSession:
             for number, call in enumerate(reply.tool_calls)
         )
         return dataclasses.replace(reply, tool_calls=calls)
+
+    def _overflows(self, messages: Sequence[Message]) -> bool:
+        """Return True if messages are too long for the context by far. Of an environment that returned too much, only a
+        beginning is rendered, four times as long each time until it does not fit: a megabyte of text takes seconds and
+        300 MB."""
+        characters, room = sum(len(message.content) for message in messages), self._recorder.max_context
+        length = CHARACTERS_PER_TOKEN * room
+        if characters <= length:
+            return False
+        text = "".join(message.content for message in messages)
+        while length < characters:
+            beginning = Message(role="user", content=text[:length])
+            if len(self._recorder.renderer.render([beginning], ()).tokens) > 2 * room:
+                return True
+            length *= 4
+        return False
 
     def _room(self, turn: Turn) -> int:
         """Return how many tokens the context has for the reply of a turn."""
