@@ -290,6 +290,7 @@ class Scheduler:
                 rollouts.append(_done(finished))
                 continue
             await self.places.acquire()
+            self._runner.log.expect(self._log.rollout_id(index, place))
             if place is None or not self._runner.log.durable:
                 self._log.restart(self._log.rollout_id(index, place), "the process that ran it was stopped")
             self._straggler.begin(index, 1)

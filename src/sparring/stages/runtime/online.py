@@ -41,7 +41,7 @@ from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
 from sparring.stages.runtime.rollouts import rollout_runner
 from sparring.stages.runtime.timing import ENGINE_SPANS, EVAL_SPANS, TRAINER_SPANS, EngineCounters, StepClock
 from sparring.stages.runtime.totals import Totals
-from sparring.stages.runtime.training_tasks import domain_metrics
+from sparring.stages.runtime.training_tasks import data_files, domain_metrics
 from sparring.stages.runtime.updates import RetriedUpdates
 from sparring.stages.runtime.versions import VersionLog
 from sparring.tasks.again import LostTasksAgain
@@ -124,7 +124,7 @@ class OnlineTraining:
         last_step = self._section.steps if context.repetition is None else context.repetition.last_step
         window = Window(self._section.groups_per_step, config.rollout.max_lag, last_step)
         judges = scorers(context)
-        log = GroupLog(context.store, stage)
+        log = GroupLog(context.store, stage, data_files(context))
         scheduler = self._scheduler(objective, window, judges, log)
         checkpoints = self._checkpoints()
         self.trainers[POLICY] = VersionLog(context.store, stage).logged(self.trainers[POLICY])
@@ -184,10 +184,17 @@ class OnlineTraining:
 
     def _rewind(self, log: GroupLog, done: int) -> int:
         """Let what the record has after the last step that was published count no longer, and return that step. What a
-        store without a log has after the checkpoint, which is of step `done`, is done again."""
-        store, first_group = self._context.store, done * self._section.groups_per_step
+        store without a log has after the checkpoint, which is of step `done`, is done again; so is all of it where the
+        recipe says so."""
+        context, first_group = self._context, done * self._section.groups_per_step
         trained = log.last_published(done)
-        store.truncate(self._stage, trained, first_group=None if log.admission(first_group) else first_group)
+        again = context.config.run.redo == "sample" and context.repetition is None
+        if again and trained > done:
+            steps = f"steps {done + 1} to {trained}"
+            context.sink.event(self._stage, f"{steps} are sampled and trained again: run.redo is sample")
+            trained = done
+        keeps_groups = not again and log.admission(first_group) is not None
+        context.store.truncate(self._stage, trained, first_group=None if keeps_groups else first_group)
         return trained
 
     def _scheduler(
