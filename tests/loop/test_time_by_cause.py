@@ -29,6 +29,9 @@ def test_busy_and_idle_add_up_to_every_step(given: Path, max_lag: int) -> None:
         assert values["time/trainer/busy"] == pytest.approx(values["time/training"])
         assert values["time/engine/busy"] >= values.get("time/generating", 0.0) - 1e-9
         assert values["time/trainer/busy"] > 0 and values["time/trainer/update"] > 0
+        assert values["rollout/places"] == 128 and values["engine/kv_lost_tokens"] == 0, (
+            "what places follow is reported"
+        )
     for name in ("time/engine/busy", "time/worlds", "time/judging", "time/evaluating"):
         assert max(values[name] for values in steps) > 0
     assert all(values["time/saving"] > 0 for values in steps[1:]), "the checkpoint of the step before"

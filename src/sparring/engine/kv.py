@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 
 import xxhash
 
+from sparring.engine.kv_counts import Allocation, KvCounts, LostTokens
 from sparring.engine.pages import PagePool
 
 Weights = int | str
@@ -85,47 +86,6 @@ class PageCopy(NamedTuple):
     target: int
 
 
-class Allocation(NamedTuple):
-    """Pages of an admitted request.
-
-    Attributes:
-        pages: for all of its tokens.
-        num_cached: tokens whose keys and values the pages already hold.
-        num_parked: those of them that its own conversation had parked in the cache.
-        num_restored: those of them that are copied back from host memory.
-    """
-
-    pages: list[int]
-    num_cached: int
-    num_parked: int
-    num_restored: int
-
-
-@dataclass(slots=True)
-class KvCounts:
-    """Counts since the start: requests that began with cached tokens (`hits`) and without (`misses`), cached tokens by
-    where they came from, evicted conversations, pages copied to host memory and back, and the most pages held at once.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    kept_tokens: int = 0
-    shared_tokens: int = 0
-    restored_tokens: int = 0
-    evictions: int = 0
-    pages_out: int = 0
-    pages_back: int = 0
-    most_pages: int = 0
-
-    def note(self, allocation: Allocation) -> None:
-        """Count an admitted request."""
-        self.hits += allocation.num_cached > 0
-        self.misses += allocation.num_cached == 0
-        self.kept_tokens += allocation.num_parked
-        self.shared_tokens += allocation.num_cached - allocation.num_parked - allocation.num_restored
-        self.restored_tokens += allocation.num_restored
-
-
 class KvCache:
     """Page pool together with the parked conversations.
 
@@ -149,7 +109,7 @@ class KvCache:
         window: int | None = None,
     ) -> None:
         self.page_size = page_size
-        self.counts = KvCounts()
+        self.counts, self.lost = KvCounts(), LostTokens()
         self.share_prefixes, self._window = share_prefixes, window
         self._idle_pages = num_pages if idle_pages is None else idle_pages
         self._here, self._host = ParkedConversations(num_pages), ParkedConversations(host_pages)
@@ -170,8 +130,7 @@ class KvCache:
     @property
     def num_idle(self) -> int:
         """Number of pages that parked conversations alone hold."""
-        # of a copy: other threads ask, while the engine's shares and unshares
-        return self.pool.num_idle - sum(map(self.pool.is_idle, list(self._tails.values())))
+        return self.pool.num_idle - sum(map(self.pool.is_idle, list(self._tails.values())))  # other threads ask too
 
     def pages_for(self, num_tokens: int) -> int:
         """Return the number of pages that hold `num_tokens` tokens."""
@@ -249,13 +208,15 @@ class KvCache:
         recurrent state is gone."""
         if isinstance(conversation, bytes):
             return self.unshare_tail(conversation)
-        self.counts.evictions += any(
-            conversations.get(conversation) is not None for conversations in (self._here, self._host)
-        )
+        parked = self._here.get(conversation) or self._host.get(conversation)
         self.release(conversation)
+        if parked is not None:
+            self.counts.evictions += 1
+            self.lost.evict(conversation, len(parked.tokens))
 
     def release_weights(self, version: Weights) -> list[str]:
         """Forget every parked conversation computed by `version`, which is no longer served; returns their names."""
+        self.lost.forget()
         return self._here.release_weights(version) + self._host.release_weights(version)
 
     def invalidate(self) -> None:
@@ -420,6 +381,7 @@ class KvCache:
         name, parked = self._here.oldest()
         if not self._put_away(name, parked):
             self.counts.evictions += 1
+            self.lost.evict(name, len(parked.tokens))
         self._here.release(name)
 
     def _put_away(self, name: str, parked: ParkedConversation) -> bool:
@@ -427,8 +389,10 @@ class KvCache:
         where it does not fit."""
         host, needed = self.host, len(parked.pages) - parked.pages.count(self.pool.hole)
         while host.num_free + host.num_idle >= needed > host.num_free:
-            self._host.release(self._host.oldest()[0])
+            oldest, gone = self._host.oldest()
+            self._host.release(oldest)
             self.counts.evictions += 1
+            self.lost.evict(oldest, len(gone.tokens))
         if needed > host.num_free:
             return False
         pages, full = [], len(parked.tokens) // self.page_size
@@ -459,8 +423,9 @@ def kv_metrics(cache: KvCache, page_bytes: int) -> dict[str, float]:
     Counts since the start: kv_hits and kv_misses (requests that found cached tokens, and that found none);
     kv_kept_tokens, kv_restored_tokens and kv_shared_tokens (prefill saved because the conversation was parked in the
     cache, was copied back from host memory, or because other requests had computed the same prefix); kv_evictions
-    (conversations dropped for good); kv_out_bytes and kv_back_bytes (copied to host memory and back). Levels:
-    kv_bytes_now, kv_idle_bytes_now, kv_host_bytes_now; max_kv_bytes.
+    (conversations dropped for good); kv_lost_tokens (computed again after an eviction or a preemption); kv_out_bytes
+    and kv_back_bytes (to host memory and back). Levels: kv_bytes_now, kv_idle_bytes_now, kv_host_bytes_now;
+    max_kv_bytes.
     """
     counts, pool, host = cache.counts, cache.pool, cache.host
     pages = {
@@ -472,7 +437,9 @@ def kv_metrics(cache: KvCache, page_bytes: int) -> dict[str, float]:
         "max_kv_bytes": counts.most_pages,
     }
     names = ("hits", "misses", "kept_tokens", "restored_tokens", "shared_tokens", "evictions")
-    values = {f"kv_{name}": float(getattr(counts, name)) for name in names}
+    values = {f"kv_{name}": float(getattr(counts, name)) for name in names} | {
+        "kv_lost_tokens": float(cache.lost.count)
+    }
     return values | {name: float(count * page_bytes) for name, count in pages.items()}
 
 

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from sparring.engine.kv import Allocation, KvCache, Weights
+from sparring.engine.kv import KvCache, Weights
+from sparring.engine.kv_counts import Allocation
 from sparring.engine.sequence import Sequence
 from sparring.engine.served_adapter import ServedAdapter
 from sparring.engine.shared_prefill import PrefillSharing
@@ -231,6 +232,7 @@ class StepScheduler:
     def release(self, conversation: str) -> None:
         """Forget a parked conversation, and do not park it again when its running request ends."""
         self.cache.release(conversation)
+        self.cache.lost.forget(conversation)
         if self.states is not None:
             self.states.release(conversation)
         for sequence in self.sequences:
@@ -313,6 +315,9 @@ class StepScheduler:
         if not sequence.admitted:
             sequence.admitted, sequence.cached_tokens = True, allocation.num_cached
             self.cache.counts.note(allocation)
+        self.cache.lost.count += max(0, sequence.lost - allocation.num_cached)
+        self.cache.lost.resume(sequence.conversation, len(sequence.tokens), allocation.num_cached)
+        sequence.lost = 0
         sequence.slot = self._slots.pop()
         insort(self._running, sequence, key=_rank)
         return True
@@ -365,6 +370,7 @@ class StepScheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preempted += 1
+        sequence.lost = sequence.computed
         self._suspend(sequence)
 
     def _suspend(self, sequence: Sequence) -> None:

@@ -38,6 +38,7 @@ class Sequence:
 
     Attributes:
         computed: number of tokens whose keys and values are, or will be after the planned step, in `pages`.
+        lost: their number when the request was preempted.
         oldest: oldest weight version among those; None without any.
         gone: number of first pages returned early, because no layer attends so far back any more.
         state: slot of the recurrent state behind those tokens; None in a model without one.
@@ -64,6 +65,7 @@ class Sequence:
     stop: frozenset[int]
     keep: bool
     computed: int = 0
+    lost: int = 0
     pages: list[int] = field(default_factory=list)
     gone: int = 0
     digests: list[bytes] = field(default_factory=list)

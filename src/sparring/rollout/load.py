@@ -10,7 +10,6 @@ admitted first, so it is always the youngest that give way.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping
 
 from sparring.protocols import Boxes, Sandbox
@@ -22,11 +21,8 @@ CUT = 0.85
 GROWTH = 0.5
 """Places that are added where an engine that was asked once for each place shows no overload."""
 
-MOST_LOST = 0.3
-"""Requests whose cache was lost, preempted or evicted, as a share of the requests that began: more are an overload."""
-
-LEAST_READ = 0.5
-"""Tokens read as a share of the tokens sampled, below which lost caches cost nothing worth a cut."""
+MOST_LOST = 0.25
+"""Tokens that are computed again, as a share of all that the engine computes: more are an overload."""
 
 
 class Limiter:
@@ -66,8 +62,8 @@ class Places:
 
     Args:
         most: the upper bound, and the number at the start; at least 1.
-        metrics: the engine's; one that does not report what its requests lost (`preemptions`, `kv_evictions`) leaves
-            the bound alone.
+        metrics: the engine's; one that does not report what is computed again (`kv_lost_tokens`) leaves the bound
+            alone.
     """
 
     def __init__(self, most: int, metrics: Callable[[], Mapping[str, float]] = dict) -> None:
@@ -99,7 +95,7 @@ class Places:
 
     def _follow(self, now: Mapping[str, float]) -> None:
         """Set the number of places by what the engine reports."""
-        if self._before is None or "preemptions" not in now or self.in_use > self.limit:
+        if self._before is None or "kv_lost_tokens" not in now or self.in_use > self.limit:
             self._before = now  # nothing is reported, or a cut has not taken effect
             return
         grown = {name: value - self._before.get(name, 0.0) for name, value in now.items()}
@@ -107,9 +103,8 @@ class Places:
         if 0 <= requests < self._limit:
             return
         self._before = now
-        lost = grown["preemptions"] + grown.get("kv_evictions", 0.0)
-        reads = grown.get("prefill_tokens", math.inf) > LEAST_READ * grown.get("generated_tokens", 0.0)
-        if lost > MOST_LOST * requests >= 0 and reads:
+        computed = grown.get("prefill_tokens", 0.0) + grown.get("generated_tokens", 0.0)
+        if grown["kv_lost_tokens"] > MOST_LOST * computed >= 0:
             self._limit = max(1.0, CUT * self._limit)
         elif requests >= 0 and self.in_use >= self.limit and not now.get("waiting_now", 0.0):
             self._limit = min(float(self._most), self._limit + GROWTH)

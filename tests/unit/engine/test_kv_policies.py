@@ -143,7 +143,7 @@ def test_every_turn_has_the_bits_it_has_when_nothing_is_kept(serve, model_path, 
     assert free and metrics["kv_bytes_now"] <= metrics["max_kv_bytes"] <= 40 * PAGE_BYTES
     assert metrics["kv_kept_tokens"] + metrics["kv_restored_tokens"] > 0 and metrics["kv_misses"] > 0
     assert (metrics["kv_restored_tokens"] > 0) is (metrics["kv_back_bytes"] > 0) is policy.startswith("offload")
-    assert metrics["kv_evictions"] > 0 or "offload" in policy
+    assert (metrics["kv_evictions"] > 0 and metrics["kv_lost_tokens"] > 0) or "offload" in policy
 
 
 @pytest.mark.parametrize("policy", POLICIES)

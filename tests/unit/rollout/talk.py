@@ -63,19 +63,21 @@ class Talks(ToyWorld):
 
 
 class Training:
-    """A training whose groups are sampled on a loaded engine, and nothing else: one endless step."""
+    """A training whose groups are sampled on a loaded engine, and nothing else: of one endless step, or of some."""
 
-    def __init__(self, engine: LoadedEngine, *, most: int, follows: bool, groups: int = 1000) -> None:
-        config = RolloutConfig(group_size=GROUP_SIZE, max_concurrent_rollouts=most)
+    def __init__(
+        self, engine: LoadedEngine, *, most: int, follows: bool, groups: int = 1000, max_lag: int = 0, steps: int = 1
+    ) -> None:
+        config = RolloutConfig(group_size=GROUP_SIZE, max_concurrent_rollouts=most, max_lag=max_lag)
         self.engine, self.world = engine, Talks()
         recorder = Recorder(engine, toy_renderer(), sampling=config.sampling())
         boxes = BubblewrapBoxes(SandboxConfig(enabled=False))
         self.runner = RolloutRunner(self.world, boxes, recorder, ChatHarness(), config)
         if follows:
             self.runner.places = Places(most, lambda: engine.metrics)
-        self.window = Window(groups, 0, 1)
+        self.window = Window(groups, max_lag, steps)
         self.scheduler = Scheduler(
-            self.runner, self.world.tasks("train", 0), self.window, run_seed=5, engine_version=lambda: 0
+            self.runner, self.world.tasks("train", 0), self.window, run_seed=5, engine_version=lambda: engine.version
         )
 
     async def sample(self, until: Callable[[list[Group]], bool]) -> list[Group]:

@@ -14,8 +14,8 @@ from sparring.testing.clock import run_virtual
 from sparring.testing.toy import toy_task
 
 SLOTS, MOST, SHARE = 8, 32, 0.2
-TASKS = [toy_task(number, split="eval") for number in range(24)]
-WARM_S = 60.0
+TASKS = [toy_task(number, split="eval") for number in range(16)]
+WARM_S = 30.0
 
 
 def beside(share: float | None, lasts_s: float = math.inf) -> tuple[float, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loaded_engine import LoadedEngine
@@ -10,7 +9,7 @@ from talk import Training, sampled, words
 
 from sparring.rollout.load import Limiter, Places
 from sparring.testing.clock import run_virtual
-from sparring.types import Group
+from sparring.types import Group, WeightRef
 
 FITS = 8
 """Conversations of `talk` that the small cache holds."""
@@ -28,38 +27,38 @@ def tokens(groups: list[Group]) -> list[list[tuple[int, ...]]]:
 
 def test_a_cache_for_a_quarter_of_the_rollouts_is_not_overrun() -> None:
     fixed, followed = (Training(engine(), most=4 * FITS, follows=follows) for follows in (False, True))
-    groups, fixed_s = sampled(fixed, 40)
-    same, followed_s = sampled(followed, 40)
+    groups, fixed_s = sampled(fixed, 24)
+    same, followed_s = sampled(followed, 24)
     assert followed_s < 0.75 * fixed_s
-    assert followed.engine.metrics["prefill_tokens"] < 0.6 * fixed.engine.metrics["prefill_tokens"]
+    assert followed.engine.metrics["prefill_tokens"] < 0.7 * fixed.engine.metrics["prefill_tokens"]
     assert FITS <= followed.scheduler.places.limit < 2 * FITS
     assert followed.scheduler.metrics()["rollout/places"] < 2 * FITS
-    assert [group.index for group in same] == list(range(40)), "the order of groups"
+    assert [group.index for group in same] == list(range(24)), "the order of groups"
     assert tokens(same) == tokens(groups), "what is sampled does not depend on when it began"
 
 
 def test_an_ample_cache_costs_nothing() -> None:
-    fixed, followed = (Training(engine(4000), most=64, follows=follows) for follows in (False, True))
-    assert sampled(followed, 20)[1] == sampled(fixed, 20)[1]
-    assert followed.scheduler.places.limit == 64
+    fixed, followed = (Training(engine(4000), most=32, follows=follows) for follows in (False, True))
+    assert sampled(followed, 12)[1] == sampled(fixed, 12)[1]
+    assert followed.scheduler.places.limit == 32
 
 
 class Report:
     """What an engine reports, moved by hand."""
 
     def __init__(self) -> None:
-        names = "preemptions kv_evictions kv_hits kv_misses prefill_tokens generated_tokens waiting_now"
+        names = "kv_lost_tokens kv_hits kv_misses prefill_tokens generated_tokens waiting_now"
         self.counts = dict.fromkeys(names.split(), 0.0)
 
     def __call__(self) -> dict[str, float]:
         return dict(self.counts)
 
-    def turns(self, requests: int, lost: int = 0, *, read: float = 100.0, waiting: int = 0) -> None:
-        """So many requests, of which some lost their cache."""
+    def turns(self, requests: int, lost: int = 0, *, waiting: int = 0) -> None:
+        """So many requests; of the tokens that they compute so many in a hundred were computed before."""
         self.counts["kv_hits"] += requests
-        self.counts["kv_evictions"] += lost
-        self.counts["prefill_tokens"] += read * requests
-        self.counts["generated_tokens"] += 100 * requests
+        self.counts["kv_lost_tokens"] += lost * requests
+        self.counts["prefill_tokens"] += 70 * requests
+        self.counts["generated_tokens"] += 30 * requests
         self.counts["waiting_now"] = waiting
 
 
@@ -89,18 +88,11 @@ def test_an_overload_cuts_once_until_the_cut_has_taken_effect() -> None:
     run_virtual(main())
 
 
-@pytest.mark.parametrize(
-    "bears",
-    [
-        {"lost": 30},
-        {"lost": 90, "read": 40.0},  # what was lost is found again, or costs little
-    ],
-)
-def test_what_costs_little_is_no_overload(bears: dict[str, float]) -> None:
+def test_what_costs_little_is_no_overload() -> None:
     async def main() -> int:
         report = Report()
         places = Places(100, report)
-        await rollouts(places, 10, lambda: report.turns(100, **bears))
+        await rollouts(places, 10, lambda: report.turns(100, lost=25))
         return places.limit
 
     assert run_virtual(main())[0] == 100
@@ -123,7 +115,7 @@ def test_they_come_back_and_not_while_requests_wait() -> None:
 
 def test_an_engine_that_reports_nothing_leaves_the_bound() -> None:
     async def main() -> None:
-        places = Places(7, lambda: {"generated_tokens": 5.0})
+        places = Places(7, lambda: {"generated_tokens": 5.0, "preemptions": 99.0})
         await rollouts(places, 50)
         assert places.limit == 7 == places.in_use
 
@@ -162,3 +154,28 @@ def test_a_limiter_lets_in_as_many_as_it_says_now() -> None:
         assert limiter.in_use == 0
 
     run_virtual(main())
+
+
+def test_order_and_lag_stay_where_the_cache_holds_two_conversations() -> None:
+    """Six steps of an asynchronous run whose places go down to a few."""
+    max_lag = 2
+    training = Training(engine(pages=40), most=16, follows=True, groups=3, max_lag=max_lag, steps=6)
+    limits: list[int] = []
+
+    async def main() -> list[Group]:
+        groups: list[Group] = []
+        async for group in training.scheduler.groups():
+            groups.append(group)
+            limits.append(training.scheduler.places.limit)
+            assert 0 <= group.index // 3 - group.version <= max_lag
+            if len(groups) % 3 == 0:
+                step = len(groups) // 3
+                await training.engine.pull(
+                    WeightRef(model="policy", version=step, checksum="", transport="", location=None)
+                )
+                training.window.release(step)
+        return groups
+
+    groups, _ = run_virtual(main())
+    assert [group.index for group in groups] == list(range(18)) and not any(group.failed for group in groups)
+    assert min(limits) <= 3
