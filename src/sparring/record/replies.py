@@ -65,7 +65,7 @@ class RecordedReplies:
     def __init__(self, segments: Mapping[str, Sequence[Segment]] = {}) -> None:
         self._left = {role: deque(_replies(recorded)) for role, recorded in segments.items()}
         self._in_line = len(segments) < 2 and all(map(_is_line, segments.values()))
-        self._progress = asyncio.Event()
+        self._progress: asyncio.Event | None = None  # of the requests that wait
         self.difference: str | None = None
         self.suspends = False
         self.entries: list[LogEntry] = []
@@ -123,8 +123,9 @@ class RecordedReplies:
 
     def progress(self) -> None:
         """Let waiting requests look again: something went on."""
-        self._progress.set()
-        self._progress = asyncio.Event()
+        if self._progress is not None:
+            self._progress.set()
+            self._progress = None
 
     def _given(self, role: str, replies: deque[RecordedReply], sampling: Sampling) -> RecordedReply:
         reply = replies[0]
@@ -140,6 +141,7 @@ class RecordedReplies:
     async def _wait(self, role: str) -> None:
         """Wait for progress of other requests, or note that there is none."""
         try:
+            self._progress = self._progress or asyncio.Event()
             await asyncio.wait_for(self._progress.wait(), PATIENCE_S)
         except TimeoutError:
             waited = f"nothing else went on for {PATIENCE_S:.0f} s"

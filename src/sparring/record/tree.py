@@ -14,9 +14,9 @@ import hashlib
 import heapq
 import operator
 from array import array
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from sparring.generation import Completion, Sampling
 from sparring.protocols import Renderer
@@ -82,7 +82,7 @@ class Tree:
     renderer: Renderer
     segments: list[Segment] = field(default_factory=list)
     _nodes: dict[bytes, Node] = field(default_factory=dict)
-    _requests: Counter[bytes] = field(default_factory=Counter)
+    _requests: dict[bytes, int] = field(default_factory=dict)
     _abandoned: dict[bytes, list[int]] = field(default_factory=dict)
     _inputs: dict[tuple[int | None, tuple[int, ...]], int] = field(default_factory=dict)
     _lanes: dict[int, Lane] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class Tree:
         while at is not None:
             path.append(self.segments[at].tokens)
             at = self.segments[at].parent
-        return tuple(token for tokens in reversed(path) for token in tokens)
+        return tuple(chain.from_iterable(reversed(path)))
 
     def append(
         self, turn: Turn, completion: Completion, reply: Message, sampling: Sampling, model: str
@@ -160,6 +160,7 @@ class Tree:
             )
             self._inputs[(turn.parent, turn.added)] = parent
         index = parent + 1 if new else len(self.segments)
+        versions, kv_versions = completion.versions, completion.kv_versions
         new.append(
             Segment(
                 index=index,
@@ -169,8 +170,8 @@ class Tree:
                 message=reply,
                 model=model,
                 logprobs=completion.logprobs,
-                versions=completion.versions,
-                kv_versions=completion.kv_versions,
+                versions=versions,
+                kv_versions=versions if kv_versions == versions else kv_versions,  # one object where both say the same
                 sampling=sampling,
                 kept=completion.kept,
                 finish_reason=completion.finish_reason,
@@ -193,8 +194,9 @@ class Tree:
         abandoned = self._abandoned.get(prompt)
         if abandoned:
             return heapq.heappop(abandoned)
-        self._requests[prompt] += 1
-        return self._requests[prompt] - 1
+        number = self._requests.get(prompt, 0)
+        self._requests[prompt] = number + 1
+        return number
 
     def _hear(self, turn: Turn, reply: Message) -> bytes:
         """Add a turn and its reply to the turn's lane; return the digest of its conversation."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ class TextEscaper:
         self._tokens = tokens
         self._marked = tokens.marked
         self._allowed = frozenset(allowed)
+        self._latest: tuple[tuple[ToolSpec, ...], list[dict[str, Any]]] = ((), [])
         self._bare = {bare for text in tokens.ids if (bare := text.strip(_BRACKETS)) != text} - {"", *_SCHEMA}
 
     def without_marks(self) -> TextEscaper:
@@ -61,9 +63,10 @@ class TextEscaper:
         return message_dicts([self._message(message) for message in messages])
 
     def tools(self, tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
-        """Convert tool schemas."""
-        return tool_dicts(
-            [
+        """Convert tool schemas. An environment has the same objects in all its rollouts: they are converted once."""
+        before, converted = self._latest
+        if len(before) != len(tools) or not all(map(operator.is_, before, tools)):
+            marked = [
                 dataclasses.replace(
                     tool,
                     name=self._marked(tool.name),
@@ -72,7 +75,9 @@ class TextEscaper:
                 )
                 for tool in tools
             ]
-        )
+            converted = tool_dicts(marked)
+            self._latest = tuple(tools), converted
+        return [*converted]
 
     def _message(self, message: Message) -> Message:
         own = message.role == "assistant"

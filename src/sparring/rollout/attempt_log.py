@@ -54,11 +54,14 @@ class AttemptLog:
     Args:
         store: holds log and turns; None: nothing is recorded, and no rollout goes on in another process.
         recorded: takes note of events of attempts too.
+        begins: whether the rollouts are new ones until `expect` names others; else each is looked for in the store.
     """
 
-    def __init__(self, store: Store | None = None, recorded: Recorded = unrecorded) -> None:
+    def __init__(self, store: Store | None = None, recorded: Recorded = unrecorded, *, begins: bool = False) -> None:
         self._store = store
         self._recorded = recorded
+        self._begins = begins
+        self._expected: set[str] = set()
 
     @property
     def durable(self) -> bool:
@@ -95,15 +98,20 @@ class AttemptLog:
         data = {"id": attempt, "number": number, "reason": reason}
         self._store.record(LogEntry(stage=_stage(rollout), kind="restarted", name=rollout, data=data))
 
+    def expect(self, rollout: str) -> None:
+        """Take note that a rollout may have begun in an earlier process."""
+        self._expected.add(rollout)
+
     def unfinished(self, rollout: str) -> UnfinishedRollout | None:
-        """Return what is recorded of a rollout; None where nothing is.
+        """Return what is recorded of a rollout; None where nothing is, or where it begins now.
 
         Raises:
             StoreError: the file cannot be read or is damaged.
         """
         store = self._store
-        if store is None:
+        if store is None or self._begins and rollout not in self._expected:
             return None
+        self._expected.discard(rollout)
         begun = [(rollout, 0, "")]
         for _, entry in store.entries(_stage(rollout), name=rollout, kinds=("restarted",)):
             if "id" in entry.data:

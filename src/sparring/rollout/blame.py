@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ class Successes:
     """Successful calls of one environment, over all its rollouts, by kind."""
 
     def __init__(self) -> None:
-        self.counts: Counter[Call] = Counter()
+        self.counts: defaultdict[Call, int] = defaultdict(int)
 
 
 class WorldCalls:
@@ -52,7 +52,7 @@ class WorldCalls:
     def __init__(self, successes: Successes) -> None:
         self.answered: Callable[[Call], None] = unheard
         self._environment = successes.counts
-        self._own: Counter[Call] = Counter()
+        self._own: defaultdict[Call, int] = defaultdict(int)
         self._broken: dict[Place, tuple[Failure, int, int]] = {}
 
     def succeeded(self, place: Place) -> None:
@@ -72,7 +72,7 @@ class WorldCalls:
         Returns:
             Whether the failure is the policy's: the call broke in a first world and again in `WORLDS` that count.
         """
-        others = self._environment[place.call] - self._own[place.call]
+        others = self._environment.get(place.call, 0) - self._own.get(place.call, 0)
         before, worlds, others_before = self._broken.get(place, (failure, 0, others))
         if before != failure:
             worlds = 0

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from sparring.errors import EngineError, EnvError, InfraError, JudgeError, SandboxError, ToolHostError
 from sparring.generation import Constraint
+from sparring.observe.spans import Spans
 from sparring.protocols import Session
 from sparring.rollout.config import RolloutConfig
 from sparring.types import POLICY, Message, ToolSpec
@@ -49,6 +50,12 @@ UNDONE: dict[Phase, str] = {
     "close": "not closed",
     "harness": "nothing was asked for",
 }
+
+ACTIVITIES: dict[Phase, str] = {
+    **dict.fromkeys(("box queue", "box", "open", "tool", "close"), "worlds"),
+    "score": "judging",
+}
+"""Activity, of `observe.spans`, that a phase is part of; a turn is timed at the engine."""
 
 Recorded = Callable[[str, str, Mapping[str, Any]], None]
 """Takes note of an event of a rollout: its kind (`limit`, `abandoned`), the rollout's id, and its data."""
@@ -106,6 +113,10 @@ class Waits:
 
     Args:
         config: `[rollout]`, with the limits.
+
+    Attributes:
+        under_way: the phases, by kind.
+        spans: where their time counts as that of an activity.
     """
 
     def __init__(self, config: RolloutConfig) -> None:
@@ -115,6 +126,7 @@ class Waits:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._armed: set[Phase] = set()
         self.under_way: dict[Phase, dict[int, Wait]] = {phase: {} for phase in ERRORS}
+        self.spans = Spans()
 
     def limit_s(self, phase: Phase) -> float:
         """Return the limit of one phase, in seconds."""
@@ -127,13 +139,17 @@ class Waits:
             self._loop, self._armed = loop, set()
         wait.since = loop.time()
         self.under_way[wait.phase][id(wait)] = wait
+        if (activity := ACTIVITIES.get(wait.phase)) is not None:
+            self.spans.enter(activity)
         if wait.phase not in self._armed and self._limits[wait.phase] < math.inf:
             self._armed.add(wait.phase)
             loop.call_at(wait.since + self._limits[wait.phase], self._look, wait.phase, loop)
 
     def end(self, wait: Wait) -> None:
         """Take note that a phase is over."""
-        self.under_way[wait.phase].pop(id(wait), None)
+        begun = self.under_way[wait.phase].pop(id(wait), None)
+        if begun is not None and (activity := ACTIVITIES.get(wait.phase)) is not None:
+            self.spans.leave(activity)
 
     def oldest(self) -> Wait | None:
         """Return the phase that has been under way for longest, one that waits for others' boxes only where there is no

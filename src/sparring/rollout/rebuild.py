@@ -200,9 +200,26 @@ class Suspension:
     def __init__(self) -> None:
         self.watch: Watch | None = None
         self.requested = False
-        self._stopped: asyncio.Event = asyncio.Event()
-        self._resumed: asyncio.Event = asyncio.Event()
+        self._events: tuple[asyncio.Event, asyncio.Event] | None = None
         self._ended = False
+
+    @property
+    def _stopped(self) -> asyncio.Event:
+        """Set while the rollout stands still, and once it has ended."""
+        return self._made()[0]
+
+    @property
+    def _resumed(self) -> asyncio.Event:
+        """Set when the rollout may go on."""
+        return self._made()[1]
+
+    def _made(self) -> tuple[asyncio.Event, asyncio.Event]:
+        """Return the events, which are made for the few rollouts that are suspended."""
+        if self._events is None:
+            self._events = asyncio.Event(), asyncio.Event()
+            if self._ended:
+                self._events[0].set()
+        return self._events
 
     def begin(self, watch: Watch) -> None:
         """Take note of the attempt that begins."""
@@ -237,7 +254,8 @@ class Suspension:
     def end(self) -> None:
         """Take note that the rollout has ended."""
         self._ended = True
-        self._stopped.set()
+        if self._events is not None:
+            self._stopped.set()
 
 
 class WatchedCall:

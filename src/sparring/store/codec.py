@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from sparring.generation import NumberRow
 from sparring.types import Group, Purpose, Rollout, Score, Task, Trajectory
 
 SCHEMA_VERSION = 5
@@ -22,7 +23,15 @@ BIG_INT = 1
 
 T = TypeVar("T")
 
-_encoder = msgspec.msgpack.Encoder()
+
+def _plain(value: Any) -> Any:
+    """Return a row of numbers as msgspec writes it."""
+    if isinstance(value, NumberRow):
+        return value.tolist()
+    raise TypeError(f"expected plain data, got {type(value).__name__}")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +113,7 @@ def encode(value: Any) -> bytes:
     try:
         return _encoder.encode(value)
     except OverflowError:  # rare enough that only then is the value walked
-        return _encoder.encode(_shrunk(msgspec.to_builtins(value, builtin_types=(bytes, bytearray))))
+        return _encoder.encode(_shrunk(msgspec.to_builtins(value, builtin_types=(bytes, bytearray), enc_hook=_plain)))
 
 
 def decode(data: bytes, kind: type[T]) -> T:

@@ -39,7 +39,7 @@ from sparring.stages.runtime.checkpoints import Checkpoints
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
 from sparring.stages.runtime.rollouts import rollout_runner
-from sparring.stages.runtime.timing import ENGINE_SPANS, TRAINER_SPANS, EngineCounters, StepClock
+from sparring.stages.runtime.timing import ENGINE_SPANS, EVAL_SPANS, TRAINER_SPANS, EngineCounters, StepClock
 from sparring.stages.runtime.totals import Totals
 from sparring.stages.runtime.training_tasks import data_files, domain_metrics
 from sparring.stages.runtime.updates import RetriedUpdates
@@ -139,7 +139,7 @@ class OnlineTraining:
                 part.restore(state.get(name, {}))
             await updates.pull(await self.trainers[POLICY].push())
         scheduler.resume(trained)
-        counters, clock = EngineCounters(self.engine), StepClock(self._spans)
+        counters = EngineCounters(self.engine)
 
         async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
             metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics(), **objective.metrics()}
@@ -152,10 +152,12 @@ class OnlineTraining:
             totals.add(batch, metrics)
             context.sink.log(stage, step.version, metrics)
             states = {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()}
-            await checkpoints.after(step, metrics, {**states, **{name: part.state() for name, part in kept.items()}})
+            states |= {name: part.state() for name, part in kept.items()}
+            with self._spans.span("saving"):
+                await checkpoints.after(step, metrics, states)
             evaluator.after(step.version)
 
-        runner = rollout_runner(context, self._served, self.source, self._others)
+        runner = rollout_runner(context, timed(self._served, self._spans, EVAL_SPANS), self.source, self._others)
         share = EvalShare(
             scheduler.places, config.eval.share, config.eval.max_concurrent_rollouts, lambda: window.next_index
         )
@@ -163,6 +165,7 @@ class OnlineTraining:
         batches_of = self._batches(objective, range(done + 1, last_step + 1), log)
         async with beside as evaluator:
             with fewer_collections():
+                clock = StepClock(self._spans)
                 try:
                     await run_loop(scheduler.groups(), batches_of, self.trainers, {POLICY: updates}, window, after_step)
                 except (Outage, WeightsError):
@@ -202,6 +205,7 @@ class OnlineTraining:
         scales = {name: domain.reward_scale for name, domain in context.config.envs.items()}
         runner = rollout_runner(context, engine, self.source, others, rebuilds=True)
         runner.places = Places(context.config.rollout.max_concurrent_rollouts, lambda: engine.metrics)
+        runner.waits.spans = self._spans
         return Scheduler(
             runner,
             LostTasksAgain(objective.tasks, context.config.rollout.task_retries),

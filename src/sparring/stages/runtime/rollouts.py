@@ -51,6 +51,6 @@ def rollout_runner(
         context.harness,
         context.config.rollout,
         executors=THREADS.executor,
-        log=AttemptLog(context.store if rebuilds else None),
+        log=AttemptLog(context.store if rebuilds else None, begins=True),
         report=lambda sentence: context.sink.event("rollout", sentence),
     )
