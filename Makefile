@@ -2,7 +2,7 @@
 # make test          install, pass the tests
 # make test-near     the tests that a change can touch, nearest first (BASE=COMMIT: since when; origin/main)
 # make test-slow     the long proofs
-# make test-extra    tests of optional packages, which it installs (wandb, peft, zensical)
+# make test-extra    tests of optional packages, which it installs (wandb, peft, zensical, anthropic)
 # make test-vllm     the engine's contract and a run against the real vLLM, which it installs into .venv-vllm
 # make test-trl      preference losses and gradients against the real TRL, which it installs into .venv-trl
 # make test-peers    advantages, policy losses and gradients against the real verl, which it installs into .venv-peers
@@ -47,7 +47,7 @@ test-slow: install $(VENV)/.stamp-chromium
 	$(BIN)/python -m pytest -m slow
 
 test-extra: install
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[wandb,peft,docs]"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[wandb,peft,docs,clients]"
 	$(BIN)/python -m pytest -m extra
 
 # benchmarks/peers/vllm.txt is the one list of what vLLM needs

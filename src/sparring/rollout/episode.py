@@ -29,6 +29,7 @@ from sparring.errors import (
 from sparring.protocols import AnyEnv, RolesEnv, Sandbox, Session, SingleEnv
 from sparring.record.replies import RecordedReplies
 from sparring.record.transcript import Transcript
+from sparring.reply import AnsweringSession
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.phases import LimitedSession, Phases, Waits
 from sparring.rollout.rebuild import Watch
@@ -50,7 +51,7 @@ OF_WORLDS = (InfraError, PolicyFailure, BadInput, StoreError)
 those of the run's own store. Others say something about the run, which no environment knows."""
 
 
-class OpenSession(Session, Protocol):
+class OpenSession(AnsweringSession, Protocol):
     """A session as the episode that opened it sees it. `replies` are those of the record, where it is rebuilt."""
 
     replies: RecordedReplies | None
@@ -390,11 +391,15 @@ class RunningEpisode:
             self._limited[role] = LimitedSession(self._session(role), self.env.phases, role)
         return self._limited[role]
 
+    @property
+    def failure(self) -> InfraError | None:
+        """The failure of a role's latest request, if that was not answered; a client may hide it."""
+        return next((s.failure for s in self._limited.values() if s.failure is not None), None)
+
     def trajectories(self, outcome: Outcome, timing: Timing) -> tuple[Trajectory, ...]:
         """Return what was recorded: one trajectory per role that was asked, in the order in which the world names
-        them; of the first role alone where nobody was asked. Each session adds its `generate_s` to `timing`.
-
-        A role whose latest request hit a limit ended by that limit. The other roles did not.
+        them; of the first role alone where nobody was asked. Each session adds its `generate_s` to `timing`. A role
+        whose latest request hit a limit ended by that limit. The other roles did not.
         """
         cut = {role: outcome_at(session.limit) for role, session in self._sessions.items() if session.limit is not None}
         others = ANSWERED if outcome in cut.values() else outcome
