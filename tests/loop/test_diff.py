@@ -167,6 +167,23 @@ def test_a_run_that_was_stopped_is_a_beginning_of_the_other(
     assert told(copy, copy, code=0)[-1] == "equal, bit for bit"
 
 
+def test_evaluations_are_compared_too(run: Path, copy: Path, tmp_path: Path, told: Callable[..., list[str]]) -> None:
+    """As `sparring eval` leaves them, in folders of their own."""
+    config = (copy / "config.toml").read_text()
+    start, _, rest = config.partition("stages = [")
+    (copy / "config.toml").write_text(f'{start}stages = ["eval"]\n{rest.partition("]")[2]}')
+    with closing(sqlite3.connect(copy / "store.sqlite")) as store, store:
+        store.execute("UPDATE groups SET stage = 'eval'")
+        store.execute("DELETE FROM pairs WHERE key LIKE 'stage/%'")
+    other = Path(shutil.copytree(copy, tmp_path / "other"))
+    assert told(copy, other, code=0) == ["the same: eval", "equal, bit for bit"]
+    change_rollout(other, "rl/1/0", lambda stored: with_segment(stored, tokens=first_sampled(stored).tokens[::-1]))
+    assert told(copy, other)[0].startswith("eval, rl/1/0 turn 1: sampled token 0: ")
+    with closing(sqlite3.connect(other / "store.sqlite")) as store, store:
+        store.execute("DELETE FROM groups WHERE number > 0")
+    assert told(copy, other)[0] == f"{other} ends in stage eval after rl/0; the same until then"
+
+
 def test_what_is_no_run_is_refused(run: Path, tmp_path: Path, told: Callable[..., list[str]]) -> None:
     (line,) = told(run, tmp_path / "none", code=2)
     assert line == f"{tmp_path}/none: expected the folder of a run, got no folder; give one, like runs/quickstart"

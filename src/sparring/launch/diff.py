@@ -84,7 +84,8 @@ def compare_runs(left: Path, right: Path) -> ComparedRuns:
                 lines += [f"the same: {', '.join(equal)}"] if equal else []
                 return ComparedRuns(equal=False, lines=[*lines, *_in_words(runs, stage, comparison)])
             equal.append(stage)
-    return ComparedRuns(equal=True, lines=[*lines, f"the same: {', '.join(equal)}"])
+    lines.append(f"the same: {', '.join(equal)}" if equal else "nothing is recorded in either")
+    return ComparedRuns(equal=True, lines=lines)
 
 
 def _store(folder: Path) -> SqliteStore:
@@ -112,7 +113,7 @@ def _comparisons(left: RecordedRun, right: RecordedRun) -> Iterator[tuple[str, C
         if done[0] != done[1]:
             yield stage, RecordEnd(record=done.index(False), after="its last recorded step")
         if not any(done):
-            if left.store.metrics(stage):
+            if left.store.metrics(stage) or next(iter(left.store.groups(stage=stage)), None) is not None:
                 yield stage, None
             return
         yield stage, _weights_difference(stage, left.weights(stage), right.weights(stage))

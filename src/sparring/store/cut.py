@@ -14,6 +14,9 @@ from sparring.store.advice import DAMAGED
 HEADER_BYTES = 100
 """Bytes of a database's header (sqlite.org/fileformat2.html, 1.3)."""
 
+CHANGED, NUM_PAGES, VALID_FOR = slice(24, 28), slice(28, 32), slice(92, 96)
+"""Bytes of the header: a counter of changes, the number of pages, and the counter for which that number holds."""
+
 LOG_HEADER = struct.Struct(">8I")
 FRAME_HEADER = struct.Struct(">6I")
 """Headers of a write-ahead log and of its frames (sqlite.org/fileformat2.html, 4.1). Both have two words of salt, which
@@ -60,7 +63,8 @@ def is_blank(path: Path) -> bool:
 
 
 def check_pages(path: Path, database: sqlite3.Connection) -> None:
-    """Refuse a database of which pages are missing: every page lies in the file or in the log.
+    """Refuse a database of which pages are missing: every page lies in the file or in the log. Refuse one that has more
+    pages than the log knows of, too: it is younger than what is left of its log.
 
     Args:
         path: of the database.
@@ -71,13 +75,18 @@ def check_pages(path: Path, database: sqlite3.Connection) -> None:
         sqlite3.Error: the database cannot be read.
         OSError: a file cannot be read.
     """
+    with path.open("rb") as file:  # before the log is looked at: a live writer copies from there to here
+        header = file.read(HEADER_BYTES)
+    pages_of_file = int.from_bytes(header[NUM_PAGES], "big") if header[CHANGED] == header[VALID_FOR] else 0
     (num_pages,), (page_bytes,) = (
         database.execute(f"PRAGMA {pragma}").fetchone() for pragma in ("page_count", "page_size")
     )
+    if pages_of_file > num_pages:
+        raise StoreError(f"{path}: expected a log of {pages_of_file} pages, got one of {num_pages}; {DAMAGED}")
     if path.stat().st_size >= num_pages * page_bytes:
         return
     logged = _logged_pages(_log(path), page_bytes)
-    in_file = path.stat().st_size // page_bytes  # after the log: a live writer copies from there to here
+    in_file = path.stat().st_size // page_bytes  # after the log
     logged.add(LOCK_BYTE // page_bytes + 1)
     missing = next((page for page in range(in_file + 1, num_pages + 1) if page not in logged), None)
     if missing is not None:

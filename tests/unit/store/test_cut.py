@@ -38,7 +38,7 @@ def state(store: SqliteStore) -> State:
     )
 
 
-def fill(folder: Path, copied: Literal["never", "half", "all"]) -> tuple[dict[str, bytes], list[State]]:
+def fill(folder: Path, copied: Literal["never", "half", "late", "all"]) -> tuple[dict[str, bytes], list[State]]:
     """The files of a store as a kill leaves them, its log copied into the database or not; what it had recorded after
     each commit."""
     store = SqliteStore(folder / "store.sqlite")
@@ -55,8 +55,10 @@ def fill(folder: Path, copied: Literal["never", "half", "all"]) -> tuple[dict[st
         ):
             write()
             states.append(state(store))
-        if (copied, number) in (("half", 1), ("all", 3)):
+        if (copied, number) in (("half", 1), ("late", 1), ("all", 3)):
             store._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    if copied == "late":  # as `_copy_log` does it: the log stays
+        store._database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
     files = {name: (folder / name).read_bytes() for name in ("store.sqlite", "store.sqlite-wal")}
     store.close()
     return files, states
@@ -71,7 +73,7 @@ def cuts(length: int) -> list[int]:
     return sorted(place for place in places if 0 <= place < length)
 
 
-@pytest.mark.parametrize("copied", ["never", "half", "all"])
+@pytest.mark.parametrize("copied", ["never", "half", "late", "all"])
 @pytest.mark.parametrize("cut", ["store.sqlite", "store.sqlite-wal"])
 def test_it_goes_on_from_a_commit_or_is_refused(tmp_path: Path, copied: Any, cut: str) -> None:
     (tmp_path / "whole").mkdir()
@@ -94,9 +96,9 @@ def test_it_goes_on_from_a_commit_or_is_refused(tmp_path: Path, copied: Any, cut
         else:
             outcomes["open"] += 1
     if cut == "store.sqlite-wal":
-        assert not outcomes["refused"], "a log that was cut ends with the last whole commit"
-    else:  # without the database's beginning nothing opens, but a file of no bytes without a log, which is a new one
-        assert outcomes["refused"] and (copied == "never" or outcomes["open"] == (copied == "all"))
+        assert bool(outcomes["refused"]) == (copied == "late"), "a log that was cut ends with the last whole commit"
+    else:  # what the log has is not missed; a file of no bytes without a log is a new one
+        assert outcomes["refused"] and (copied in ("never", "late") or outcomes["open"] == (copied == "all"))
 
 
 def test_nothing_is_refused_that_a_kill_leaves(tmp_path: Path) -> None:
