@@ -2,7 +2,8 @@
 # make test          install, pass the tests
 # make test-near     the tests that a change can touch, nearest first (BASE=COMMIT: since when; origin/main)
 # make test-slow     the long proofs
-# make test-extra    tests of optional packages, which it installs (wandb, peft, zensical)
+# make test-extra    tests of optional packages, which it installs (wandb, peft, zensical, anthropic)
+# make test-harness  published agent programs (claude-code) against the gateway; installs them with npm into .harnesses
 # make test-vllm     the engine's contract and a run against the real vLLM, which it installs into .venv-vllm
 # make test-trl      preference losses and gradients against the real TRL, which it installs into .venv-trl
 # make test-peers    advantages, policy losses and gradients against the real verl, which it installs into .venv-peers
@@ -24,7 +25,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart test test-near test-slow test-extra test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning check docs install clean
+.PHONY: quickstart test test-near test-slow test-extra test-harness test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning check docs install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -47,8 +48,14 @@ test-slow: install $(VENV)/.stamp-chromium
 	$(BIN)/python -m pytest -m slow
 
 test-extra: install
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[wandb,peft,docs]"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[wandb,peft,docs,clients]"
 	$(BIN)/python -m pytest -m extra
+
+# tests/harness/package.json is the one list of the programs and their versions
+test-harness: install
+	mkdir -p .harnesses && cp tests/harness/package.json .harnesses/
+	cd .harnesses && npm install --no-fund --no-audit && node node_modules/@anthropic-ai/claude-code/install.cjs
+	$(BIN)/python -m pytest -m harness
 
 # benchmarks/peers/vllm.txt is the one list of what vLLM needs
 test-vllm: install

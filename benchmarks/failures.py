@@ -3,9 +3,9 @@
     python benchmarks/failures.py [--seeds 5] [--steps 90] [--failing 0.15] [--directory runs]
 
 Each seed has a start of its own (recipes/failures/start.toml) and three runs of recipes/failures.toml from it: with a
-host that never fails; with one of which `--failing` of all calls raise the same error; and the same under the rules of
-blame that were once ours, where a rollout that breaks twice under one message failed by the policy. All are evaluated
-with a host that never fails, on the 1,000 held-out tasks of their seed.
+host that never fails; with one of which `--failing` of all calls raise the same error; and the same under old rules, by
+which a rollout that breaks twice under one message failed by the policy. All are evaluated with a host that never
+fails, on the 1,000 held-out tasks of their seed.
 
 A reward is fake where a rollout is scored as the policy's failure for what the host did: nothing else fails by the
 policy here. Told are the share of fakes among all scored rollouts, that among the rollouts of groups that are trained
@@ -45,7 +45,7 @@ def main() -> None:
         "failures": [f"env.args.failing={options.failing}"],
         "failures, old rules": [f"env.args.failing={options.failing}", *OLD],
     }
-    print("| host | seed | held-out success | fake rewards | of trained groups | lost |")
+    print("| host | seed | held-out success | fake rewards | of groups that differ | lost |")
     print("| --- | --- | --- | --- | --- | --- |")
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
     for seed in range(1, options.seeds + 1):
@@ -53,7 +53,7 @@ def main() -> None:
             rows[name].append(row)
             cells = [f"{row[key]:.2%}" for key in ("success", "fakes", "trained_fakes", "lost")]
             print(f"| {name} | {seed} | {' | '.join(cells)} |", flush=True)
-    print("\n| host | held-out success, 95 % interval | fake rewards | of trained groups | lost |")
+    print("\n| host | held-out success, 95 % interval | fake rewards | of groups that differ | lost |")
     print("| --- | --- | --- | --- | --- |")
     totals = {name: _total(of_seeds) for name, of_seeds in rows.items()}
     for name, total in totals.items():
@@ -129,7 +129,7 @@ def _claims(totals: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
     return [
         claim("fake rewards", new["fakes"], MOST_FAKES, "<="),
-        claim("fake rewards of trained groups", new["trained_fakes"], MOST_FAKES, "<="),
+        claim("fake rewards of groups with different rewards", new["trained_fakes"], MOST_FAKES, "<="),
         claim("success, at least the interval without failures", new["success"], low, ">="),
         claim("success, at most the interval without failures", new["success"], high, "<="),
         claim("old rules: fake rewards", old["fakes"], MOST_FAKES, ">="),

@@ -1,4 +1,4 @@
-"""A world whose tools are on a host that fails, whatever the policy does; and the rules of blame that were once ours."""
+"""A world whose tool is on a host that fails, whatever the policy does; and simpler rules of blame, for comparison."""
 
 import random
 
@@ -66,8 +66,8 @@ class Shelves(Env):
 
 
 class OldRules:
-    """A chat in which a second failure under the same message is the policy's, as it was once: nothing is asked of what
-    broke, nor of others. For the comparison alone."""
+    """A chat in which a second failure under the same message is the policy's, whatever broke and whatever others do. For
+    the comparison alone."""
 
     def __init__(self):
         self.messages = {}

@@ -449,9 +449,12 @@ class Store(Protocol):
     def checkpoints(self, stage: str) -> Sequence[CheckpointRef]:
         """Return all checkpoints of a stage, oldest first."""
 
+    def retire(self, stage: str, steps: Collection[int]) -> None:
+        """Stop counting checkpoints of a stage whose folders were deleted."""
+
     def truncate(self, stage: str, step: int, *, first_group: int | None = None) -> None:
         """Forget the metrics and checkpoints of a stage after `step`; its groups from `first_group` on, with the turns
-        of their rollouts, if that is given."""
+        and the log of them and of later steps, if that is given."""
 
     def supersede(self, stage: str, number: int) -> None:
         """Stop counting a group that is rolled out again; it stays in the record."""

@@ -103,9 +103,7 @@ def test_what_is_raised_arrives(make: Make, error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), StopIteration(5)])
-def test_what_would_end_more_than_the_call_is_an_error_of_the_call(
-    make: Make, error: BaseException
-) -> None:
+def test_what_would_end_more_than_the_call_is_an_error_of_the_call(make: Make, error: BaseException) -> None:
     def plainly() -> None:
         raise error
 

@@ -6,11 +6,13 @@ import random
 import shutil
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-from test_async_resume import Killed, Ledger, Life, MortalStore, lives, num_commits
+from test_async_resume import WRITES, Killed, Ledger, Life, MortalStore, lives, num_commits
 
 from sparring.cli.main import main
+from sparring.errors import StoreError
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
 
@@ -54,3 +56,46 @@ def test_weights_without_their_record_are_no_fresh_run(
         assert main(["run", str(given)]) == 2
         expected = f"the record of the run that wrote {folder}/sft/checkpoints/step-000002, got an empty one; "
         assert expected in capsys.readouterr().err
+
+
+def test_a_stage_whose_weights_are_gone_is_named(
+    given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs/tiny"
+    with closing(SqliteStore(folder / "store.sqlite")) as store:
+        store.put("stage/init", {})
+        store.put("stage/sft", {"rows": 1})
+    assert main(["run", str(given)]) == 2
+    expected = f"stage rl: expected the weights that stage sft wrote, got no {folder}/sft/model; restore it from a copy"
+    assert expected in capsys.readouterr().err
+
+
+class FullStore(MortalStore):
+    """A store whose disk is full at its n-th commit, and from then on."""
+
+    def __getattr__(self, name: str) -> Any:
+        method = super().__getattr__(name)
+
+        def write(*arguments: Any, **named: Any) -> Any:
+            try:
+                return method(*arguments, **named)
+            except Killed:
+                self.dead = False
+                raise StoreError("database or disk is full") from None
+
+        return write if name in WRITES else method
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_disk_that_fills_at_any_commit_of_the_log_ends_the_run_which_goes_on(
+    tmp_path: Path, num_commits: int, seed: int
+) -> None:
+    """Admissions, turns, observations, outcomes, orders and checksums alike: no write is left out in silence."""
+    commits = random.Random(seed).randrange(num_commits * (seed + 1) // 6)
+    with closing(SqliteStore(tmp_path / "store.sqlite")) as store:
+        full = FullStore(store, commits)
+        ledger = Ledger()
+        with pytest.raises((StoreError, ExceptionGroup)) as error:
+            run_virtual(Life(full, tmp_path, ledger, 0).run())
+        assert "disk is full" in str(error.value) and full.commits == commits
+    lives(tmp_path, ledger, [])

@@ -197,6 +197,7 @@ def test_evaluations_of_other_tasks_are_not_compared(
         ("eval.every_tasks=13", "eval.every_tasks: expected at most 12, the held-out tasks, got 13; "),
         ("eval.every=-1", "tasks, no_tool_tasks, every and every_tasks must be 0 or more"),
         ("eval.max_lost=1.5", "max_lost must be a share from 0 to 1, got 1.5"),
+        ("eval.share=1.0", "share must be above 0 and below 1, got 1.0"),
     ],
 )
 def test_evaluation_beside_training_that_cannot_be(

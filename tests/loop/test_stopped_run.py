@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,11 @@ class DeadFrom:
         return self._factory.make()
 
 
+def published(context: Context) -> list[str]:
+    """The steps whose weights are in the log."""
+    return [entry.name for _, entry in context.store.entries("rl", kinds=["published"])]
+
+
 def refusing(context: Context) -> Context:
     """A context whose engine takes no weights of version 2."""
     return replace(context, cluster=RefusingCluster(context.cluster, 2))
@@ -89,20 +95,23 @@ def dead(context: Context) -> Context:
     return replace(context, factory=DeadFrom(context.factory, 2 * rollouts + 1))
 
 
+NO_ROOM = "version 2: expected an update within 2 tries, got no room for them"
+DOWN = "expected a rollout that its infrastructure does not break within 1 s, got no route to the host"
+
+
 @pytest.mark.parametrize(
-    ("stopped", "error", "message"),
+    ("stopped", "error", "message", "gone"),
     [
-        (refusing, WeightsError, "version 2: expected an update within 2 tries, got no room for them"),
-        (
-            dead,
-            Outage,
-            "expected a rollout that its infrastructure does not break within 1 s, got no route to the host",
-        ),
+        (refusing, WeightsError, NO_ROOM, False),
+        (refusing, WeightsError, NO_ROOM, True),  # as if killed before its manifest, or somebody tidied up
+        (dead, Outage, DOWN, False),
     ],
 )
 def test_a_stopped_run_is_gone_on_with_to_the_same_weights(
-    given: Path, stopped: Callable[[Context], Context], error: type[Exception], message: str
+    given: Path, stopped: Callable[[Context], Context], error: type[Exception], message: str, gone: bool
 ) -> None:
+    """A refused version is in the log: the saved weights are compared with it, and so is the step if it is trained
+    again from the start, its weights gone."""
     from sparring.launch.run import opened
     from sparring.recipe.load import load
     from sparring.recipe.run_config import resolve
@@ -116,8 +125,12 @@ def test_a_stopped_run_is_gone_on_with_to_the_same_weights(
                 await context.cluster.close()
                 last = context.store.last_checkpoint("rl")
                 assert last is not None and last[0].step == 2
+                assert published(context) == ["rl@1", "rl@2"]
+                if gone:
+                    shutil.rmtree(last[0].path)
             result = await rl.run(context)
             await context.cluster.close()
+            assert published(context) == ["rl@1", "rl@2", "rl@3"]
             weights = (Path(result["model"]) / "model.safetensors").read_bytes()
             tasks = [group.task.id for group in context.store.groups(stage="rl")]
             return hashlib.sha256(weights).hexdigest(), tasks

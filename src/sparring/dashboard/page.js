@@ -22,6 +22,7 @@ const AGREEMENT = ["logprob_max_abs_diff", "logprob_mean_abs_diff", "mismatch_k3
 const PALETTE = ["var(--blue)", "var(--teal)", "var(--warm)", "var(--violet)", "var(--amber)", "var(--rose)", "var(--green)", "var(--red)"];
 const ACCOUNT = {"trained": "var(--blue)", "group without variance": "var(--faint)", "zero advantage": "var(--amber)", "failed": "var(--red)"};
 const ACTIVITIES = ["time/generating", "time/training", "time/updating", "time/waiting", "time/overlap"];
+const LANES = [["engine", "time/engine/busy"], ["worlds", "time/worlds"], ["scoring", "time/judging"], ["evaluation", "time/evaluating"], ["trainer", "time/trainer/busy"], ["updates", "time/updating"], ["saving", "time/saving"]];
 const BY_DATASET = "rollout/success/";
 
 function put(id, ...content) {
@@ -118,14 +119,50 @@ function manyChart(names, metrics, options) {
     {format: share, low: 0, high: 1, ...options});
 }
 
+// What went on when: a lane for each activity, as dark in each step as the share of it that the activity took.
+function timeline(metrics) {
+  const lasted = (metrics.values["time/step_s"] || []).map((v) => v || 0), all = lasted.reduce((sum, v) => sum + v, 0);
+  const lanes = LANES.filter(([, key]) => metrics.values[key]);
+  if (!all || !metrics.values["time/engine/busy"]) return null;
+  const width = 1000, left = 80, high = 18, marks = [];
+  lanes.forEach(([name, key], lane) => {
+    marks.push(shape("text", {x: 0, y: lane * high + 13, "font-size": 12, fill: "var(--soft)"}, name));
+    let at = left;
+    lasted.forEach((v, i) => {
+      const wide = (width - left) * v / all, part = metrics.values[key][i] || 0;
+      if (part > 0.002) marks.push(shape("rect", {x: at.toFixed(2), y: lane * high + 2, width: Math.max(wide, .5).toFixed(2), height: high - 4, fill: PALETTE[lane], "fill-opacity": part.toFixed(3)},
+        shape("title", null, `step ${metrics.steps[i]}: ${name} ${percent(part)} of ${seconds(v)}`)));
+      at += wide;
+    });
+  });
+  return node("div.panel.timeline", null, node("p.note", null, `What went on in ${seconds(all)} of steps, from left to right; the darker, the larger the part of the step.`),
+    shape("svg", {viewBox: `0 0 ${width} ${lanes.length * high}`, width: "100%"}, marks), ["engine", "trainer"].map((part) => causes(part, metrics, lasted, all)));
+}
+
+// The time of the engine or of the trainer: busy, or idle for a cause. The parts add up to all of it.
+function causes(part, metrics, lasted, all) {
+  const start = `time/${part}/`, keys = Object.keys(metrics.values).filter((n) => n.startsWith(start));
+  const spent = (key) => metrics.values[key].reduce((sum, v, i) => sum + (v || 0) * lasted[i], 0);
+  const parts = keys.map((key) => [key.slice(start.length).replaceAll("_", " "), spent(key)]).filter(([, s]) => s > 0);
+  parts.sort(([a, x], [b, y]) => (b === "busy") - (a === "busy") || y - x);
+  const tone = (i) => tint(i ? PALETTE[i % PALETTE.length] : "var(--green)", i ? .3 : .5);
+  const label = (name) => name === "busy" ? part + " busy" : name === "other" ? "idle for nothing of these" : "idle: " + name;
+  return [
+    node("div.strip", {style: {"margin-top": "14px"}}, parts.map(([name, s], i) => node("div", {style: {flex: String(Math.max(s, all / 400)), background: tone(i)}, title: `${label(name)} ${seconds(s)}`}, s / all > .12 ? label(name) : ""))),
+    key(parts.map(([name, s], i) => [`${label(name)} ${seconds(s)} (${percent(s / all)})`, tone(i)])),
+  ];
+}
+
 function stageCurves(stage, metrics) {
   const names = Object.keys(metrics.values), known = Object.keys(KNOWN).filter((n) => names.includes(n));
   const activities = ACTIVITIES.filter((n) => names.includes(n)), datasets = names.filter((n) => n.startsWith(BY_DATASET));
   const spreads = ["success", "reward"].filter((n) => names.includes(n + "_low"));
-  const shown = new Set([...known, ...activities, ...datasets, ...spreads.flatMap((n) => [n, n + "_low", n + "_high"])]), rest = names.filter((n) => !shown.has(n));
+  const parts = names.filter((n) => n.startsWith("time/engine/") || n.startsWith("time/trainer/"));
+  const shown = new Set([...known, ...activities, ...parts, ...datasets, ...spreads.flatMap((n) => [n, n + "_low", n + "_high"])]), rest = names.filter((n) => !shown.has(n));
   const draw = (n) => metricChart(n, metrics.steps, metrics.values[n]);
   return [
     node("h3.stage", null, node("b", null, stage), ` · ${metrics.last} steps`),
+    timeline(metrics),
     node("div.charts", null,
       datasets.length ? manyChart(datasets.map((n) => [n, n.slice(BY_DATASET.length)]), metrics, {title: "Success by dataset", hint: "training rollouts of each step, smoothed", wide: true}) : null,
       spreads.map((n) => spread(n, metrics, n === "success" ? {title: "Held-out success", hint: "evaluations beside training, 95 % interval", format: share, low: 0, high: 1} : {title: "Held-out reward", hint: "evaluations beside training, 95 % interval"})),

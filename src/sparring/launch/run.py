@@ -307,15 +307,15 @@ def _filtered_by_default(file: Path) -> bool:
 
 
 def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Return the keys in which two configs, as plain data, differ, as `path (old -> new)`. Progress display and the
-    memory check do not count.
+    """Return the keys in which two configs, as plain data, differ, as `path (old -> new)`. Progress display, the memory
+    check and what a resume does again do not count.
 
     Args:
         old: the first config, or its part under `path`.
         new: the second.
         path: of that part; empty for the config.
     """
-    if path in ("observe", "run.memory"):
+    if path in ("observe", "run.memory", "run.redo"):
         return []
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = sorted(old.keys() | new.keys())

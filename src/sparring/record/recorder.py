@@ -16,7 +16,12 @@ from sparring.record.replies import RecordedReplies
 from sparring.record.transcript import Transcript
 from sparring.record.tree import Tree, Turn
 from sparring.record.turns import TurnQueue
+from sparring.reply import SampledReply
 from sparring.types import Limits, Message, Outcome, Segment, Task, Timing, ToolSpec, Trajectory, Usage
+
+
+CHARACTERS_PER_TOKEN = 8
+"""Characters for each token of the context up to which a prompt is rendered unseen; text has some 4."""
 
 
 class Recorder:
@@ -130,7 +135,33 @@ class RecordedSession:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:
-        """Ask for the next reply to a conversation.
+        """Ask for the next reply to a conversation, as a harness does that ends with the first reply cut short.
+
+        Args:
+            messages: as for `reply`.
+            tools: as for `reply`.
+            constraint: as for `reply`.
+
+        Raises:
+            BadInput: as for `reply`.
+            LimitReached: a limit of the task or the context was hit; a reply that was cut short is in the record.
+            EngineError: as for `reply`.
+            StoreError: as for `reply`.
+        """
+        reply = await self.reply(messages, tools, constraint=constraint)
+        if reply.limit is not None:
+            raise reply.limit
+        return reply.message
+
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        constraint: Constraint | None = None,
+        max_tokens: int | None = None,
+    ) -> SampledReply:
+        """Ask for the next reply to a conversation; one that was cut short is returned too.
 
         The history is matched against what this session said before. Where it continues that, the prompt is those very
         ids with the new messages appended; otherwise a new branch begins with a whole render.
@@ -140,28 +171,37 @@ class RecordedSession:
             tools: what may be called.
             constraint: what the reply's text must be, in the place of the run's; then no `min_tokens` holds, because it
                 is the constraint that says how short a reply may be.
+            max_tokens: no more are sampled for this reply; a reply that this cuts has hit no limit of the rollout.
 
         Raises:
             BadInput: the constraint does not compile; nothing was sampled.
-            LimitReached: a limit of the task or the context was hit; a reply that was cut short is in the record.
+            LimitReached: a limit of the task or the context leaves no token to sample.
             EngineError: the engine failed; nothing of this turn is in the record.
             StoreError: the turn could not be made durable.
         """
         try:
-            self.limit = None
-            return await self._answered(messages, tools, constraint)
+            reply = await self._answered(messages, tools, constraint, max_tokens)
         except LimitReached as limit:
             self.limit = limit
             raise
+        self.limit = reply.limit
+        return reply
 
     async def _answered(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], constraint: Constraint | None
-    ) -> Message:
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        constraint: Constraint | None,
+        max_tokens: int | None,
+    ) -> SampledReply:
         """Plan a turn, sample its reply and write it down."""
         if self._requests >= self._limits.max_turns:
             raise LimitReached("max_turns", f"{self.id}: {self._limits.max_turns} turns are used up")
+        if self._overflows(messages):
+            room = self._recorder.max_context
+            raise LimitReached("context_length", f"{self.id}: a prompt of more than {room} tokens, room for {room}")
         turn, self._tools = self._tree.plan(messages, tools), tools
-        sampling, cut_reason = self._sampling(turn, constraint)
+        sampling, cut_reason = self._sampling(turn, constraint, max_tokens)
         self._requests += 1
         self._granted += sampling.max_tokens
         granted = sampling.max_tokens
@@ -177,17 +217,40 @@ class RecordedSession:
         if recorded is not None and recorded.sampling.max_tokens != granted:
             sampling = recorded.sampling
             cut_reason = "max_tokens" if sampling.max_tokens < self._room(turn) else "context_length"
-        reply = self._named(self._recorder.renderer.parse(completion.tokens, tools, prompt=turn.added))
-        new = self._write(turn, completion, reply, sampling)
+            cut_reason = "" if sampling.max_tokens == max_tokens else cut_reason
+        message = self._named(self._recorder.renderer.parse(completion.tokens, tools, prompt=turn.added))
+        new = self._write(turn, completion, message, sampling)
         tool_calls = self.usage.tool_calls
         if self._recorder.turns is not None and recorded is None:  # a task cancelled here leaves a whole record
             entries = () if self.replies is None else self.replies.take_entries()
             await self._recorder.turns.put(self.id, new, entries)
-        if completion.finish_reason == "length":
-            raise LimitReached(cut_reason, f"{self.id}: a reply was cut short after {len(completion.tokens)} tokens")
+        return SampledReply(
+            id=f"{self.id}#{new[-1].index}",
+            message=message,
+            finish_reason=completion.finish_reason,
+            prompt_tokens=turn.length,
+            cached_tokens=completion.cached_tokens,
+            tokens=completion.tokens,
+            logprobs=completion.logprobs,
+            limit=self._limit_hit(completion, cut_reason, tool_calls),
+        )
+
+    def _limit_hit(self, completion: Completion, cut_reason: str, tool_calls: int) -> LimitReached | None:
+        """Return the limit that a reply hit. `cut_reason`: of one that was cut short, empty where its client cut it."""
+        if completion.finish_reason == "length" and cut_reason:
+            text = f"{self.id}: a reply was cut short after {len(completion.tokens)} tokens"
+            return LimitReached(cut_reason, text)
         if tool_calls > self._limits.max_tool_calls:
-            raise LimitReached("max_tool_calls", f"{self.id}: more than {self._limits.max_tool_calls} tool calls")
-        return reply
+            return LimitReached("max_tool_calls", f"{self.id}: more than {self._limits.max_tool_calls} tool calls")
+        return None
+
+    def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
+        """Return the number of ids of a conversation that is rendered whole."""
+        return len(self._recorder.renderer.render(messages, tools).tokens)
+
+    def decode(self, token: int) -> str:
+        """Return the text of one id."""
+        return self._recorder.renderer.decode((token,))
 
     def trajectory(self, outcome: Outcome, timing: Timing = Timing()) -> Trajectory:
         """Return the record as a trajectory. `timing.generate_s` becomes the seconds that the session measured."""
@@ -216,8 +279,9 @@ class RecordedSession:
         for lane in lanes:
             await self._recorder.engine.release(self._conversation(lane))
 
-    def _sampling(self, turn: Turn, constraint: Constraint | None) -> tuple[Sampling, str]:
-        """Return how this turn is drawn, and the limit that a reply cut short has hit."""
+    def _sampling(self, turn: Turn, constraint: Constraint | None, max_tokens: int | None) -> tuple[Sampling, str]:
+        """Return how this turn is drawn, and the limit that a reply cut short has hit; none where that is its
+        client's."""
         base = self._recorder.sampling
         rollout = self._limits.max_tokens - self.usage.sampled_tokens - self._granted
         context = self._room(turn)
@@ -227,6 +291,8 @@ class RecordedSession:
             room = self._recorder.max_context
             raise LimitReached("context_length", f"{self.id}: a prompt of {turn.length} tokens, room for {room}")
         most = min(base.max_tokens, rollout)
+        by_client = max_tokens is not None and max_tokens < min(most, context)
+        most = max_tokens if max_tokens is not None and by_client else most
         sampling = dataclasses.replace(
             base,
             max_tokens=min(most, context),
@@ -235,7 +301,7 @@ class RecordedSession:
             stop=base.stop or self._recorder.renderer.stop_ids,
             seed=self._seed if turn.repeat == 0 else _derive(self._seed, "repeat", turn.repeat),
         )
-        return sampling, "context_length" if context < most else "max_tokens"
+        return sampling, "" if by_client else "context_length" if context < most else "max_tokens"
 
     async def _generate(self, turn: Turn, sampling: Sampling) -> Completion:
         request = GenerateRequest(
@@ -279,6 +345,22 @@ class RecordedSession:
             for number, call in enumerate(reply.tool_calls)
         )
         return dataclasses.replace(reply, tool_calls=calls)
+
+    def _overflows(self, messages: Sequence[Message]) -> bool:
+        """Return True if messages are too long for the context by far. Of an environment that returned too much, only a
+        beginning is rendered, four times as long each time until it does not fit: a megabyte of text takes seconds and
+        300 MB."""
+        characters, room = sum(len(message.content) for message in messages), self._recorder.max_context
+        length = CHARACTERS_PER_TOKEN * room
+        if characters <= length:
+            return False
+        text = "".join(message.content for message in messages)
+        while length < characters:
+            beginning = Message(role="user", content=text[:length])
+            if len(self._recorder.renderer.render([beginning], ()).tokens) > 2 * room:
+                return True
+            length *= 4
+        return False
 
     def _room(self, turn: Turn) -> int:
         """Return how many tokens the context has for the reply of a turn."""

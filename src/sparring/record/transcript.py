@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sparring.errors import LimitReached
 from sparring.generation import Constraint
 from sparring.record.replies import RecordedReplies
+from sparring.reply import SampledReply
 from sparring.types import Message, Outcome, Segment, Source, Task, Timing, ToolSpec, Trajectory, Usage
 
 
@@ -85,6 +86,39 @@ class TextSession:
         except LimitReached as limit:
             self.limit = limit
             raise
+
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        constraint: Constraint | None = None,
+        max_tokens: int | None = None,
+    ) -> SampledReply:
+        """Ask for the next reply to a conversation; it has no tokens, so none are too many.
+
+        Raises:
+            LimitReached: a limit of the task was hit.
+            EngineError: nobody answered.
+        """
+        message = await self.complete(messages, tools, constraint=constraint)
+        return SampledReply(
+            id=f"{self._id}#{len(messages)}",
+            message=message,
+            finish_reason="stop",
+            prompt_tokens=0,
+            cached_tokens=0,
+            tokens=(),
+            logprobs=(),
+        )
+
+    def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
+        """Return 0: there are no ids."""
+        return 0
+
+    def decode(self, token: int) -> str:
+        """Return nothing: there are no ids."""
+        return ""
 
     def transcript(self) -> Transcript:
         """Return the conversation so far."""

@@ -9,9 +9,9 @@ from sparring.envs.roles import BROKEN
 from sparring.errors import EngineError, InfraError, JudgeError, NotRebuildable
 from sparring.record.recorder import trajectory_id
 from sparring.record.transcript import Transcript
+from sparring.rollout.admitted import sampled_tokens
 from sparring.rollout.attempt_log import EndedAttempt, UnfinishedRollout
 from sparring.rollout.blame import Call, Place, WorldCalls
-from sparring.rollout.admitted import sampled_tokens
 from sparring.rollout.rebuild import AttemptRecord, Suspension
 from sparring.types import Failure, Outcome, OutcomeKind, Rollout, Score, Segment, Trajectory, Usage
 

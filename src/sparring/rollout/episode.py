@@ -8,22 +8,28 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
+from sparring.envs.answers import observed, rated
 from sparring.envs.box_at_home import BoxAtHome
 from sparring.envs.executor import EXECUTOR, Executor, InlineExecutor, is_cooperative
 from sparring.envs.roles import roles_of
 from sparring.errors import (
+    BadInput,
     EngineError,
     EnvError,
     InfraError,
     LimitReached,
+    PolicyFailure,
     SandboxError,
     SparringError,
+    StoreError,
+    Suspended,
     boundary,
     refusal,
 )
 from sparring.protocols import AnyEnv, RolesEnv, Sandbox, Session, SingleEnv
 from sparring.record.replies import RecordedReplies
 from sparring.record.transcript import Transcript
+from sparring.reply import AnsweringSession
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.phases import LimitedSession, Phases, Waits
 from sparring.rollout.rebuild import Watch
@@ -40,9 +46,12 @@ from sparring.types import (
 )
 
 ANSWERED = Outcome(kind="completed", reason="answered")
+OF_WORLDS = (InfraError, PolicyFailure, BadInput, StoreError)
+"""Errors of ours that an environment may raise: failures of either side, a refusal of what no rollout could cure, and
+those of the run's own store. Others say something about the run, which no environment knows."""
 
 
-class OpenSession(Session, Protocol):
+class OpenSession(AnsweringSession, Protocol):
     """A session as the episode that opened it sees it. `replies` are those of the record, where it is rebuilt."""
 
     replies: RecordedReplies | None
@@ -176,7 +185,7 @@ class GuardedEnv:
         with self.phases.within("open"):
             with _Measured(self, "env.open"), self.watch.call("open"):
                 own = None if box is None else BoxAtHome(box)
-                opened = _checked(await self._call(env.open, task, own))
+                opened = observed(await self._call(env.open, task, own))
                 await self._read_tools(opened=True)
         self._observed = [("", opened)]
         self.watch.observe("", opened)
@@ -204,7 +213,7 @@ class GuardedEnv:
                     answer = await self._call(cast(RolesEnv, self._env).step_of, role, reply)
                 else:
                     answer = await self._call(cast(SingleEnv, self._env).step, reply)
-                observation = _checked(answer)
+                observation = observed(answer)
                 took_s = clock() - started - (self._queued_s() - queued_s)
                 if self._reads_tools:
                     await self._read_tools()
@@ -219,10 +228,18 @@ class GuardedEnv:
         env = self._env
         with self.phases.within("score"):
             with _Measured(self, "env.score"), self.watch.call("score"):
-                if len(self._roles) > 1:
-                    by_role = {trajectory.role: trajectory for trajectory in trajectories}
-                    return rated(await self._call(cast(RolesEnv, env).score_all, by_role), self._roles)
-                return rated(await self._call(cast(SingleEnv, env).score, trajectories[0]), self._roles)
+                try:
+                    if len(self._roles) > 1:
+                        by_role = {trajectory.role: trajectory for trajectory in trajectories}
+                        score = await self._call(cast(RolesEnv, env).score_all, by_role)
+                    else:
+                        score = await self._call(cast(SingleEnv, env).score, trajectories[0])
+                except asyncio.CancelledError:
+                    current = asyncio.current_task()
+                    if current is not None and current.cancelling():
+                        raise
+                    raise EnvError("env.score: CancelledError: its own code was cancelled") from None
+                return rated(score, self._roles, trajectories)
 
     def named(self, role: str | None, where: str) -> str:
         """Return the role that was asked for; where none was, the only one of the world.
@@ -317,47 +334,6 @@ class GuardedEnv:
             raise LimitReached("timeout", f"the policy's commands took {self.policy_s:.3g} s of {self._timeout_s:g} s")
 
 
-def _checked(answer: object) -> Observation:
-    """Return the answer if it is an observation of text that UTF-8 (so tokenizer and store) can carry, whose reward
-    adds up."""
-    if not isinstance(answer, Observation):
-        raise TypeError(f"expected an Observation, got {answer!r:.80}")
-    if answer.reward is not None and not _is_finite(answer.reward):
-        raise ValueError(f"expected a finite number as reward, got {answer.reward!r:.80}")
-    for message in answer.messages:
-        message.content.encode()
-    return answer
-
-
-def rated(score: object, roles: Sequence[str]) -> Score | None:
-    """Return the score if a baseline can be made with it.
-
-    Raises:
-        TypeError: it is no score.
-        ValueError: a reward is no finite number, or of a role that is not there.
-    """
-    if score is None:
-        return None
-    if not isinstance(score, Score):
-        raise TypeError(f"expected a Score or None, got {score!r:.80}")
-    rewards: dict[str, object] = {} if score.reward is None else {"": score.reward}
-    for role, reward in {**rewards, **(score.per_role or {})}.items():
-        if not _is_finite(reward):
-            whose = f" of {role}" if role else ""
-            raise ValueError(f"expected a finite number as reward{whose}, got {reward!r:.80}")
-    of_roles = (score.per_role, score.per_role_turns, score.per_role_states)
-    unnamed = sorted({role for of_role in of_roles for role in of_role or {}} - set(roles))
-    if unnamed:
-        raise ValueError(f"expected a score of the roles {', '.join(roles)}, got one of {unnamed[0]!r}")
-    if len(roles) > 1 and (score.per_turn, score.per_step, score.states) != (None, None, None):
-        raise ValueError("expected per_role_turns and per_role_states where there are several roles, got per_turn")
-    return score
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
 class _Measured(boundary):
     """The boundary around one call of a world, under a stopwatch."""
 
@@ -373,6 +349,8 @@ class _Measured(boundary):
 
     def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
         self._env.world_s += self._clock() - self._started
+        if isinstance(cause, SparringError) and (isinstance(cause, Suspended) or not isinstance(cause, OF_WORLDS)):
+            raise EnvError(f"{self._text[0]}: {type(cause).__name__}: {cause}") from cause
         super().__exit__(kind, cause, trace)
 
 
@@ -413,11 +391,15 @@ class RunningEpisode:
             self._limited[role] = LimitedSession(self._session(role), self.env.phases, role)
         return self._limited[role]
 
+    @property
+    def failure(self) -> InfraError | None:
+        """The failure of a role's latest request, if that was not answered; a client may hide it."""
+        return next((s.failure for s in self._limited.values() if s.failure is not None), None)
+
     def trajectories(self, outcome: Outcome, timing: Timing) -> tuple[Trajectory, ...]:
         """Return what was recorded: one trajectory per role that was asked, in the order in which the world names
-        them; of the first role alone where nobody was asked. Each session adds its `generate_s` to `timing`.
-
-        A role whose latest request hit a limit ended by that limit. The other roles did not.
+        them; of the first role alone where nobody was asked. Each session adds its `generate_s` to `timing`. A role
+        whose latest request hit a limit ended by that limit. The other roles did not.
         """
         cut = {role: outcome_at(session.limit) for role, session in self._sessions.items() if session.limit is not None}
         others = ANSWERED if outcome in cut.values() else outcome

@@ -4,8 +4,9 @@ this one."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -49,11 +50,16 @@ class GroupLog:
     Args:
         store: holds the log; None records nothing.
         stage: whose groups; the first part of every id: group 12 of stage rl is `rl/12`, its rollout 3 is `rl/12/3`.
+        files: that tasks come from, by `Task.env`, that of all tasks under the empty name; the refusal of a task that
+            has changed names them.
     """
 
-    def __init__(self, store: Store | None = None, stage: str = "rl") -> None:
+    def __init__(
+        self, store: Store | None = None, stage: str = "rl", files: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._store = store
         self.stage = stage
+        self._files = files
         self._queue = None if store is None else TurnQueue(store)
         self._appending = asyncio.Lock()
 
@@ -92,11 +98,13 @@ class GroupLog:
         if task is not None and digest(task) == admission.digest:
             return task
         got = "the end of the tasks" if task is None else f"task {task.id}"
+        files = [file for env, file in self._files.items() if task is None or env in ("", task.env)]
+        contents = f"{' and '.join(files)} what they held" if len(files) > 1 else f"{''.join(files)} what it held"
         raise refusal(
             f"group {self.group_id(index)}",
             f"task {admission.task} as it was when the group began",
             f"{got} with other contents" if task is not None and task.id == admission.task else got,
-            "give [env] the data that this run was begun with, or start a new run folder",
+            f"give {contents if files else '[env] the data of'} when this run was begun, or start a new run folder",
         )
 
     async def finish(self, rollout_id: str, task: Task, finished: Finished, *, by_turns: bool = True) -> None:

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 
 from sparring.backoff import retry_pause_s
+from sparring.envs.answers import rated
 from sparring.envs.executor import EXECUTOR, Executor, InlineExecutor, is_cooperative
 from sparring.errors import JudgeError, boundary
 from sparring.protocols import Scorer
-from sparring.rollout.episode import rated
 from sparring.rollout.runner import RolloutRunner
 from sparring.types import Rollout, Score, Task
 
@@ -92,5 +92,5 @@ def _checked(answer: object, rollouts: Sequence[Rollout]) -> Sequence[Score]:
     for place, (score, rollout) in enumerate(zip(answer, rollouts, strict=True)):
         if score is None:
             raise TypeError(f"expected a Score at place {place}, got None")
-        rated(score, [trajectory.role for trajectory in rollout.trajectories])
+        rated(score, [trajectory.role for trajectory in rollout.trajectories], rollout.trajectories)
     return answer

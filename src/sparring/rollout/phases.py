@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from sparring.errors import EngineError, EnvError, InfraError, JudgeError, SandboxError, ToolHostError
+from sparring.errors import EngineError, EnvError, InfraError, JudgeError, PolicyFailure, SandboxError, ToolHostError
 from sparring.generation import Constraint
-from sparring.protocols import Session
+from sparring.observe.spans import Spans
+from sparring.reply import AnsweringSession, SampledReply
 from sparring.rollout.config import RolloutConfig
 from sparring.types import POLICY, Message, ToolSpec
 
+T = TypeVar("T")
 Phase = Literal["box queue", "box", "open", "turn", "tool", "score", "close", "harness"]
 
 ERRORS: dict[Phase, type[InfraError]] = {
@@ -49,6 +51,12 @@ UNDONE: dict[Phase, str] = {
     "close": "not closed",
     "harness": "nothing was asked for",
 }
+
+ACTIVITIES: dict[Phase, str] = {
+    **dict.fromkeys(("box queue", "box", "open", "tool", "close"), "worlds"),
+    "score": "judging",
+}
+"""Activity, of `observe.spans`, that a phase is part of; a turn is timed at the engine."""
 
 Recorded = Callable[[str, str, Mapping[str, Any]], None]
 """Takes note of an event of a rollout: its kind (`limit`, `abandoned`), the rollout's id, and its data."""
@@ -106,6 +114,10 @@ class Waits:
 
     Args:
         config: `[rollout]`, with the limits.
+
+    Attributes:
+        under_way: the phases, by kind.
+        spans: where their time counts as that of an activity.
     """
 
     def __init__(self, config: RolloutConfig) -> None:
@@ -115,6 +127,7 @@ class Waits:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._armed: set[Phase] = set()
         self.under_way: dict[Phase, dict[int, Wait]] = {phase: {} for phase in ERRORS}
+        self.spans = Spans()
 
     def limit_s(self, phase: Phase) -> float:
         """Return the limit of one phase, in seconds."""
@@ -127,13 +140,17 @@ class Waits:
             self._loop, self._armed = loop, set()
         wait.since = loop.time()
         self.under_way[wait.phase][id(wait)] = wait
+        if (activity := ACTIVITIES.get(wait.phase)) is not None:
+            self.spans.enter(activity)
         if wait.phase not in self._armed and self._limits[wait.phase] < math.inf:
             self._armed.add(wait.phase)
             loop.call_at(wait.since + self._limits[wait.phase], self._look, wait.phase, loop)
 
     def end(self, wait: Wait) -> None:
         """Take note that a phase is over."""
-        self.under_way[wait.phase].pop(id(wait), None)
+        begun = self.under_way[wait.phase].pop(id(wait), None)
+        if begun is not None and (activity := ACTIVITIES.get(wait.phase)) is not None:
+            self.spans.leave(activity)
 
     def oldest(self) -> Wait | None:
         """Return the phase that has been under way for longest, one that waits for others' boxes only where there is no
@@ -232,17 +249,56 @@ class Phases:
 
 
 class LimitedSession:
-    """A session whose every turn has a limit of time. Implements `protocols.Session`."""
+    """A session whose every turn has a limit of time. Implements `protocols.Session`.
 
-    def __init__(self, session: Session, phases: Phases, role: str) -> None:
+    Attributes:
+        failure: what the latest request failed for; None where it was answered. A client may hide it.
+    """
+
+    def __init__(self, session: AnsweringSession, phases: Phases, role: str) -> None:
         self._session, self._phases, self._role = session, phases, role
+        self.failure: InfraError | None = None
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:
         """Ask for the next reply. Raises EngineError where there is none in time, and what the session raises."""
-        with self._phases.within("turn", "" if self._role == POLICY else self._role):
-            return await self._session.complete(messages, tools, constraint=constraint)
+        return await self._asked(self._session.complete(messages, tools, constraint=constraint))
+
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        constraint: Constraint | None = None,
+        max_tokens: int | None = None,
+    ) -> SampledReply:
+        """Ask for the next reply, which may be cut short. Raises as `complete` does."""
+        return await self._asked(self._session.reply(messages, tools, constraint=constraint, max_tokens=max_tokens))
+
+    def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
+        """Return the number of ids of a conversation."""
+        return self._session.count(messages, tools)
+
+    def decode(self, token: int) -> str:
+        """Return the text of one id."""
+        return self._session.decode(token)
+
+    async def _asked(self, turn: Coroutine[Any, Any, T]) -> T:
+        """Await a turn within its limit."""
+        try:
+            with self._phases.within("turn", "" if self._role == POLICY else self._role):
+                answer = await turn
+        except InfraError as failure:
+            self.failure = failure
+            raise
+        except PolicyFailure:
+            self.failure = None
+            raise
+        finally:
+            turn.close()
+        self.failure = None
+        return answer
 
 
 def _key(phase: Phase) -> str:

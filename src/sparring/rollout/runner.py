@@ -349,15 +349,17 @@ class RolloutRunner:
         """Let the harness run; return how it ended when nothing broke.
 
         Raises:
-            InfraError: something broke. Of a limit that struck it is the error, whatever the harness made of it.
+            InfraError: something broke. Of a limit that struck, or of a request that was not answered to the end, it
+                is the error, whatever the harness made of it.
         """
         phases = episode.env.phases
         try:
             outcome = await self._held(episode)
         except InfraError as error:
             raise phases.struck or error from None
-        if phases.struck is not None:
-            raise phases.struck
+        failure = phases.struck or episode.failure
+        if failure is not None:
+            raise failure
         return outcome
 
     async def _held(self, episode: RunningEpisode) -> Outcome:

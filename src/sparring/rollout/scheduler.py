@@ -21,6 +21,7 @@ from sparring.rollout.group_scoring import GroupScoring
 from sparring.rollout.metrics import admitted_metrics, measure
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
+from sparring.rollout.stalls import Straggler
 from sparring.rollout.window import Window
 from sparring.types import Failure, Group, Outcome, Purpose, Rollout, Score, Task
 
@@ -70,6 +71,7 @@ class Scheduler:
         self._runner = runner
         self._source = TaskFeed(source, runner.report)
         self._end_index: int | None = None
+        self._straggler = Straggler(runner.waits.spans)
         self._empty_steps = EmptySteps(window.groups_per_step, runner.report)
         self._window = window
         self._run_seed = run_seed
@@ -79,6 +81,7 @@ class Scheduler:
         self._log = log
         if baseline is not None:
             baseline.breakers = runner.breakers
+            baseline.waits.spans = runner.waits.spans
         self.places = runner.places
         self._pending: asyncio.Queue[asyncio.Future[Group] | None] = asyncio.Queue()
         self._without_place: set[str] = set()
@@ -106,7 +109,11 @@ class Scheduler:
         self._spawn(self._admit())
         try:
             while (pending := await self._next_pending()) is not None:
-                group = await self._unless_dead(pending)
+                self._straggler.await_group(self._yielded)
+                try:
+                    group = await self._unless_dead(pending)
+                finally:
+                    self._straggler.await_group(None)
                 self._yielded = group.index + 1
                 if not self._repeats and group.index >= self._observed:  # else a recorded admission has it shown
                     self._observe_to(group.index)
@@ -256,6 +263,7 @@ class Scheduler:
         version = self._engine_version()
         self._log.admit(index, task, version=version, observed=observed)
         rollouts: list[asyncio.Future[Finished]] = []
+        self._straggler.begin(index, len(self._places()))
         for place in self._places():
             if rollouts:
                 await self.places.acquire()
@@ -285,6 +293,7 @@ class Scheduler:
             self._runner.log.expect(self._log.rollout_id(index, place))
             if place is None or not self._runner.log.durable:
                 self._log.restart(self._log.rollout_id(index, place), "the process that ran it was stopped")
+            self._straggler.begin(index, 1)
             rollouts.append(self._spawn(self._rollout(task, index, place)))
         self._pending.put_nowait(self._spawn(self._group(task, index, admission.version, rollouts)))
 
@@ -334,6 +343,7 @@ class Scheduler:
             return finished
         finally:
             self._leave(rollout_id)
+            self._straggler.end(index)
 
     def _seed(self, purpose: Purpose, task: Task, index: int, place: int) -> int:
         """Return the seed of the rollout in `place` of group `index`."""

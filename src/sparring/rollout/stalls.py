@@ -1,10 +1,12 @@
-"""Says what a run waits for once no rollout has finished for a while."""
+"""Waits of a run: said once no rollout has finished for a while; and the time that a group's last rollout takes."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
+from sparring.observe.spans import Spans
 from sparring.rollout.phases import Waits
 
 
@@ -52,3 +54,45 @@ class Stalls:
                 f"phase {oldest} for {now - oldest.since:.0f} s"
             )
         loop.call_at(now + self._stalled_s if stalled else due, self._look, loop)
+
+
+class Straggler:
+    """Account of the time in which the group that is awaited lacks a single rollout, all others having ended.
+
+    Args:
+        spans: where it counts as the activity `straggling`.
+    """
+
+    def __init__(self, spans: Spans) -> None:
+        self._spans = spans
+        self._left: Counter[int] = Counter()
+        self._awaited: int | None = None
+        self._counts = False
+        self._lack_one: set[int] = set()
+
+    def begin(self, index: int, rollouts: int) -> None:
+        """Take note that group `index` has so many rollouts more to end."""
+        self._left[index] += rollouts
+
+    def end(self, index: int) -> None:
+        """Take note that a rollout of group `index` has ended."""
+        self._left[index] -= 1
+        if self._left[index] == 1:
+            self._lack_one.add(index)
+        elif not self._left[index]:
+            del self._left[index]
+            self._lack_one.discard(index)
+        self._turn()
+
+    def await_group(self, index: int | None) -> None:
+        """Take note of the group that is awaited from now on; None for none."""
+        self._awaited = index
+        self._turn()
+
+    def _turn(self) -> None:
+        counts = self._awaited in self._lack_one
+        if counts and not self._counts:
+            self._spans.enter("straggling")
+        elif self._counts and not counts:
+            self._spans.leave("straggling")
+        self._counts = counts

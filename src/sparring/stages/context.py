@@ -82,11 +82,15 @@ class Context:
         wrote, or the checkpoint that the recipe names.
 
         Raises:
-            BadInput: no stage before it has run, and no checkpoint is named.
+            BadInput: no stage before it has run, and no checkpoint is named; or what the stage wrote is gone.
         """
         for before in reversed(ORDER[: ORDER.index(stage)]):
             if before not in APART and self.done(before) is not None:
-                return self.output(before)
+                weights = self.output(before)
+                if not weights.is_dir():
+                    do = "restore it from a copy, or start a new run folder (--name)"
+                    raise refusal(f"stage {stage}", f"the weights that stage {before} wrote", f"no {weights}", do)
+                return weights
         start = self.given()
         if start is not None:
             return start

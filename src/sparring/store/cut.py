@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from sparring.errors import StoreError
+from sparring.store.advice import DAMAGED
 
 HEADER_BYTES = 100
 """Bytes of a database's header (sqlite.org/fileformat2.html, 1.3)."""
@@ -20,9 +21,6 @@ agree in the frames that count."""
 
 LOCK_BYTE = 1 << 30
 """The page with this byte is never written (sqlite.org/fileformat2.html, 1.3.1)."""
-
-DAMAGED = "the file is damaged: restore it from a copy, or start a new run folder"
-"""Way out of an error about a store that cannot be mended."""
 
 
 def check_header(path: Path) -> None:

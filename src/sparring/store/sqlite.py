@@ -23,25 +23,12 @@ import msgspec
 
 from sparring.errors import StoreError, refusal
 from sparring.log import LogEntry, LogKind
+from sparring.store.advice import DAMAGED, way_out
 from sparring.store.codec import SCHEMA_VERSION, StoredGroup, StoredRollout, decode, encode
-from sparring.store.cut import DAMAGED, check_header, check_pages
+from sparring.store.cut import check_header, check_pages
 from sparring.store.lock import RunLock
 from sparring.store.schema import OLDEST, migrate
 from sparring.types import CheckpointRef, Group, Rollout, Score, Segment
-
-AGAIN = "then run the same command again: nothing recorded before is lost"
-WAY_OUT = {
-    "SQLITE_FULL": f"free disk space, {AGAIN}",
-    "SQLITE_IOERR": f"free disk space or check the disk, {AGAIN}",
-    "SQLITE_CANTOPEN": f"check the folder and the disk, {AGAIN}",
-    "SQLITE_READONLY": f"make the file and its folder writable, {AGAIN}",
-    "SQLITE_BUSY": f"end the program that holds the file, {AGAIN}",
-    "SQLITE_LOCKED": f"end the program that holds the file, {AGAIN}",
-    "SQLITE_CORRUPT": DAMAGED,
-    "SQLITE_NOTADB": DAMAGED,
-    "SQLITE_CONSTRAINT": "it is already recorded and nothing was written: report this as a defect of Sparring",
-}
-"""Advice to the user, by what SQLite's error codes begin with (`sqlite.org/rescode.html`)."""
 
 DROPS = (("turns", "rollout", "DELETE FROM turns"), ("log", "name", "UPDATE log SET superseded = 1"))
 """Tables with what concerns one rollout, the column with its id, and how rows are dropped."""
@@ -354,6 +341,13 @@ class SqliteStore:
         refs = [self._decoded(data, CheckpointRef) for (data,) in self._rows(query, stage)]
         return [ref for ref in refs if Path(ref.path).is_dir()]
 
+    def retire(self, stage: str, steps: Collection[int]) -> None:
+        """Let checkpoints count no longer whose folders were deleted, and drop their states: what is left is few and
+        small however many were saved. Raises StoreError as `append_turns`."""
+        with self._transaction():
+            change = "UPDATE checkpoints SET superseded = 1, state = x'' WHERE stage = ? AND step = ?"
+            self._database.executemany(change, [(stage, step) for step in steps])
+
     def truncate(self, stage: str, step: int, *, first_group: int | None = None) -> None:
         """Go back to the end of `step`: later metrics and checkpoints no longer count; they stay in the file. One
         transaction.
@@ -361,8 +355,8 @@ class SqliteStore:
         Args:
             stage: of the run.
             step: the last one that counts.
-            first_group: groups from this one on are superseded too; the turns and log entries of their rollouts that an
-                earlier process left are dropped. None keeps all groups.
+            first_group: groups from this one on are superseded too; the turns and log entries of their rollouts, and
+                the log entries of later steps, that an earlier process left are dropped. None keeps all groups.
 
         Raises:
             StoreError: as `append_turns`.
@@ -381,6 +375,10 @@ class SqliteStore:
                     number = name[len(stage) + 1 :].partition("/")[0]
                     if number.isdigit() and int(number) >= first_group:
                         run(f"{change} WHERE {column} = ? AND row <= ?", (name, earlier))
+            steps = "SELECT DISTINCT name FROM log WHERE name >= ? AND name < ? AND row <= ?"
+            for (name,) in run(steps, (f"{stage}@", f"{stage}A", earlier)).fetchall():  # A follows @
+                if int(name.partition("@")[2]) > step:
+                    run("UPDATE log SET superseded = 1 WHERE name = ? AND row <= ?", (name, earlier))
 
     def supersede(self, stage: str, number: int) -> None:
         """Let one group count no longer, because it is done again; it stays in the file. Raises StoreError as
@@ -424,7 +422,7 @@ class SqliteStore:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise StoreError(f"{self._path}: expected to {what}, got {error}; {_way_out(error)}") from error
+            raise StoreError(f"{self._path}: expected to {what}, got {error}; {way_out(error)}") from error
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._one_at_a_time, self._translated("read"):
@@ -442,14 +440,6 @@ class SqliteStore:
 def _below(name: str) -> tuple[str, str]:
     """Return the bounds of all names that begin with `name` and a slash: from the first on, before the second."""
     return f"{name}/", f"{name}0"  # 0 follows the slash
-
-
-def _way_out(error: sqlite3.Error | OSError) -> str:
-    """Return what the user can do about it; of other complaints than those of `WAY_OUT`, nobody can but us."""
-    if isinstance(error, OSError):
-        return f"free disk space or check the folder and the disk, {AGAIN}"
-    code = getattr(error, "sqlite_errorname", "")
-    return next((way for name, way in WAY_OUT.items() if code.startswith(name)), "report this as a defect of Sparring")
 
 
 def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:

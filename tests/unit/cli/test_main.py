@@ -121,7 +121,8 @@ def test_a_name_is_text_whatever_it_looks_like(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "argv", [["report", "{}"], ["replay", "{}", "rl/0/0"], ["diff", "{}", "{}"], ["export", "{}", "{}/out"], ["chat", "{}"]]
+    "argv",
+    [["report", "{}"], ["replay", "{}", "rl/0/0"], ["diff", "{}", "{}"], ["export", "{}", "{}/out"], ["chat", "{}"]],
 )
 def test_a_folder_that_holds_nothing_is_refused(argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main([word.format(tmp_path) for word in argv]) == 2

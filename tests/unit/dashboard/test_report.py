@@ -53,6 +53,24 @@ def test_stage_table_names_every_stage(dom: str) -> None:
     ]
 
 
+def test_the_time_of_engine_and_trainer_is_told_by_cause(dom: str) -> None:
+    timeline = re.search(r'<div class="panel timeline">.*?</svg>.*?(?=<div class="charts">)', dom, re.DOTALL)
+    assert timeline is not None
+    assert "What went on in 2 min 00 s of steps" in timeline[0]
+    assert re.findall(r"<text[^>]*>(\w+)</text>", timeline[0]) == ["engine", "worlds", "trainer"]
+    assert timeline[0].count("<rect") == 3 * 60 and "step 60: worlds 30.0 % of 2.0 s" in timeline[0]
+    labels = re.findall(r"</i>([^<]*)", timeline[0])
+    assert labels == [
+        "engine busy 66 s (55.0 %)",
+        "idle: training 42 s (35.0 %)",
+        "idle for nothing of these 12 s (10.0 %)",
+        "trainer busy 42 s (35.0 %)",
+        "idle: generating 48 s (40.0 %)",
+        "idle: slowest rollout 18 s (15.0 %)",
+        "idle for nothing of these 12 s (10.0 %)",
+    ]
+
+
 def test_token_account_adds_up_in_names(dom: str) -> None:
     assert "group without variance: 455\u202f001 (37.8 %)" in dom
 

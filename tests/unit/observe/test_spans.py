@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparring.observe.spans import Spans
+from sparring.observe.spans import Spans, shares, shares_by_cause
 
 
 class Clock:
@@ -53,3 +53,30 @@ def test_an_activity_ends_with_an_error_too() -> None:
         raise KeyError
     clock.now += 1
     assert spans.shares() == {"waiting": 1.0, "overlap": 0.0}
+
+
+def test_every_idle_second_has_one_cause() -> None:
+    clock = Clock()
+    spans = Spans(clock)
+    with spans.span("training"):
+        clock.now += 2
+        with spans.span("worlds"):
+            clock.now += 3
+            with spans.span("generating"):
+                clock.now += 1
+        spans.enter("saving")
+        clock.now += 4
+    clock.now += 6
+    spans.leave("saving")
+    clock.now += 4  # nothing goes on
+    seconds = spans.lap()
+    causes = [("worlds", "worlds"), ("saving", "disk")]
+    engine = shares_by_cause(seconds, ("generating",), [*causes, ("training", "training")])
+    assert engine == pytest.approx({"busy": 0.05, "worlds": 0.15, "disk": 0.5, "training": 0.1, "other": 0.2})
+    trainer = shares_by_cause(seconds, ("training",), causes)
+    assert trainer == pytest.approx({"busy": 0.5, "worlds": 0.0, "disk": 0.3, "other": 0.2})
+    assert sum(engine.values()) == sum(trainer.values()) == pytest.approx(1.0)
+    assert shares(seconds, ("training", "worlds")) == pytest.approx(
+        {"training": 0.5, "worlds": 0.2, "overlap": 0.2, "waiting": 0.5}
+    )
+    assert spans.lap() == {} and set(shares_by_cause({}, (), causes).values()) == {0.0}

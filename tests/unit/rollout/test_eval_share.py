@@ -37,8 +37,8 @@ def beside(share: float | None, lasts_s: float = math.inf) -> tuple[float, float
             await asyncio.sleep(lasts_s)
         else:
             part = EvalShare(training.scheduler.places, share, 128, lambda: training.window.next_index)
-            found = await evaluate(training.runner, plan, max_concurrent_rollouts=part.most, share=part)
-            assert all(finding.success for finding in found.values())
+            findings = await evaluate(training.runner, plan, max_concurrent_rollouts=part.most, share=part)
+            assert all(finding.success for finding in findings.values())
         took = clock() - begun
         sampling.cancel()
         await asyncio.gather(sampling, return_exceptions=True)

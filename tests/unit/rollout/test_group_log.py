@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from contextlib import closing
 from dataclasses import replace
@@ -15,7 +16,7 @@ from sparring.rollout.group_log import GroupLog
 from sparring.rollout.runner import Finished
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.toy import toy_task
-from sparring.types import Group, Outcome, Rollout, Score, Segment, Trajectory
+from sparring.types import Group, Outcome, Rollout, Score, Segment, Task, Trajectory
 
 PROMPT = Segment(index=0, parent=None, source="prompt", tokens=(1, 2))
 
@@ -93,6 +94,28 @@ def test_a_task_that_is_not_the_recorded_one_is_refused_by_name(tmp_path: Path) 
         ):
             with pytest.raises(BadInput, match=f"group rl/3: expected task train-7 as it was .*, got {got}.*; give"):
                 log.check(3, admission, task)
+
+
+@pytest.mark.parametrize(
+    ("files", "task", "advice"),
+    [
+        ({}, toy_task(8), "give [env] the data of when"),
+        ({"": "env.data (a.jsonl)"}, toy_task(8), "give env.data (a.jsonl) what it held when"),
+        ({"toy": "x.data (a)", "other": "y.data (b)"}, toy_task(8), "give x.data (a) what it held when"),
+        ({"toy": "x.data (a)", "other": "y.data (b)"}, None, "give x.data (a) and y.data (b) what they held when"),
+        ({"other": "y.data (b)"}, toy_task(8), "give [env] the data of when"),
+    ],
+)
+def test_the_file_whose_contents_have_changed_is_named(
+    tmp_path: Path, files: dict[str, str], task: Task | None, advice: str
+) -> None:
+    with closing(SqliteStore(tmp_path / "store.sqlite")) as store:
+        log = GroupLog(store, files=files)
+        log.admit(3, toy_task(7), version=0, observed=0)
+        admission = log.admission(3)
+        assert admission is not None
+        with pytest.raises(BadInput, match=re.escape(f"; {advice} this run was begun, or start a new run folder")):
+            log.check(3, admission, task)
 
 
 def test_a_step_that_is_done_again_takes_the_groups_that_it_took(tmp_path: Path) -> None:

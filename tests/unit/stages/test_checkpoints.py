@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from sparring.model.load import load
 from sparring.stages.runtime.checkpoints import Checkpoints
@@ -13,6 +15,7 @@ from sparring.store.sqlite import SqliteStore
 from sparring.testing.tiny_models import tiny_model
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
+from sparring.types import CheckpointRef
 
 REWARDS = (0.1, 0.9, 0.3, 0.2, 0.4, 0.5)
 """By step, from 1: the second is the best."""
@@ -90,3 +93,47 @@ def test_another_trainer_comes_and_goes_with_the_first(tmp_path: Path) -> None:
     for folder in folders:
         found = json.loads((tmp_path / "rl/checkpoints" / folder / "critic/trainer.json").read_text())
         assert (found["model"], found["optimiser_steps"]) == ("critic", int(folder[-1]))
+
+
+class CountingStore:
+    """A store that counts how often it is asked for all checkpoints."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store, self.asked = store, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def checkpoints(self, stage: str) -> Sequence[CheckpointRef]:
+        """As the store's."""
+        self.asked += 1
+        return self._store.checkpoints(stage)
+
+
+def test_a_save_does_not_look_at_every_checkpoint_there_ever_was(tmp_path: Path) -> None:
+    model = tiny_model("qwen3", tmp_path / "model")
+    config = TrainConfig(save_every=1, keep_last=2, best_metric="reward")
+
+    async def life(until: int) -> None:
+        with closing(SqliteStore(tmp_path / "store.sqlite")) as store:
+            counted: Any = CountingStore(store)
+            trainer = LocalTrainer(load(model), config, [], name="policy", total_steps=8)
+            folder = tmp_path / "rl"
+            checkpoints = Checkpoints(
+                trainer=trainer, store=counted, stage="rl", folder=folder, config=config, last_step=8
+            )
+            done, _ = await checkpoints.resume()
+            for number in range(done, until):
+                await checkpoints.after(await trainer.step(), {"reward": -float(number == 0)}, {"state": "x" * 1000})
+            await trainer.close()
+            assert counted.asked == 1
+            kept = [2, until - 1, until]  # the first of the best, and the last two
+            assert [ref.step for ref in store.checkpoints("rl")] == kept
+            rows = store._rows("SELECT step, length(state) > 1000 FROM checkpoints WHERE superseded = 0 ORDER BY step")
+            assert rows == [(step, 1) for step in kept], "no row counts whose weights are gone"
+            ((size,),) = store._rows("SELECT sum(length(state)) FROM checkpoints WHERE superseded = 1")
+            assert size == 0, "nor does its state take room"
+
+    asyncio.run(life(5))
+    asyncio.run(life(8))
+    assert len(list((tmp_path / "rl/checkpoints").iterdir())) == 3

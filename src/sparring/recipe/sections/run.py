@@ -42,6 +42,11 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Treatment of a run that is estimated to need more memory than the machine has. refuse: it is not begun; warn: it
     is begun, and if it ends for want of memory, the estimate is repeated."""
 
+    redo: Literal["train", "sample"] = "train"
+    """Treatment of the steps behind the last checkpoint of a run that goes on. train: they are trained again from what
+    was recorded, to the same weights; sample: what was recorded of them counts no longer, for a machine whose processor
+    or libraries compute other bits."""
+
     cluster: Literal["inline"] = "inline"
     """Placement of the parts in processes."""
 

@@ -51,6 +51,7 @@ class Checkpoints:
         self._last_step = last_step
         self._beside = beside
         self._saves = saves
+        self._refs: list[CheckpointRef] | None = None
         self._unsaved: tuple[StepResult, Mapping[str, float], Mapping[str, Any]] | None = None
 
     async def resume(self) -> tuple[int, Mapping[str, Any]]:
@@ -95,12 +96,20 @@ class Checkpoints:
             await other.save(_of(role, ref).path, stage=self._stage, metrics={})
         self._store.checkpoint(ref, state)
         self._unsaved = None
-        retain(  # of all that the store knows, also of those from before a resume
-            self._store.checkpoints(self._stage),
+        if self._refs is None:  # also those from before a resume; they are read once
+            self._refs = list(self._store.checkpoints(self._stage))
+        else:
+            self._refs = [other for other in self._refs if other.step != ref.step] + [ref]
+        retained = retain(
+            self._refs,
             keep_last=self._config.keep_last,
             best_metric=self._config.best_metric,
             best_is_highest=self._config.best_is_highest,
         )
+        deleted = {other.step for other in self._refs} - {other.step for other in retained}
+        if deleted:
+            self._store.retire(self._stage, deleted)
+        self._refs = retained
 
 
 def _of(role: str, ref: CheckpointRef) -> CheckpointRef:

@@ -39,9 +39,9 @@ from sparring.stages.runtime.checkpoints import Checkpoints
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
 from sparring.stages.runtime.rollouts import rollout_runner
-from sparring.stages.runtime.timing import ENGINE_SPANS, TRAINER_SPANS, EngineCounters, StepClock
+from sparring.stages.runtime.timing import ENGINE_SPANS, EVAL_SPANS, TRAINER_SPANS, EngineCounters, StepClock
 from sparring.stages.runtime.totals import Totals
-from sparring.stages.runtime.training_tasks import domain_metrics
+from sparring.stages.runtime.training_tasks import data_files, domain_metrics
 from sparring.stages.runtime.updates import RetriedUpdates
 from sparring.stages.runtime.versions import VersionLog
 from sparring.tasks.again import LostTasksAgain
@@ -124,7 +124,7 @@ class OnlineTraining:
         last_step = self._section.steps if context.repetition is None else context.repetition.last_step
         window = Window(self._section.groups_per_step, config.rollout.max_lag, last_step)
         judges = scorers(context)
-        log = GroupLog(context.store, stage)
+        log = GroupLog(context.store, stage, data_files(context))
         scheduler = self._scheduler(objective, window, judges, log)
         checkpoints = self._checkpoints()
         self.trainers[POLICY] = VersionLog(context.store, stage).logged(self.trainers[POLICY])
@@ -139,7 +139,7 @@ class OnlineTraining:
                 part.restore(state.get(name, {}))
             await updates.pull(await self.trainers[POLICY].push())
         scheduler.resume(trained)
-        counters, clock = EngineCounters(self.engine), StepClock(self._spans)
+        counters = EngineCounters(self.engine)
 
         async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
             metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics(), **objective.metrics()}
@@ -152,10 +152,12 @@ class OnlineTraining:
             totals.add(batch, metrics)
             context.sink.log(stage, step.version, metrics)
             states = {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()}
-            await checkpoints.after(step, metrics, {**states, **{name: part.state() for name, part in kept.items()}})
+            states |= {name: part.state() for name, part in kept.items()}
+            with self._spans.span("saving"):
+                await checkpoints.after(step, metrics, states)
             evaluator.after(step.version)
 
-        runner = rollout_runner(context, self._served, self.source, self._others)
+        runner = rollout_runner(context, timed(self._served, self._spans, EVAL_SPANS), self.source, self._others)
         share = EvalShare(
             scheduler.places, config.eval.share, config.eval.max_concurrent_rollouts, lambda: window.next_index
         )
@@ -163,6 +165,7 @@ class OnlineTraining:
         batches_of = self._batches(objective, range(done + 1, last_step + 1), log)
         async with beside as evaluator:
             with fewer_collections():
+                clock = StepClock(self._spans)
                 try:
                     await run_loop(scheduler.groups(), batches_of, self.trainers, {POLICY: updates}, window, after_step)
                 except (Outage, WeightsError):
@@ -181,10 +184,17 @@ class OnlineTraining:
 
     def _rewind(self, log: GroupLog, done: int) -> int:
         """Let what the record has after the last step that was published count no longer, and return that step. What a
-        store without a log has after the checkpoint, which is of step `done`, is done again."""
-        store, first_group = self._context.store, done * self._section.groups_per_step
+        store without a log has after the checkpoint, which is of step `done`, is done again; so is all of it where the
+        recipe says so."""
+        context, first_group = self._context, done * self._section.groups_per_step
         trained = log.last_published(done)
-        store.truncate(self._stage, trained, first_group=None if log.admission(first_group) else first_group)
+        again = context.config.run.redo == "sample" and context.repetition is None
+        if again and trained > done:
+            steps = f"steps {done + 1} to {trained}"
+            context.sink.event(self._stage, f"{steps} are sampled and trained again: run.redo is sample")
+            trained = done
+        keeps_groups = not again and log.admission(first_group) is not None
+        context.store.truncate(self._stage, trained, first_group=None if keeps_groups else first_group)
         return trained
 
     def _scheduler(
@@ -195,6 +205,7 @@ class OnlineTraining:
         scales = {name: domain.reward_scale for name, domain in context.config.envs.items()}
         runner = rollout_runner(context, engine, self.source, others, rebuilds=True)
         runner.places = Places(context.config.rollout.max_concurrent_rollouts, lambda: engine.metrics)
+        runner.waits.spans = self._spans
         return Scheduler(
             runner,
             LostTasksAgain(objective.tasks, context.config.rollout.task_retries),

@@ -1,10 +1,11 @@
-"""Timing of live training: which share of a step went into generating, training, both or neither."""
+"""Timing of live training: which share of a step went into generating, training, both or neither, and what engine and
+trainer waited for while they were idle."""
 
 from __future__ import annotations
 
 import time
 
-from sparring.observe.spans import Spans
+from sparring.observe.spans import Spans, shares, shares_by_cause
 from sparring.protocols import Engine
 
 ENGINE_SPANS = {"generate": "generating", "stream": "generating", "score": "scoring", "pull": "updating"}
@@ -17,6 +18,29 @@ TRAINER_SPANS = {
     "push": "updating",
 }
 """Activity of each timed method of a trainer."""
+EVAL_SPANS = {"generate": "evaluating", "stream": "evaluating"}
+"""Activity of each timed method of the engine, as evaluation beside training uses it."""
+BESIDE = ("worlds", "judging", "saving", "evaluating")
+"""Activities beside those: of the phases of rollouts (`rollout/phases.py`), checkpoints, and evaluation."""
+ENGINE_CAUSES = (
+    ("updating", "update"),
+    ("worlds", "worlds"),
+    ("judging", "scoring"),
+    ("saving", "saving"),
+    ("training", "training"),
+)
+"""Activities for which an idle engine waits, the first that goes on, and what they are called then."""
+TRAINER_CAUSES = (
+    ("updating", "update"),
+    ("saving", "saving"),
+    ("straggling", "slowest_rollout"),
+    ("generating", "generating"),
+    ("scoring", "annotating"),
+    ("worlds", "worlds"),
+    ("judging", "scoring"),
+    ("evaluating", "evaluation"),
+)
+"""Activities for which an idle trainer waits, the first that goes on, and what they are called then."""
 
 
 class EngineCounters:
@@ -42,20 +66,35 @@ class EngineCounters:
 
 
 class StepClock:
-    """Times of one step, for its metrics."""
+    """Times of one step, for its metrics; the first step begins when the clock is made.
+
+    Args:
+        spans: of the activities; what they counted before is dropped.
+    """
 
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
+        spans.lap()
         self._last = time.monotonic()
 
     def lap(self, tokens: float) -> dict[str, float]:
-        """Return the metrics of the step that ends now: `time/step_s`, `time/<activity>` as shares of it, and
-        `time/tokens_per_s`.
+        """Return the metrics of the step that ends now: `time/step_s`, `time/<activity>` as shares of it,
+        `time/tokens_per_s`, and the shares in which engine and trainer were `busy` or idle for a cause, as
+        `time/engine/<cause>` and `time/trainer/<cause>`, each of which add up to 1.
 
         Args:
             tokens: sampled tokens of the step.
         """
         now = time.monotonic()
         step_s, self._last = now - self._last, now
-        shares = {f"time/{name}": share for name, share in self._spans.shares().items()}
-        return {"time/step_s": step_s, "time/tokens_per_s": tokens / step_s if step_s else 0.0, **shares}
+        seconds, main = self._spans.lap(), {*ENGINE_SPANS.values(), *TRAINER_SPANS.values()}
+        activities = shares(seconds, main) | {name: shares(seconds).get(name, 0.0) for name in BESIDE}
+        engine = shares_by_cause(seconds, ("generating", "scoring", "evaluating"), ENGINE_CAUSES)
+        trainer = shares_by_cause(seconds, ("training",), TRAINER_CAUSES)
+        return {
+            "time/step_s": step_s,
+            "time/tokens_per_s": tokens / step_s if step_s else 0.0,
+            **{f"time/{name}": share for name, share in activities.items()},
+            **{f"time/engine/{cause}": share for cause, share in engine.items()},
+            **{f"time/trainer/{cause}": share for cause, share in trainer.items()},
+        }

@@ -30,6 +30,13 @@ def training_tasks(context: Context, pools: DifficultyPools | None, *, drops_equ
     return Mix(sources, weights, drops_equal=drops_equal)
 
 
+def data_files(context: Context) -> dict[str, str]:
+    """Return the files that training tasks come from, in words, by the name of their environment; of a single one under
+    the empty name."""
+    environments = context.config.environments
+    return {key.partition(".")[2]: f"{key}.data ({env.data})" for key, env in environments.items() if env.data}
+
+
 def domain_metrics(source: TaskSource) -> Mapping[str, float]:
     """Return the figures of each environment of a mixture; none of another source."""
     return source.metrics() if isinstance(source, Mix) else {}

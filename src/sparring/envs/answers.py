@@ -1,0 +1,120 @@
+"""Answers of environments and scorers: an Observation or a Score that all parts behind them can use, or an error that
+says what is wrong with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from sparring.generation import Constraint
+from sparring.types import Message, Observation, Role, Score, Trajectory
+
+ROLES = frozenset(get_args(Role))
+
+
+def observed(answer: object) -> Observation:
+    """Return an environment's answer if it is an observation of text that UTF-8 (so tokenizer and store) can carry,
+    whose reward adds up.
+
+    Raises:
+        TypeError: it is none, or a part of it is of another type.
+        ValueError: a reward is no finite number, or a message is of no role.
+    """
+    if not isinstance(answer, Observation):
+        raise TypeError(f"expected an Observation, got {answer!r:.80}")
+    if not isinstance(answer.messages, (tuple, list)):
+        raise TypeError(f"expected a tuple of messages, got {answer.messages!r:.80}")
+    for message in answer.messages:
+        if not isinstance(message, Message) or not isinstance(message.content, str):
+            raise TypeError(f"expected messages with a text, got {message!r:.80}")
+        if message.role not in ROLES:
+            raise ValueError(f"expected a message of system, user, assistant or tool, got one of {message.role!r:.80}")
+        message.content.encode()
+    if answer.reward is not None:
+        _check_finite("reward", answer.reward)
+    _check_state(answer.state_key)
+    if not isinstance(answer.constraint, (Constraint, type(None))):
+        raise TypeError(f"expected a Constraint or None, got {answer.constraint!r:.80}")
+    return answer
+
+
+def rated(score: object, roles: Sequence[str], trajectories: Sequence[Trajectory] = ()) -> Score | None:
+    """Return the score of a rollout if credit, reports and the store can work with it.
+
+    Args:
+        score: what came.
+        roles: that may earn.
+        trajectories: of the rollout; what the score says of turns has to be of theirs.
+
+    Raises:
+        TypeError: it is no score, or a part of it is of another type.
+        ValueError: a reward is no finite number, or of a role or a turn that is not there.
+    """
+    if score is None:
+        return None
+    if not isinstance(score, Score):
+        raise TypeError(f"expected a Score or None, got {score!r:.80}")
+    rewards = {} if score.reward is None else {"": score.reward}
+    for role, reward in {**rewards, **(score.per_role or {})}.items():
+        _check_finite(f"reward of {role}" if role else "reward", reward)
+    if not isinstance(score.success, (bool, type(None))):
+        raise TypeError(f"expected success to be True, False or None, got {score.success!r:.80}")
+    if not isinstance(score.parts, Mapping):
+        raise TypeError(f"expected parts by name, got {score.parts!r:.80}")
+    for name, value in score.parts.items():
+        if not isinstance(name, str):
+            raise TypeError(f"expected names of parts, got {name!r:.80}")
+        _check_finite(f"part {name}", value)
+    _check_roles(score, roles)
+    for trajectory in trajectories:
+        lengths = [len(s.tokens) for s in trajectory.segments if s.model is not None and s.tokens]
+        if lengths:  # of an expert's rollout nothing was sampled
+            _check_turns(score, trajectory.role, lengths, alone=len(trajectories) == 1)
+    return score
+
+
+def _check_roles(score: Score, roles: Sequence[str]) -> None:
+    """Refuse what is said of roles that are not there, or of turns of no role."""
+    of_roles = (score.per_role, score.per_role_turns, score.per_role_states)
+    unnamed = sorted({role for of_role in of_roles for role in of_role or {}} - set(roles))
+    if unnamed:
+        raise ValueError(f"expected a score of the roles {', '.join(roles)}, got one of {unnamed[0]!r}")
+    if len(roles) > 1 and (score.per_turn, score.per_step, score.states) != (None, None, None):
+        raise ValueError("expected per_role_turns and per_role_states where there are several roles, got per_turn")
+
+
+def _check_turns(score: Score, role: str, lengths: Sequence[int], *, alone: bool) -> None:
+    """Refuse what is said of a role's turns, with tokens of these `lengths`, and is not of each that was sampled."""
+    turns, states = score.turns_of(role), score.states_of(role)
+    for reward in _aligned("per_turn", turns, lengths) if turns is not None else ():
+        _check_finite("reward of a turn", reward)
+    for state in _aligned("states", states, lengths) if states is not None else ():
+        _check_state(state)
+    if score.per_step is None or not alone:
+        return
+    for steps, length in zip(_aligned("per_step", score.per_step, lengths), lengths, strict=True):
+        ends = [end for end, _ in steps]
+        if ends != sorted(set(ends)) or ends and not 0 < ends[0] <= ends[-1] <= length:
+            raise ValueError(f"expected steps that end in their turn of {length} tokens, in order, got ends at {ends}")
+        for _, reward in steps:
+            _check_finite("reward of a step", reward)
+
+
+def _aligned(what: str, values: Any, lengths: Sequence[int]) -> Sequence[Any]:
+    """Return what a score says of turns, if it is one value for each."""
+    if not isinstance(values, (tuple, list)):
+        raise TypeError(f"expected {what} as a tuple, got {values!r:.80}")
+    if len(values) != len(lengths):
+        raise ValueError(f"expected {what} of the {len(lengths)} sampled turns, got {len(values)}")
+    return values
+
+
+def _check_state(state: object) -> None:
+    if not isinstance(state, (str, type(None))):
+        raise TypeError(f"expected the state of a turn as a text or None, got {state!r:.80}")
+
+
+def _check_finite(what: str, value: object) -> None:
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"expected a finite number as {what}, got {value!r:.80}")

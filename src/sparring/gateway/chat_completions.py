@@ -1,0 +1,245 @@
+"""OpenAI's chat completions: `POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sparring.errors import refusal
+from sparring.gateway.dialect import (
+    ClientRequest,
+    Decode,
+    arguments_of,
+    call_of,
+    in_order,
+    sorted_fields,
+    text_in,
+    typed,
+)
+from sparring.generation import Constraint
+from sparring.reply import SampledReply
+from sparring.types import Message, ToolCall, ToolSpec
+
+OBEYED = frozenset(
+    "messages model tools tool_choice max_tokens max_completion_tokens stream stream_options n logprobs top_logprobs"
+    " response_format".split()
+)
+NOTED = frozenset(
+    "temperature top_p frequency_penalty presence_penalty seed user metadata store reasoning_effort verbosity"
+    " parallel_tool_calls service_tier prompt_cache_key prompt_cache_retention safety_identifier".split()
+)
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+
+
+class ChatCompletions:
+    """Dialect of OpenAI's chat completions. Implements `Dialect`."""
+
+    path = "/v1/chat/completions"
+
+    def read(self, body: Mapping[str, Any]) -> ClientRequest:
+        """Read a request.
+
+        Raises:
+            BadInput: it is malformed, or asks for what cannot be had.
+        """
+        noted = sorted_fields(body, OBEYED, NOTED)
+        messages = typed(body.get("messages"), "messages", list, "a list of messages")
+        limits = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
+        most = typed(limits[0], "max_tokens", int, "a whole number") if limits else None
+        if most is not None and most < 1:
+            raise refusal("max_tokens", "at least 1", str(most), "raise it")
+        samples = typed(body.get("n") or 1, "n", int, "a whole number")
+        if not 1 <= samples <= 128:
+            raise refusal("n", "from 1 to 128", str(samples), "correct the request")
+        options = body.get("stream_options") or {}
+        if body.get("top_logprobs"):
+            raise refusal("top_logprobs", "0: the likeliest tokens are not sent", "more", "leave it out")
+        return ClientRequest(
+            messages=in_order([_message(message, f"messages[{at}]") for at, message in enumerate(messages)]),
+            tools=_tools(body),
+            model=typed(body.get("model"), "model", str, "the name of a model"),
+            max_tokens=most,
+            constraint=_constraint(body.get("response_format")),
+            samples=samples,
+            stream=bool(body.get("stream")),
+            logprobs=bool(body.get("logprobs")),
+            counts=bool(options.get("include_usage")),
+            noted=noted,
+        )
+
+    def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:
+        """Write the answer."""
+        choices = [
+            {
+                "index": index,
+                "message": _message_sent(reply.message),
+                "finish_reason": _reason(reply),
+                "logprobs": _logprobs(reply, decode) if client_request.logprobs else None,
+            }
+            for index, reply in enumerate(replies)
+        ]
+        return {**_head(client_request, replies, "chat.completion"), "choices": choices, "usage": _usage(replies)}
+
+    def events(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> Iterator[bytes]:
+        """Write the answer as server-sent events."""
+        head = _head(client_request, replies, "chat.completion.chunk")
+
+        def event(index: int, delta: Mapping[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
+            choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
+            return _event({**head, "choices": [choice]})
+
+        for index, reply in enumerate(replies):
+            message_sent = _message_sent(reply.message)
+            calls = message_sent.pop("tool_calls", [])
+            logprobs = _logprobs(reply, decode) if client_request.logprobs else None
+            yield event(index, message_sent, logprobs=logprobs)
+            for number, call in enumerate(calls):
+                yield event(index, {"tool_calls": [{"index": number, **call}]})
+            yield event(index, {}, _reason(reply))
+        if client_request.counts:
+            yield _event({**head, "choices": [], "usage": _usage(replies)})
+        yield b"data: [DONE]\n\n"
+
+    def error(self, status: int, message: str, *, too_long: bool = False) -> dict[str, Any]:
+        """Write an error."""
+        kinds = {401: "authentication_error", 404: "invalid_request_error", 400: "invalid_request_error"}
+        code = "context_length_exceeded" if too_long else "invalid_api_key" if status == 401 else None
+        return {"error": {"message": message, "type": kinds.get(status, "server_error"), "param": None, "code": code}}
+
+    def error_event(self, status: int, message: str) -> bytes:
+        """Write an error that comes when the answer has begun."""
+        return _event(self.error(status, message))
+
+    def ping(self) -> bytes:
+        """Write a comment, which clients pass over."""
+        return b": ping\n\n"
+
+
+def _message(data: Any, where: str) -> Message:
+    data = typed(data, where, dict, "a message")
+    role = ROLES.get(data.get("role"))
+    if role is None:
+        raise refusal(f"{where}.role", f"one of {', '.join(ROLES)}", repr(data.get("role")), "correct the request")
+    content = _text(data.get("content"), f"{where}.content")
+    if role == "tool":
+        id = typed(data.get("tool_call_id"), f"{where}.tool_call_id", str, "the id of a call")
+        return Message(role="tool", content=content, tool_call_id=id)
+    if role == "assistant":
+        reasoning = data.get("reasoning_content") or data.get("reasoning")
+        calls = data.get("tool_calls") or []
+        return Message(
+            role="assistant",
+            content=content,
+            reasoning=None if reasoning is None else _text(reasoning, f"{where}.reasoning_content"),
+            tool_calls=tuple(_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)),
+        )
+    return Message(role="user" if role == "user" else "system", content=content)
+
+
+def _text(content: Any, where: str) -> str:
+    """Return the text of a content, which may stand in parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return text_in(content, where)
+    texts = []
+    for at, part in enumerate(typed(content, where, list, "text, or a list of parts")):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in TEXT_PARTS:
+            raise refusal(f"{where}[{at}]", "a part that is text", repr(kind), "this model reads text alone")
+        texts.append(text_in(typed(part.get("refusal" if kind == "refusal" else "text"), where, str, "text"), where))
+    return "".join(texts)
+
+
+def _call(data: Any, where: str) -> ToolCall:
+    data = typed(data, where, dict, "a call")
+    function = typed(data.get("function"), f"{where}.function", dict, "a function's name and arguments")
+    name = typed(function.get("name"), f"{where}.function.name", str, "a name")
+    arguments = typed(function.get("arguments"), f"{where}.function.arguments", str, "JSON as text")
+    return call_of(typed(data.get("id"), f"{where}.id", str, "an id"), name, text_in(arguments, where))
+
+
+def _tools(body: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
+    choice, tools = body.get("tool_choice"), body.get("tools") or []
+    if choice not in (None, "auto", "none"):
+        do = "leave tool_choice out: the policy decides"
+        raise refusal("tool_choice", '"auto" or "none"', json.dumps(choice), do)
+    specs = []
+    for at, tool in enumerate(typed(tools, "tools", list, "a list of tools")):
+        where = f"tools[{at}]"
+        if typed(tool, where, dict, "a tool").get("type") != "function":
+            raise refusal(f"{where}.type", '"function"', repr(tool.get("type")), "leave it out")
+        function = typed(tool.get("function"), f"{where}.function", dict, "a function")
+        parameters = typed(function.get("parameters"), f"{where}.function.parameters", dict, "a JSON schema")
+        name = typed(function.get("name"), f"{where}.function.name", str, "a name")
+        specs.append(ToolSpec(name=name, description=function.get("description") or "", parameters=parameters))
+    return () if choice == "none" else tuple(specs)
+
+
+def _constraint(format: Any) -> Constraint | None:
+    kind = None if format is None else typed(format, "response_format", dict, "a format").get("type")
+    if kind in (None, "text"):
+        return None
+    if kind == "json_object":
+        return Constraint(kind="json_schema", source='{"type":"object"}')
+    if kind == "json_schema":
+        named = typed(format.get("json_schema"), "response_format.json_schema", dict, "a schema with a name")
+        schema = typed(named.get("schema"), "response_format.json_schema.schema", dict, "a JSON schema")
+        return Constraint(kind="json_schema", source=json.dumps(schema))
+    raise refusal("response_format.type", "text, json_object or json_schema", repr(kind), "correct the request")
+
+
+def _message_sent(message: Message) -> dict[str, Any]:
+    message_sent: dict[str, Any] = {"role": "assistant", "content": message.content or None, "refusal": None}
+    if message.reasoning:
+        message_sent["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        message_sent["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_of(call)}}
+            for call in message.tool_calls
+        ]
+    elif message.content == "":
+        message_sent["content"] = ""
+    return message_sent
+
+
+def _reason(reply: SampledReply) -> str:
+    if reply.finish_reason == "length":
+        return "length"
+    return "tool_calls" if reply.message.tool_calls else "stop"
+
+
+def _logprobs(reply: SampledReply, decode: Decode) -> dict[str, Any]:
+    return {
+        "content": [
+            {"token": (text := decode(token)), "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+            for token, logprob in zip(reply.tokens, reply.logprobs, strict=True)
+        ],
+        "refusal": None,
+    }
+
+
+def _head(client_request: ClientRequest, replies: Sequence[SampledReply], kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{replies[0].id}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": client_request.model,
+    }
+
+
+def _usage(replies: Sequence[SampledReply]) -> dict[str, Any]:
+    sampled, prompt = sum(len(reply.tokens) for reply in replies), replies[0].prompt_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
+        "prompt_tokens_details": {"cached_tokens": replies[0].cached_tokens},
+    }
+
+
+def _event(data: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data, ensure_ascii=False).encode() + b"\n\n"

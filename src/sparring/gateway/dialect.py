@@ -1,0 +1,188 @@
+"""Dialects: what a client asks for, in our nouns, and how it is answered, in the vendor's words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sparring.errors import refusal
+from sparring.generation import Constraint
+from sparring.reply import SampledReply
+from sparring.types import Message, ToolCall, ToolSpec
+
+NO_RETRY = {"x-should-retry": "false"}
+"""Header by which the vendors' clients know that the same request would fail again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientRequest:
+    """Request of a client, in our nouns.
+
+    Attributes:
+        messages: the whole conversation.
+        tools: what may be called.
+        model: the name that the client has for the model.
+        max_tokens: most tokens that it wants; None leaves it to the run.
+        constraint: what the reply's text must be.
+        samples: number of replies.
+        stream: whether it wants events.
+        logprobs: whether it wants the log-probabilities.
+        counts: whether the last event of a stream has the usage.
+        noted: fields that have no effect on sampling, which is the trainer's.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+    model: str
+    max_tokens: int | None = None
+    constraint: Constraint | None = None
+    samples: int = 1
+    stream: bool = False
+    logprobs: bool = False
+    counts: bool = False
+    noted: tuple[str, ...] = ()
+
+
+class Dialect(Protocol):
+    """One vendor's API.
+
+    Attributes:
+        path: of the endpoint.
+    """
+
+    path: str
+
+    def read(self, body: Mapping[str, Any]) -> ClientRequest:
+        """Read a request.
+
+        Raises:
+            BadInput: it is malformed, or asks for what cannot be had.
+        """
+
+    def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:
+        """Write the answer."""
+
+    def events(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> Iterator[bytes]:
+        """Write the answer as server-sent events."""
+
+    def error(self, status: int, message: str, *, too_long: bool = False) -> dict[str, Any]:
+        """Write an error; `too_long`: of a prompt that leaves no room for a reply."""
+
+    def error_event(self, status: int, message: str) -> bytes:
+        """Write an error that comes when the answer has begun."""
+
+    def ping(self) -> bytes:
+        """Write the event that says that the answer is under way."""
+
+
+class Decode(Protocol):
+    """Text of one sampled id."""
+
+    def __call__(self, token: int) -> str:
+        """Return the text."""
+
+
+def typed(data: Any, where: str, kind: type | tuple[type, ...], expected: str) -> Any:
+    """Return a value of a request if it has the right type.
+
+    Raises:
+        BadInput: it has another.
+    """
+    if not isinstance(data, kind) or isinstance(data, bool) and kind is int:
+        got = "nothing" if data is None else type(data).__name__
+        raise refusal(where, expected, got, "correct the request")
+    return data
+
+
+def sorted_fields(body: Mapping[str, Any], obeyed: frozenset[str], noted: frozenset[str]) -> tuple[str, ...]:
+    """Return the fields of a request that have no effect.
+
+    Raises:
+        BadInput: there is one that can be neither obeyed nor left without effect.
+    """
+    for name in sorted(body.keys() - obeyed - noted):
+        if body[name] is not None:
+            do = "leave it out; docs/harnesses.md says which fields have an effect"
+            raise refusal(name, "a field that can be obeyed", "one that cannot", do)
+    return tuple(sorted(name for name in body.keys() & noted if body[name] is not None))
+
+
+def call_of(id: str, name: str, arguments: str) -> ToolCall:
+    """Return a call as the client sends it back: what does not parse is malformed, as it was shown."""
+    try:
+        parsed = json.loads(arguments, parse_constant=_no_constant)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        return ToolCall(id=id, name=name, arguments=None, raw=arguments)
+    return ToolCall(id=id, name=name, arguments=parsed)
+
+
+def arguments_of(call: ToolCall) -> str:
+    """Return the arguments of a call as JSON; of a malformed one what was written."""
+    return call.raw if call.arguments is None else json.dumps(dict(call.arguments), ensure_ascii=False)
+
+
+def in_order(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return a conversation whose answers stand in the order of the calls that they name: clients send them as they
+    came.
+
+    Raises:
+        BadInput: an answer names no call of the reply before it, the last message is a reply, or there is none.
+    """
+    ordered: list[Message] = []
+    at = 0
+    while at < len(messages):
+        end = at
+        while end < len(messages) and messages[end].role == "tool":
+            end += 1
+        if end > at:
+            calls = next((m.tool_calls for m in reversed(ordered) if m.role == "assistant"), ())
+            place = {call.id: number for number, call in enumerate(calls)}
+            for answer in messages[at:end]:
+                if answer.tool_call_id not in place:
+                    got = f"one to {answer.tool_call_id!r}"
+                    raise refusal(f"messages[{at}]", "an answer to a call of the reply before it", got, "send the call")
+            ordered += sorted(messages[at:end], key=lambda answer: place[answer.tool_call_id or ""])
+            at = end
+        else:
+            ordered.append(messages[at])
+            at += 1
+    if not ordered or ordered[-1].role == "assistant":
+        got = "none" if not ordered else "a reply"
+        raise refusal("messages", "a message to reply to at the end", got, "add one")
+    return tuple(ordered)
+
+
+def text_in(value: str, where: str) -> str:
+    """Return a text that UTF-8 can carry.
+
+    Raises:
+        BadInput: it has half of a surrogate pair.
+    """
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise refusal(where, "text", f"half of a surrogate pair at {error.start}", "correct the request") from None
+    return value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+def body_of(data: bytes) -> dict[str, Any]:
+    """Read the body of a request.
+
+    Raises:
+        BadInput: it is no JSON object of UTF-8; NaN and infinities are no JSON.
+    """
+    try:
+        body = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise refusal("body", "a JSON object in UTF-8", str(error), "correct the request") from None
+    if not isinstance(body, dict):
+        raise refusal("body", "a JSON object", type(body).__name__, "correct the request")
+    return body

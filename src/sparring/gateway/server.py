@@ -1,0 +1,349 @@
+"""HTTP server of the sessions of rollouts, each behind a key of its own.
+
+    async with open_door(episode.session()) as door:
+        client = openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key)
+
+The key is the rollout's capability: it names the session, and dies with the door. One server answers for all doors that
+are open on an event loop, and is there while one is. A request whose connection breaks is sampled to its end, because
+clients send it again: the same bytes then get that reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError, refusal
+from sparring.gateway.chat_completions import ChatCompletions
+from sparring.gateway.dialect import NO_RETRY, ClientRequest, Dialect, body_of
+from sparring.gateway.messages import Messages
+from sparring.reply import AnsweringSession, SampledReply
+
+MOST_BYTES = 64 << 20
+"""Largest body of a request."""
+
+PING_S = 10.0
+"""Seconds after which a client that waits for events is sent one that says nothing."""
+
+NOTED = "x-sparring-noted"
+"""Header of an answer: fields of the request that had no effect."""
+
+DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages())
+
+
+@dataclass(eq=False, slots=True)
+class Door:
+    """Address of one session.
+
+    Attributes:
+        url: of the server, without a path.
+        key: what a client sends as its API key.
+        session: behind it.
+        tasks: that sample replies.
+        broken: those whose connection broke, by the digest of the request.
+    """
+
+    url: str
+    key: str
+    session: AnsweringSession
+    tasks: set[asyncio.Task[list[SampledReply]]] = field(default_factory=set)
+    broken: dict[bytes, asyncio.Task[list[SampledReply]]] = field(default_factory=dict)
+
+
+MODELS = {
+    "object": "list",
+    "data": [
+        {
+            "id": "policy",
+            "object": "model",
+            "created": 0,
+            "owned_by": "sparring",
+            "type": "model",
+            "display_name": "policy",
+            "created_at": "1970-01-01T00:00:00Z",
+        }
+    ],
+    "has_more": False,
+    "first_id": "policy",
+    "last_id": "policy",
+}
+
+
+class Gateway:
+    """Server of the doors that are open on one event loop."""
+
+    def __init__(self) -> None:
+        self._doors: dict[str, Door] = {}
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._url = ""
+        self._changing = asyncio.Lock()
+
+    async def open(self, session: AnsweringSession) -> Door:
+        """Open a door to a session, and the server where none runs."""
+        async with self._changing:
+            if self._server is None:
+                await self._start()
+            door = Door(self._url, f"sk-{secrets.token_urlsafe(24)}", session)
+            self._doors[door.key] = door
+            return door
+
+    async def shut(self, door: Door) -> None:
+        """Close a door; what is under way behind it is cancelled. The last one stops the server."""
+        async with self._changing:
+            self._doors.pop(door.key, None)
+            for task in tuple(door.tasks):
+                task.cancel()
+            await asyncio.gather(*door.tasks, return_exceptions=True)
+            if not self._doors:
+                await self._stop()
+
+    async def _start(self) -> None:
+        listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
+        self._url = "http://127.0.0.1:{}".format(listening.getsockname()[1])
+        config = uvicorn.Config(
+            self._application(), log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1
+        )
+        self._server = _Server(config)
+        self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
+
+    async def _stop(self) -> None:
+        server, serving, self._server, self._serving = self._server, self._serving, None, None
+        if server is not None and serving is not None:
+            server.should_exit = True
+            await serving
+
+    def _application(self) -> Starlette:
+        routes = [Route(dialect.path, self._endpoint(dialect), methods=["POST"]) for dialect in DIALECTS]
+        routes.append(Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]))
+        routes += [Route("/v1/models", self._models), Route("/health", self._health)]
+        return Starlette(routes=routes)
+
+    def _endpoint(self, dialect: Dialect) -> Any:
+        async def endpoint(request: Request) -> Response:
+            try:
+                return await self._answer(dialect, request)
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except SparringError as error:
+                return _refused(dialect, error)
+
+        return endpoint
+
+    async def _count_tokens(self, request: Request) -> Response:
+        """Count the tokens of a prompt as Anthropic's clients want to know them."""
+        dialect = Messages()
+        try:
+            door = self._door(request)
+            client_request = dialect.read(body_of(await _body(request)))
+            count = door.session.count(client_request.messages, client_request.tools)
+        except SparringError as error:
+            return _refused(dialect, error)
+        return Response(msgspec.json.encode({"input_tokens": count}), media_type="application/json")
+
+    async def _models(self, request: Request) -> Response:
+        """Name the one model, in the words of both vendors."""
+        try:
+            self._door(request)
+        except SparringError as error:
+            return _refused(DIALECTS[0], error)
+        return Response(msgspec.json.encode(MODELS), media_type="application/json")
+
+    async def _health(self, request: Request) -> Response:
+        return Response(b"{}", media_type="application/json")
+
+    async def _answer(self, dialect: Dialect, request: Request) -> Response:
+        """Answer one request.
+
+        Raises:
+            SparringError: it is refused, or was not answered.
+        """
+        door = self._door(request)
+        data = await _body(request)
+        client_request = dialect.read(body_of(data))
+        digest = hashlib.sha256(dialect.path.encode() + data).digest()
+        replies = self._replies(door, client_request, digest)
+        headers = {NOTED: ", ".join(client_request.noted)} if client_request.noted else {}
+        left = asyncio.ensure_future(_left(request))
+        try:
+            patience_s = PING_S if client_request.stream else None
+            await asyncio.wait((replies, left), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            if not replies.done() and not left.done():
+                events = self._events(dialect, door, client_request, replies, digest)
+                return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+        finally:
+            left.cancel()
+        if left.done() and not left.cancelled() or not replies.done():
+            door.broken[digest] = replies
+            raise ClientDisconnect
+        done, decode = _unwrapped(replies), door.session.decode
+        if client_request.stream:
+            content = b"".join(dialect.events(client_request, done, decode))
+            return Response(content, media_type="text/event-stream", headers=headers)
+        body = msgspec.json.encode(dialect.answer(client_request, done, decode))
+        return Response(body, media_type="application/json", headers=headers)
+
+    async def _events(
+        self,
+        dialect: Dialect,
+        door: Door,
+        client_request: ClientRequest,
+        replies: asyncio.Task[list[SampledReply]],
+        digest: bytes,
+    ) -> AsyncIterator[bytes]:
+        """Yield pings until the replies are there, then their events."""
+        delivered = False
+        try:
+            while not replies.done():
+                yield dialect.ping()
+                await asyncio.wait((replies,), timeout=PING_S)
+            try:
+                done = _unwrapped(replies)
+            except SparringError as error:
+                status, text, _ = _status(error)
+                yield dialect.error_event(status, text)
+                return
+            for event in dialect.events(client_request, done, door.session.decode):
+                yield event
+            delivered = True
+        finally:
+            if not delivered:
+                door.broken[digest] = replies
+
+    def _replies(self, door: Door, client_request: ClientRequest, digest: bytes) -> asyncio.Task[list[SampledReply]]:
+        """Return the task that samples the replies: that of an equal request whose connection broke, or a new one."""
+        before = door.broken.pop(digest, None)
+        if before is not None and not (before.done() and (before.cancelled() or before.exception() is not None)):
+            return before
+        task = asyncio.get_running_loop().create_task(_sampled(door.session, client_request))
+        door.tasks.add(task)
+        task.add_done_callback(door.tasks.discard)
+        task.add_done_callback(_seen)
+        return task
+
+    def _door(self, request: Request) -> Door:
+        """Return the door that a request's key opens.
+
+        Raises:
+            WrongKey: there is none, or two keys that are not the same.
+        """
+        bearer = request.headers.get("authorization", "")
+        keys = {
+            bearer[7:] if bearer.lower().startswith("bearer ") else bearer,
+            request.headers.get("x-api-key", ""),
+            request.headers.get("x-goog-api-key", ""),
+        } - {""}
+        door = self._doors.get(next(iter(keys))) if len(keys) == 1 else None
+        if door is None:
+            got = "none" if not keys else "several" if len(keys) > 1 else "one of a rollout that is over, or of none"
+            raise WrongKey(str(refusal("API key", "the key of a rollout", got, "send the key that the harness got")))
+        return door
+
+
+class WrongKey(BadInput):
+    """A key opens no door."""
+
+
+class _Server(uvicorn.Server):
+    """Server in somebody else's event loop: signals are not its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the run."""
+        yield
+
+
+_GATEWAYS: WeakKeyDictionary[asyncio.AbstractEventLoop, Gateway] = WeakKeyDictionary()
+
+
+@asynccontextmanager
+async def open_door(session: Any) -> AsyncIterator[Door]:
+    """Open a door to a session of the running event loop for as long as the context lasts.
+
+    Args:
+        session: of an episode.
+    """
+    loop = asyncio.get_running_loop()
+    gateway = _GATEWAYS.setdefault(loop, Gateway())
+    door = await gateway.open(session)
+    try:
+        yield door
+    finally:
+        await gateway.shut(door)
+
+
+async def _sampled(session: AnsweringSession, client_request: ClientRequest) -> list[SampledReply]:
+    """Sample the replies to a request, side by side."""
+
+    async def one() -> SampledReply:
+        return await session.reply(
+            client_request.messages,
+            client_request.tools,
+            constraint=client_request.constraint,
+            max_tokens=client_request.max_tokens,
+        )
+
+    return list(await asyncio.gather(*(one() for _ in range(client_request.samples))))
+
+
+def _unwrapped(replies: asyncio.Task[list[SampledReply]]) -> list[SampledReply]:
+    """Return the result of a task that is done. Raises what it raised; cancelled, the rollout is over."""
+    if replies.cancelled():
+        raise LimitReached("cancelled", "the rollout is over")
+    return replies.result()
+
+
+def _seen(task: asyncio.Task[list[SampledReply]]) -> None:
+    """Look at the error of a task whose client is gone, so that nobody is warned of it."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _body(request: Request) -> bytes:
+    """Return the body.
+
+    Raises:
+        BadInput: it is too large.
+    """
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MOST_BYTES:
+            raise refusal("body", f"at most {MOST_BYTES} bytes", "more", "send less")
+    return bytes(data)
+
+
+async def _left(request: Request) -> None:
+    """Wait until the client closes its connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _status(error: SparringError) -> tuple[int, str, dict[str, str]]:
+    """Return the status, the text and the headers of an error."""
+    if isinstance(error, WrongKey):
+        return 401, str(error), NO_RETRY
+    if isinstance(error, (BadInput, PolicyFailure)):
+        return 400, str(error), NO_RETRY
+    return 503, str(error), {"retry-after": "1"}
+
+
+def _refused(dialect: Dialect, error: SparringError) -> Response:
+    status, message, headers = _status(error)
+    too_long = isinstance(error, LimitReached) and error.reason == "context_length"
+    body = msgspec.json.encode(dialect.error(status, message, too_long=too_long))
+    return Response(body, status_code=status, media_type="application/json", headers=headers)

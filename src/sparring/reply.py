@@ -1,0 +1,58 @@
+"""Reply of a session: the message, and all that a client of an API wants to know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sparring.errors import LimitReached
+from sparring.generation import Constraint, FinishReason
+from sparring.protocols import Session
+from sparring.types import Message, ToolSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledReply:
+    """Reply that was sampled and recorded.
+
+    Attributes:
+        id: of the rollout's role and the place of the reply in its record: `rl/12/3#5`.
+        message: what was said, and the calls.
+        finish_reason: `length` where it was cut short.
+        prompt_tokens: number of ids that it was sampled after.
+        cached_tokens: number of these whose keys and values were there.
+        tokens: the sampled ids.
+        logprobs: of each, under what it was drawn from.
+        limit: the limit of the rollout or the context that it hit; None where the client's own `max_tokens` cut it, or
+            nothing did.
+    """
+
+    id: str
+    message: Message
+    finish_reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    limit: LimitReached | None = None
+
+
+class AnsweringSession(Session, Protocol):
+    """A session that also returns replies that were cut short."""
+
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        constraint: Constraint | None = None,
+        max_tokens: int | None = None,
+    ) -> SampledReply:
+        """Sample and record the reply to a conversation."""
+
+    def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
+        """Return the number of ids of a conversation."""
+
+    def decode(self, token: int) -> str:
+        """Return the text of one id."""

@@ -1,0 +1,316 @@
+"""Chat completions through the vendor's own client: what it gets is what was sampled, and what it sends back continues
+there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from sessions import ADD, RENDERER, ids_agree, opened, said, says
+
+from sparring.errors import EngineError
+from sparring.gateway.server import Door, open_door
+from sparring.generation import Completion, GenerateRequest
+from sparring.record.recorder import RecordedSession
+from sparring.render.demonstrate import reply_tokens
+from sparring.testing.scripted_engine import ScriptedEngine
+
+
+def through(session: Any, talk: Callable[[openai.AsyncOpenAI, Door], Awaitable[Any]]) -> Any:
+    """Let a client talk to a session."""
+
+    async def main() -> Any:
+        async with open_door(session) as door:
+            async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key, max_retries=0) as client:
+                return await talk(client, door)
+
+    return asyncio.run(main())
+
+
+def test_an_unmodified_loop_with_tools_is_one_line_of_sampled_ids() -> None:
+    engine = says(said("I add.", ("add", {"a": 2, "b": 10000.0}), ("add", {"b": 4, "a": 3})), said("Both are 7."))
+    session = opened(engine)
+
+    async def talk(client: openai.AsyncOpenAI, door: Door) -> str:
+        messages: list[Any] = [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "2 + 10000 and 3 + 4?"},
+        ]
+        first = await client.chat.completions.create(model="policy", messages=messages, tools=[ADD])
+        choice = first.choices[0]
+        assert choice.finish_reason == "tool_calls" and choice.message.content == "I add."
+        assert first.usage is not None and first.usage.prompt_tokens == len(engine.requests[0].tokens)
+        calls = choice.message.tool_calls or []
+        messages.append(choice.message.model_dump(exclude_none=True))
+        # a client in JavaScript writes the numbers anew, and the answer that came first is sent first
+        for call in messages[-1]["tool_calls"]:
+            call["function"]["arguments"] = call["function"]["arguments"].replace("10000.0", "10000")
+        for call in reversed(calls):
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": f"answer to {call.id}"})
+        second = await client.chat.completions.create(model="policy", messages=messages, tools=[ADD])
+        assert second.choices[0].finish_reason == "stop"
+        return second.choices[0].message.content or ""
+
+    assert through(session, talk) == "Both are 7."
+    assert [segment.parent for segment in session.segments] == [None, 0, 1, 2]
+    assert ids_agree(session, engine)
+    prompt = RENDERER.decode(engine.requests[1].tokens)
+    assert prompt.index("call_0_0") < prompt.index("call_0_1"), "answers stand in the order of the calls"
+
+
+def test_a_stream_says_what_the_whole_answer_says() -> None:
+    reply = said("Let me see.", ("add", {"a": 1, "b": 2}))
+
+    async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
+        request: Any = {"model": "policy", "messages": [{"role": "user", "content": "1 + 2?"}], "tools": [ADD]}
+        whole = await client.chat.completions.create(**request)
+        async with client.chat.completions.stream(**request) as stream:
+            streamed = await stream.get_final_completion()
+        usage = [
+            chunk.usage
+            async for chunk in await client.chat.completions.create(
+                **request, stream=True, stream_options={"include_usage": True}
+            )
+        ]
+        return whole, streamed, usage
+
+    session = opened(says(reply, reply, reply))
+    whole, streamed, usage = through(session, talk)
+    assert streamed.choices[0].message.content == whole.choices[0].message.content == "Let me see."
+    calls = [answer.choices[0].message.tool_calls[0].function for answer in (whole, streamed)]
+    assert calls[0].arguments == calls[1].arguments == '{"a": 1, "b": 2}'
+    assert streamed.choices[0].finish_reason == "tool_calls"
+    assert usage[-1].completion_tokens == len(session.segments[-1].tokens) and usage[:-1] == [None] * len(usage[:-1])
+
+
+def test_several_samples_and_their_log_probabilities() -> None:
+    session = opened(says(said("A"), said("B"), said("C")))
+
+    async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
+        return await client.chat.completions.create(
+            model="policy", messages=[{"role": "user", "content": "Name a letter."}], n=3, logprobs=True
+        )
+
+    answer = through(session, talk)
+    assert sorted(choice.message.content for choice in answer.choices) == ["A", "B", "C"]
+    sampled = {s.message.content: s for s in session.segments if s.model is not None and s.message is not None}
+    for choice in answer.choices:
+        segment = sampled[choice.message.content]
+        assert [token.logprob for token in choice.logprobs.content] == list(segment.logprobs or ())
+        assert "".join(token.token for token in choice.logprobs.content) == RENDERER.decode(segment.tokens)
+    assert len({s.sampling.seed for s in sampled.values() if s.sampling is not None}) == 3
+
+
+def test_a_clients_smaller_bound_cuts_the_reply_and_not_the_rollout() -> None:
+    session = opened(says(said("A long answer indeed"), said("Done.")))
+
+    async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
+        asked: Any = [{"role": "user", "content": "Hi"}]
+        cut = await client.chat.completions.create(model="policy", messages=asked, max_tokens=2)
+        whole = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Again"}])
+        return cut, whole
+
+    cut, whole = through(session, talk)
+    assert cut.choices[0].finish_reason == "length" and cut.usage.completion_tokens == 2
+    assert whole.choices[0].finish_reason == "stop" and session.limit is None
+
+
+def test_limits_are_told_and_remembered() -> None:
+    session = opened(says(said("A"), said("B")), max_turns=1)
+
+    async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
+        asked: Any = [{"role": "user", "content": "Hi"}]
+        await client.chat.completions.create(model="policy", messages=asked)
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(model="policy", messages=asked)
+        return refused.value
+
+    error = through(session, talk)
+    assert "1 turns are used up" in str(error) and error.response.headers["x-should-retry"] == "false"
+    assert session.limit is not None and session.limit.reason == "max_turns"
+
+
+def test_a_prompt_that_is_too_long_has_the_vendors_code() -> None:
+    session = opened(says(said("A")))
+
+    async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(
+                model="policy", messages=[{"role": "user", "content": "again and again " * 2000}]
+            )
+        await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hi"}])
+        return refused.value
+
+    error = through(session, talk)
+    assert error.code == "context_length_exceeded"
+    assert session.limit is None, "a request after it was answered"
+
+
+class Failing:
+    """An engine whose first requests fail."""
+
+    def __init__(self, engine: ScriptedEngine, failures: int) -> None:
+        self._engine, self._left = engine, failures
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Fail, as often as there are failures left."""
+        if self._left:
+            self._left -= 1
+            raise EngineError("the engine is gone")
+        return await self._engine.generate(request)
+
+
+def test_an_engine_that_fails_is_tried_again_by_the_client() -> None:
+    engine = says(said("A"))
+    session = opened(Failing(engine, 2))
+
+    async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
+        with pytest.raises(openai.InternalServerError, match="the engine is gone"):
+            await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hi"}])
+        patient = client.with_options(max_retries=2)
+        return await patient.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hi"}])
+
+    assert through(session, talk).choices[0].message.content == "A"
+    assert len(session.segments) == 2
+
+
+def test_a_request_whose_connection_broke_is_the_same_turn() -> None:
+    class Slow(ScriptedEngine):
+        """Answers when it is let."""
+
+        def __init__(self) -> None:
+            super().__init__(lambda request: reply_tokens(RENDERER, said("A"), []))
+            self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+
+        async def generate(self, request: GenerateRequest) -> Completion:
+            self.asked.set()
+            await self.go_on.wait()
+            return await super().generate(request)
+
+    async def main() -> tuple[list[bytes], RecordedSession]:
+        engine = Slow()
+        session = opened(engine)
+        body = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        async with open_door(session) as door, httpx.AsyncClient(base_url=door.url, timeout=60) as client:
+            headers = {"authorization": f"Bearer {door.key}"}
+            first = asyncio.create_task(client.post("/v1/chat/completions", json=body, headers=headers))
+            await engine.asked.wait()
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            while not door.broken:
+                await asyncio.sleep(0)
+            again = asyncio.create_task(client.post("/v1/chat/completions", json=body, headers=headers))
+            while door.broken:
+                await asyncio.sleep(0)
+            beside = asyncio.create_task(client.post("/v1/chat/completions", json=body, headers=headers))
+            while len(door.tasks) < 2:
+                await asyncio.sleep(0)
+            engine.go_on.set()
+            return [(await again).content, (await beside).content], session
+
+    (again, beside), session = asyncio.run(main())
+    assert b'"content":"A"' in again.replace(b": ", b":") and b"[DONE]" in beside
+    assert sum(segment.model is not None for segment in session.segments) == 2, "two open connections are two samples"
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "text"),
+    [
+        ({"messages": []}, 400, "messages: expected a message to reply to at the end, got none"),
+        ({"messages": [{"role": "assistant", "content": "A"}]}, 400, "at the end, got a reply"),
+        ({"messages": [{"role": "wizard", "content": "A"}]}, 400, "messages[0].role: expected one of system"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "expected a part that is text"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "half of a surrogate pair"),
+        (
+            {"messages": [{"role": "user", "content": "A"}, {"role": "tool", "tool_call_id": "x", "content": "B"}]},
+            400,
+            "expected an answer to a call of the reply before it, got one to 'x'",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools[0].function.parameters: expected"),
+        ({"tool_choice": "required"}, 400, 'tool_choice: expected "auto" or "none"'),
+        ({"max_tokens": 0}, 400, "max_tokens: expected at least 1"),
+        ({"n": 0.5}, 400, "n: expected a whole number, got float"),
+        ({"logit_bias": {"1": 2}}, 400, "logit_bias: expected a field that can be obeyed"),
+        ({"response_format": {"type": "xml"}}, 400, "response_format.type: expected text"),
+        ({"model": None}, 400, "model: expected the name of a model, got nothing"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_before_anything_is_sampled(
+    change: dict[str, Any], status: int, text: str
+) -> None:
+    body = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}], **change}
+    answer = posted(json.dumps(body).encode())
+    assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
+    assert text in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"model": NaN}', b"\xff\xfe{}", b"[" * 100_000])
+def test_a_body_that_is_no_json_object(data: bytes) -> None:
+    answer = posted(data)
+    assert answer.status_code == 400 and answer.json()["error"]["message"].startswith("body: expected a JSON object")
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-none"}, {"x-api-key": "KEY2"}])
+def test_a_wrong_key_opens_nothing(headers: dict[str, str]) -> None:
+    answer = posted(b"{}", headers)
+    assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def posted(data: bytes, headers: dict[str, str] | None = None) -> httpx.Response:
+    """Post bytes; the session must stay as it is."""
+    session = opened(says())
+
+    async def main() -> httpx.Response:
+        async with open_door(session) as door, httpx.AsyncClient(base_url=door.url) as client:
+            right = {"authorization": f"Bearer {door.key}"}
+            if headers is not None and "x-api-key" in headers:
+                right |= headers  # two keys that differ
+            return await client.post(
+                "/v1/chat/completions", content=data, headers=right if headers is None or len(right) > 1 else headers
+            )
+
+    answer = asyncio.run(main())
+    assert session.segments == ()
+    return answer
+
+
+def test_fields_without_effect_are_named() -> None:
+    session = opened(says(said("A")))
+
+    async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
+        return await client.chat.completions.with_raw_response.create(
+            model="policy", messages=[{"role": "user", "content": "Hi"}], temperature=0.2, user="somebody"
+        )
+
+    assert through(session, talk).headers["x-sparring-noted"] == "temperature, user"
+
+
+def test_a_door_that_is_shut_answers_nobody_and_the_last_one_stops_the_server() -> None:
+    async def main() -> list[Any]:
+        async with open_door(opened(says(said("A")))) as stays:
+            async with open_door(opened(says(said("B")))) as shut:
+                assert stays.url == shut.url and stays.key != shut.key
+            async with httpx.AsyncClient(base_url=stays.url) as client:
+                body = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}]}
+                statuses = [
+                    (
+                        await client.post(
+                            "/v1/chat/completions", json=body, headers={"authorization": f"Bearer {door.key}"}
+                        )
+                    ).status_code
+                    for door in (shut, stays)
+                ]
+        async with httpx.AsyncClient(base_url=stays.url) as client:
+            with pytest.raises(httpx.ConnectError):
+                await client.get("/health")
+        return statuses
+
+    assert asyncio.run(main()) == [401, 200]

@@ -1,0 +1,208 @@
+"""Anthropic's Messages: what a client gets is what was sampled, and what it sends back continues there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+from sessions import ADD, RENDERER, ids_agree, opened, said, says
+
+from sparring.gateway.server import Door, open_door
+from sparring.types import Message
+
+TOOL = {
+    "name": "add",
+    "description": "Add two numbers.",
+    "input_schema": ADD["function"]["parameters"],
+}
+
+
+def through(session: Any, talk: Callable[[httpx.AsyncClient, Door], Awaitable[Any]]) -> Any:
+    """Let a plain HTTP client talk to a session."""
+
+    async def main() -> Any:
+        async with open_door(session) as door:
+            async with httpx.AsyncClient(base_url=door.url, headers={"x-api-key": door.key}) as client:
+                return await talk(client, door)
+
+    return asyncio.run(main())
+
+
+def request(*messages: Any, **values: Any) -> dict[str, Any]:
+    return {"model": "policy", "max_tokens": 200, "messages": list(messages), "tools": [TOOL], **values}
+
+
+def test_claude_codes_habits_are_one_line_of_sampled_ids() -> None:
+    """Text as string or blocks, moved cache marks, a billing block that changes, answers in the order in which they
+    came, numbers as JavaScript writes them, a system message in the middle."""
+    engine = says(
+        said("I add.", ("add", {"a": 2, "b": 10000.0}), ("add", {"a": 3, "b": 4})), said("Done."), said("Bye.")
+    )
+    session = opened(engine)
+
+    async def talk(client: httpx.AsyncClient, door: Door) -> list[Any]:
+        marked = {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}
+        billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cc_is_subagent=true;"}
+        asks: Any = {
+            "role": "user",
+            "content": [{"type": "text", "text": "Sums?", "cache_control": {"type": "ephemeral"}}],
+        }
+        first = (await client.post("/v1/messages", json=request(asks, system=[billing, marked]))).json()
+        assert first["stop_reason"] == "tool_use" and [b["type"] for b in first["content"]] == [
+            "text",
+            "tool_use",
+            "tool_use",
+        ]
+        calls = [block for block in first["content"] if block["type"] == "tool_use"]
+        for call in calls:
+            call["input"] = {name: int(value) for name, value in reversed(call["input"].items())}
+        answers: Any = {
+            "role": "user",
+            "content": [
+                *[
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": call["id"],
+                        "content": [{"type": "text", "text": call["id"]}],
+                    }
+                    for call in reversed(calls)
+                ],
+                {"type": "text", "text": "<system-reminder>Go on.</system-reminder>"},
+            ],
+        }
+        history = [{"role": "user", "content": "Sums?"}, {"role": "assistant", "content": first["content"]}, answers]
+        plain = {"type": "text", "text": "Be brief."}
+        second = (await client.post("/v1/messages", json=request(*history, system=[plain]))).json()
+        history += [
+            {"role": "assistant", "content": second["content"][0]["text"]},
+            {"role": "system", "content": "The user is away."},
+            {"role": "user", "content": "Thanks."},
+        ]
+        third = (await client.post("/v1/messages", json=request(*history, system="Be brief."))).json()
+        return [first, second, third]
+
+    first, second, third = through(session, talk)
+    assert (second["stop_reason"], third["content"]) == ("end_turn", [{"type": "text", "text": "Bye."}])
+    assert [segment.parent for segment in session.segments] == [None, 0, 1, 2, 3, 4] and ids_agree(session, engine)
+    prompt = RENDERER.decode(engine.requests[1].tokens)
+    assert prompt.index("call_0_0") < prompt.index("call_0_1") and "billing" not in prompt
+    usage = second["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == len(engine.requests[1].tokens)
+
+
+def events_of(text: str) -> list[tuple[str, Any]]:
+    pairs = [event.split("\n") for event in text.strip().split("\n\n")]
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in pairs]
+
+
+def test_a_stream_says_what_the_whole_answer_says() -> None:
+    reply = Message(role="assistant", content="Let me see.", tool_calls=said("", ("add", {"a": 1, "b": 2})).tool_calls)
+
+    async def talk(client: httpx.AsyncClient, door: Door) -> Any:
+        asks = {"role": "user", "content": "1 + 2?"}
+        whole = (await client.post("/v1/messages", json=request(asks))).json()
+        return whole, (await client.post("/v1/messages", json=request(asks, stream=True))).text
+
+    whole, text = through(opened(says(reply, reply)), talk)
+    events = events_of(text)
+    assert all(name == data["type"] for name, data in events)
+    names = [name for name, _ in events]
+    assert names[0] == "message_start" and names[-2:] == ["message_delta", "message_stop"]
+    starts = [data["content_block"] for name, data in events if name == "content_block_start"]
+    deltas = [data["delta"] for name, data in events if name == "content_block_delta"]
+    assert [block["type"] for block in starts] == [block["type"] for block in whole["content"]] == ["text", "tool_use"]
+    assert deltas[0]["text"] == whole["content"][0]["text"] == "Let me see."
+    assert json.loads(deltas[1]["partial_json"]) == whole["content"][1]["input"] == {"a": 1, "b": 2}
+    assert events[-2][1]["delta"]["stop_reason"] == whole["stop_reason"] == "tool_use"
+
+
+def test_tokens_are_counted_as_the_prompt_has_them() -> None:
+    engine = says(said("A"))
+    session = opened(engine)
+
+    async def talk(client: httpx.AsyncClient, door: Door) -> Any:
+        body = request({"role": "user", "content": "Hi"})
+        counted = (await client.post("/v1/messages/count_tokens", json=body)).json()
+        await client.post("/v1/messages", json=body)
+        return counted["input_tokens"]
+
+    assert through(session, talk) == len(engine.requests[0].tokens)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"messages": []}, "messages: expected a message to reply to at the end, got none"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "expected a block of text, got 'image'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
+            "expected an answer to a call of the reply before it",
+        ),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "expected a tool that the client runs"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "switch the client's tool search off"),
+        ({"stop_sequences": ["x"]}, "stop_sequences: expected a field that can be obeyed"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice: expected auto or none, got 'any'"),
+        ({"max_tokens": 0}, "max_tokens: expected at least 1"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_the_vendors_shape(change: dict[str, Any], text: str) -> None:
+    session = opened(says())
+
+    async def talk(client: httpx.AsyncClient, door: Door) -> httpx.Response:
+        return await client.post("/v1/messages", json={**request({"role": "user", "content": "Hi"}), **change})
+
+    answer = through(session, talk)
+    error = answer.json()
+    assert (answer.status_code, error["type"], error["error"]["type"]) == (400, "error", "invalid_request_error")
+    assert text in error["error"]["message"] and session.segments == ()
+
+
+def test_a_prompt_that_is_too_long_begins_as_clients_expect() -> None:
+    async def talk(client: httpx.AsyncClient, door: Door) -> Any:
+        return (await client.post("/v1/messages", json=request({"role": "user", "content": "again " * 4000}))).json()
+
+    assert through(opened(says()), talk)["error"]["message"].startswith("prompt is too long: ")
+
+
+def test_models_are_named_for_both_vendors() -> None:
+    async def talk(client: httpx.AsyncClient, door: Door) -> Any:
+        return (await client.get("/v1/models")).json()
+
+    (model,) = through(opened(says()), talk)["data"]
+    assert (model["id"], model["object"], model["type"]) == ("policy", "model", "model")
+
+
+@pytest.mark.extra
+def test_the_vendors_client_reads_every_answer() -> None:
+    import anthropic
+    reply = said("Let me see.", ("add", {"a": 1, "b": 2}))
+    session = opened(says(reply, reply, said("Three.")))
+
+    async def main() -> Any:
+        async with open_door(session) as door:
+            async with anthropic.AsyncAnthropic(base_url=door.url, api_key=door.key, max_retries=0) as client:
+                values: Any = {"model": "policy", "max_tokens": 100, "tools": [TOOL]}
+                history: list[Any] = [{"role": "user", "content": "1 + 2?"}]
+                whole = await client.messages.create(messages=history, **values)
+                async with client.messages.stream(messages=history, **values) as stream:
+                    streamed = await stream.get_final_message()
+                call = streamed.content[-1]
+                history += [
+                    {"role": "assistant", "content": [block.model_dump() for block in streamed.content]},
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "3"}]},
+                ]
+                last = await client.messages.create(messages=history, **values)
+                count = await client.messages.count_tokens(messages=history, model="policy", tools=[TOOL])
+                with pytest.raises(anthropic.BadRequestError, match="expected a message to reply to"):
+                    await client.messages.create(messages=[], **values)
+                return whole, streamed, last, count, [model.id async for model in client.models.list()]
+
+    whole, streamed, last, count, models = asyncio.run(main())
+    assert [block.type for block in whole.content] == [block.type for block in streamed.content] == ["text", "tool_use"]
+    assert streamed.content[1].input == {"a": 1, "b": 2} and streamed.stop_reason == "tool_use"
+    assert last.content[0].text == "Three." and count.input_tokens > 0 and models == ["policy"]
+    assert [segment.parent for segment in session.segments] == [None, 0, 0, 2, 3]
