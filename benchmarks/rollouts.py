@@ -5,10 +5,10 @@
 lag: a real run (the quickstart's model with random weights, native engine, trainer, store) whose tools sleep, in real
 time, 20 ms to 4 s with a heavy tail (Pareto, exponent 1.1), at `max_lag` 0, 2 and 8. Bound: the larger of the seconds
 that engine and trainer work for a step, of a run whose tools do not sleep. log: that run with its store and without,
-in turns, processor seconds of a step; and the seconds inside the store. resume: a recorded step is read back and taken
-again, a half-done rollout is rebuilt, per turn. memory: what Python holds for a rollout that waits for its step, per
-token. replay: `sparring replay` of a short quickstart with `max_lag` 2 over the steps that it repeats. The last line is
-one JSON object with `claims`.
+in turns: processor seconds that the event loop takes more, as a share of those of the step, and seconds inside the
+store. resume: recorded groups are read back and taken again, a half-done rollout is rebuilt, per turn. memory: what
+Python holds for a rollout that waits for its step, per token. replay: `sparring replay` of a short quickstart with
+`max_lag` 2, beside the steps that it repeats. The last line is one JSON object with `claims`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -174,6 +174,7 @@ class Run:
         from sparring.algo.credit.load import load_credit
         from sparring.batch.batches import batches
         from sparring.loop import run_loop
+        from sparring.stages.runtime.garbage import fewer_collections
 
         self._count += 1
         store = Clocked(SqliteStore(f"{self._folder}/{self._count}.sqlite")) if log else None
@@ -188,6 +189,7 @@ class Run:
             now = {"wall_s": time.perf_counter(), "cpu_s": time.process_time()}
             return {
                 **now,
+                "loop_s": time.thread_time(),
                 "engine_s": self._engine.metrics.get("busy_s", 0.0),
                 "store_s": store.seconds if store else 0,
             }
@@ -211,22 +213,27 @@ class Run:
             credit=load_credit(self._algo, seed=0),
             model="policy",
         )
-        await run_loop(
-            scheduler.groups(), made, {"policy": self._trainer}, {"policy": self._engine}, window, after_step
-        )
+        trainers, engines = {"policy": self._trainer}, {"policy": self._engine}
+        with fewer_collections():
+            await run_loop(scheduler.groups(), made, trainers, engines, window, after_step)
         if store is not None:
             store.close()
         return rows
 
 
 class Since:
-    """Engine whose versions count from the beginning of one run."""
+    """Engine whose versions count from the beginning of one run. Its replies, all as long as they may be, end as if they
+    had ended by themselves: weights that learned nothing never end one."""
 
     def __init__(self, engine: Any, version: int) -> None:
         self._engine, self._first = engine, version
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
+
+    async def generate(self, request: GenerateRequest) -> Any:
+        """Sample a reply."""
+        return replace(await self._engine.generate(request), finish_reason="stop")
 
     @property
     def version(self) -> int:
@@ -243,18 +250,23 @@ async def lag(run: Run, quick: bool) -> tuple[dict[str, Any], list[dict[str, Any
     """Measure runs with sleeping tools against the bound."""
     count = 8 if quick else 24
     alone = (await run.steps(count))[2:]
-    work = {name: median(alone, name) for name in ("engine_s", "trainer_s", "wall_s")}
+    work = {name: median(alone, name) for name in ("engine_s", "trainer_s", "wall_s", "cpu_s")}
     bound = max(work["engine_s"], work["trainer_s"])
     figures: dict[str, Any] = {"bound_s": bound, "without_sleep": work}
     print(
         f"\na step: engine {work['engine_s']:.3f} s, trainer {work['trainer_s']:.3f} s, without sleep {work['wall_s']:.3f} s\n"
     )
-    print("| `max_lag` | a step, s | over the bound | over a step without sleep |\n| --- | --- | --- | --- |")
+    print("| `max_lag` | a step, s | processor s | over the bound | over a step without sleep |")
+    print("| --- | --- | --- | --- | --- |")
     for max_lag in (0, 2, 8):
-        rows = (await run.steps(count + 2 * max_lag, max_lag=max_lag, sleeps=True))[max_lag + 2 :]
+        rows = (await run.steps(count + 2 * max_lag, max_lag=max_lag, sleeps=True))[max_lag + 2 : -max_lag or None]
         step_s = sum(row["wall_s"] for row in rows) / len(rows)
         figures[f"lag_{max_lag}_s"] = step_s
-        print(f"| {max_lag} | {step_s:.3f} | {step_s / bound:.2f} | {step_s / work['wall_s']:.2f} |", flush=True)
+        cpu_s = median(rows, "cpu_s")
+        print(
+            f"| {max_lag} | {step_s:.3f} | {cpu_s:.3f} | {step_s / bound:.2f} | {step_s / work['wall_s']:.2f} |",
+            flush=True,
+        )
     eight = figures["lag_8_s"]
     return figures, [
         claim("a step at max_lag 8, tools asleep, over one whose tools do not sleep", eight / work["wall_s"], "", 1.1),
@@ -269,7 +281,9 @@ async def log_cost(run: Run, quick: bool) -> tuple[dict[str, Any], list[dict[str
     for _ in range(3 if quick else 8):
         with_log.append((await run.steps(6))[1:])
         without.append((await run.steps(6, log=False))[1:])
-    ratios = [median(a, "cpu_s") / median(b, "cpu_s") - 1 for a, b in zip(with_log, without, strict=True)]
+    ratios = [
+        (median(a, "loop_s") - median(b, "loop_s")) / median(a, "cpu_s") for a, b in zip(with_log, without, strict=True)
+    ]
     rows = [row for part in with_log for row in part]
     inside = sum(row["store_s"] for row in rows) / sum(row["wall_s"] for row in rows)
     cost = statistics.median(ratios)

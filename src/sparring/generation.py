@@ -78,7 +78,7 @@ class NumberRow(Sequence[N]):
     @staticmethod
     def of_tokens(tokens: Sequence[int]) -> NumberRow[int]:
         """Return a row of ids [T]."""
-        if isinstance(tokens, NumberRow):
+        if type(tokens) is NumberRow:
             return tokens
         try:
             return NumberRow(array("i", tokens))
@@ -88,7 +88,7 @@ class NumberRow(Sequence[N]):
     @staticmethod
     def of_floats(values: Sequence[float]) -> NumberRow[float]:
         """Return a row of floats [T]."""
-        return values if isinstance(values, NumberRow) else NumberRow(array("d", values))
+        return values if type(values) is NumberRow else NumberRow(array("d", values))
 
     def tolist(self) -> list[N]:
         """Return the numbers as a list."""
@@ -117,8 +117,8 @@ class NumberRow(Sequence[N]):
         return (*other, *self._numbers) if isinstance(other, tuple) else NotImplemented
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, NumberRow):
-            return self._numbers == other._numbers
+        if type(other) is NumberRow:
+            return bool(self._numbers == other._numbers)
         return tuple(self._numbers) == other if isinstance(other, tuple) else NotImplemented
 
     def __hash__(self) -> int:

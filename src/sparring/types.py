@@ -9,7 +9,7 @@ optimiser steps that made it (0 = the weights the run started from).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -143,19 +143,17 @@ class Segment:
     """One node of a trajectory tree: the tokens it adds to its parent.
 
     `logprobs`, `versions` and `kv_versions` exist exactly when a model of ours sampled the tokens, and then have one
-    value per token; so does `kept` where sampling was truncated. `tokens` and `logprobs` become a `NumberRow`, because
-    many rollouts wait for their step at once. `message` is the parsed or rendered message, None for pure template
-    tokens. `finish_reason` says how the sampling ended; None where nothing was sampled, and in records of before it
-    was written.
+    value per token; so does `kept` where sampling was truncated. `message` is the parsed or rendered message, None for
+    pure template tokens. `finish_reason` says how the sampling ended; None where nothing was, or no record says so.
     """
 
     index: int
     parent: int | None
     source: Source
-    tokens: Sequence[int]
+    tokens: tuple[int, ...]
     message: Message | None = None
     model: str | None = None
-    logprobs: Sequence[float] | None = None
+    logprobs: tuple[float, ...] | None = None
     versions: Runs | None = None
     kv_versions: Runs | None = None
     sampling: Sampling | None = None
@@ -172,9 +170,11 @@ class Segment:
             raise ValueError("segment: expected one log-probability and one version per sampled token")
         if self.kept is not None and not (sampled and len(self.kept) == len(self.tokens)):
             raise ValueError("segment: expected one kept set per sampled token")
+
+    def compact(self) -> None:
+        """Hold tokens and log-probabilities as `NumberRow`s, in a third of the memory; the segment stays equal."""
         object.__setattr__(self, "tokens", NumberRow.of_tokens(self.tokens))
-        if self.logprobs is not None:
-            object.__setattr__(self, "logprobs", NumberRow.of_floats(self.logprobs))
+        object.__setattr__(self, "logprobs", self.logprobs and NumberRow.of_floats(self.logprobs))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

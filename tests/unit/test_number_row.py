@@ -55,17 +55,21 @@ def sampled(count: int, *, start: int = 1000) -> Segment:
 
 def test_a_segment_is_written_as_it_was_when_it_held_tuples_and_comes_back_equal() -> None:
     segment = sampled(3)
+    before = encode(segment)
+    segment.compact()
     written = encode(segment)
+    assert written == before and segment == sampled(3)
     plain = {"tokens": (1000, 1001, 1002), "logprobs": (-1.0, -0.5, -1 / 3)}
     assert decode(written, dict)["tokens"] == [*plain["tokens"]]
     assert written == encode({**decode(written, dict), **plain})
     again = decode(written, Segment)
-    assert again == segment and hash(again.tokens) == hash(segment.tokens)
-    assert type(again.tokens) is type(again.logprobs) is NumberRow
+    assert again == segment == sampled(3) and type(again.tokens) is tuple and hash(again.tokens) == hash(segment.tokens)
+    assert type(segment.tokens) is type(segment.logprobs) is NumberRow
 
 
 def test_ids_take_four_bytes_and_log_probabilities_eight() -> None:
     segment = sampled(10_000)
+    segment.compact()
     assert sum(sys.getsizeof(row._numbers) for row in (segment.tokens, segment.logprobs)) < 12.1 * 10_000  # type: ignore[union-attr]
 
 

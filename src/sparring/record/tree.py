@@ -239,8 +239,8 @@ class Tree:
         There is none over a reply that was put in: nobody sampled its ids here.
         """
         reply = self.segments[node.segment]
-        tokens_before = () if reply.parent is None else self.segments[reply.parent].tokens
-        bridged = self.renderer.bridge(tokens_before, reply.tokens, new, tools)
+        tokens_before = () if reply.parent is None else tuple(self.segments[reply.parent].tokens)
+        bridged = self.renderer.bridge(tokens_before, tuple(reply.tokens), new, tools)
         return None if bridged is None else bridged[len(tokens_before) + len(reply.tokens) :]
 
     def _new_lane(self) -> int:

@@ -354,6 +354,7 @@ class Scheduler:
         """Return the scored and recorded group, when its last rollout is done."""
         group = await self._scored(task, index, version, await asyncio.gather(*rollouts))
         await self._log.append(group)
+        compact(group)
         return group
 
     async def _scored(self, task: Task, index: int, version: int, finished: Sequence[Finished]) -> Group:
@@ -428,3 +429,11 @@ def _done(result: T) -> asyncio.Future[T]:
 def unscored(rollout: Rollout, outcome: Outcome = UNSCORED) -> Rollout:
     """Return a rollout that nobody scored as it leaves its group: None is not 0."""
     return replace(rollout, trajectories=tuple(replace(t, outcome=outcome) for t in rollout.trajectories))
+
+
+def compact(group: Group) -> None:
+    """Let a group that waits for its step take less memory."""
+    for rollout in (*group.rollouts, *group.failed):
+        for trajectory in rollout.trajectories:
+            for segment in trajectory.segments:
+                segment.compact()

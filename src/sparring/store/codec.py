@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 def _plain(value: Any) -> Any:
     """Return a row of numbers as msgspec writes it."""
-    if isinstance(value, NumberRow):
+    if type(value) is NumberRow:
         return value.tolist()
     raise TypeError(f"expected plain data, got {type(value).__name__}")
 

@@ -9,6 +9,7 @@ from fates import FatedBoxes, FatedWorld, Fates, make_stack
 from sparring.algo.credit.remax import Remax
 from sparring.batch.flatten import flatten
 from sparring.errors import SandboxError
+from sparring.generation import NumberRow
 from sparring.harness.chat import ChatHarness
 from sparring.record.recorder import Recorder
 from sparring.rollout.runner import RolloutRunner
@@ -59,3 +60,11 @@ def test_one_that_breaks_is_among_the_failed() -> None:
         assert group.baselines == () and len(group.rollouts) == 3
         assert {r.purpose for r in group.failed} == {"baseline"} and len(group.failed) >= 4
         assert Remax().credit([group], [flatten(group, "policy")]) == [[]]
+
+
+def test_groups_that_wait_for_their_step_hold_rows_of_numbers() -> None:
+    groups = grouped(Fates())
+    rollouts = [rollout for group in groups for rollout in (*group.rollouts, *group.failed)]
+    segments = [segment for rollout in rollouts for t in rollout.trajectories for segment in t.segments]
+    assert {type(segment.tokens) for segment in segments} == {NumberRow}
+    assert {type(segment.logprobs) for segment in segments if segment.model} == {NumberRow}
