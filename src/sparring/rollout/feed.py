@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -89,14 +88,14 @@ class TaskFeed:
             self._thread = threading.Thread(target=_answer, args=(self._calls,), name="task source", daemon=True)
             self._thread.start()
         future: Future[Task | None] = Future()
-        self._is_asked, began_s = True, time.monotonic()
+        clock = asyncio.get_running_loop().time  # a virtual one stands still while a source takes its time
+        self._is_asked, began_s = True, clock()
         try:
             self._calls.put((future, self._source.next))
-            try:
-                future.exception(INLINE_S)
-            except TimeoutError:
-                await asyncio.wait([asyncio.wrap_future(future)])
-            if time.monotonic() - began_s > FAST_S:
+            while not _is_done(future, INLINE_S):
+                if clock() - began_s >= INLINE_S:
+                    await asyncio.wait([asyncio.wrap_future(future)])
+            if clock() - began_s > FAST_S:
                 await asyncio.sleep(0)
             return future.result()
         finally:
@@ -108,6 +107,15 @@ class TaskFeed:
         waiting, self._waiting = self._waiting, []
         for group in waiting:
             self._source.observe(group)
+
+
+def _is_done(future: Future[Any], patience_s: float) -> bool:
+    """Wait for a future; return whether it is done."""
+    try:
+        future.exception(patience_s)
+    except TimeoutError:
+        return False
+    return True
 
 
 def problem_of(task: object) -> str:
