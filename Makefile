@@ -34,10 +34,10 @@ quickstart: install
 check: install
 	$(BIN)/sparring check recipes/quickstart.toml
 
-# two files at once, in the order of the tree: the long ones come first. All other tests run one after another: they fill the machine.
+# two files at once, in the order of the tree: the long ones come first, a thread each. All other tests run one after another: they fill the machine.
 # A test that hangs is a failure that says where every thread stands; its worker starts anew once.
 test: install $(VENV)/.stamp-chromium
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 \
 		-o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 
 test-near: install $(VENV)/.stamp-chromium

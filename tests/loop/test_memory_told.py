@@ -57,9 +57,9 @@ def test_a_killed_run_says_when_it_goes_on_what_it_was_told(
     given: Path, wait_for: Callable[[subprocess.Popen[str], str], None]
 ) -> None:
     """A kernel that is short of memory kills so."""
-    command = [*COMMAND, *words(given, "rl.steps=60")]
+    command = [*COMMAND, *words(given, "rl.steps=24")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
-        wait_for(run, "rl 1/60")
+        wait_for(run, "rl 1/24")
         run.kill()
     again = subprocess.run(command, capture_output=True, text=True, check=True)
     assert re.search(
