@@ -179,3 +179,12 @@ def test_what_cannot_be_done_again(
     run: Path, capsys: pytest.CaptureFixture[str], words: list[str], expected: str
 ) -> None:
     assert expected in said(capsys, str(run), *words, code=2)
+
+
+def test_a_stage_whose_input_is_gone_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "without"
+    shutil.copytree(run, folder)
+    shutil.rmtree(folder / "init")
+    message = said(capsys, str(folder), code=2)
+    gone = folder / "init/model"
+    assert f"stage rl: expected the weights that stage init wrote, got no {gone}; restore it" in message

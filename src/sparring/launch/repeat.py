@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparring.errors import refusal
+from sparring.errors import BadInput, refusal
 from sparring.launch.block import block
 from sparring.launch.run import CONFIG, STORE, opened
 from sparring.protocols import Engine
@@ -100,7 +100,7 @@ async def repeat_rollout(folder: Path, rollout: Rollout, threads: int | None = N
         store.close()
     steps = Steps(stage=stage, start=start, first=start + 1, last=max(versions), rollout=rollout.id)
     with tempfile.TemporaryDirectory(prefix="sparring-replay-") as made:
-        await _repeat(_copy(config, folder, stage, Path(made), threads), steps, True, result)
+        await _repeat(folder, _copy(config, folder, stage, Path(made), threads), steps, True, result)
     return result
 
 
@@ -122,7 +122,7 @@ async def _repeated(
                 chosen = _steps(store, config, folder, name, steps, sampling)
             finally:
                 store.close()
-            await _repeat(_copy(config, folder, name, Path(made), threads), chosen, sampling, result)
+            await _repeat(folder, _copy(config, folder, name, Path(made), threads), chosen, sampling, result)
         if not result.identical:
             return result
     if not result.lines:
@@ -205,34 +205,40 @@ def _copy(config: RunConfig, folder: Path, stage: str, made: Path, threads: int 
     return changed
 
 
-async def _repeat(config: RunConfig, steps: Steps, sampling: bool, result: Repeated) -> None:
-    """Do the steps of one stage again."""
+async def _repeat(folder: Path, config: RunConfig, steps: Steps, sampling: bool, result: Repeated) -> None:
+    """Do the steps of one stage again, in the copy of `folder` that `config` is of.
+
+    Raises:
+        BadInput: something of the run is gone or has changed since.
+    """
     module = importlib.import_module(f"sparring.stages.{steps.stage}")
     async with opened(config) as context:
         context.store.truncate(steps.stage, steps.start)
-        async with asyncio.TaskGroup() as tasks:
-            updates: list[RepeatedUpdates] = []
+        updates: list[RepeatedUpdates] = []
 
-            def serve(engine: Engine, source: Path) -> RepeatedUpdates:
-                if sampling:
-                    resampling = Resampling(engine, context.renderer(source), tasks)
-                    updates.append(ResampledUpdates(engine, resampling, RecordedSteps(context, steps)))
-                else:
-                    updates.append(RepeatedUpdates(engine))
-                return updates[0]
+        def serve(engine: Engine, source: Path) -> RepeatedUpdates:
+            if sampling:
+                resampling = Resampling(engine, context.renderer(source))
+                updates.append(ResampledUpdates(engine, resampling, RecordedSteps(context, steps)))
+            else:
+                updates.append(RepeatedUpdates(engine))
+            return updates[0]
 
-            try:
-                await module.run(replace(context, repetition=Repetition(last_step=steps.last, updates=serve)))
+        try:
+            await module.run(replace(context, repetition=Repetition(last_step=steps.last, updates=serve)))
+            await updates[0].finish()
+        except OtherWeights as error:
+            result.identical = False
+            result.lines.append(str(error))
+            with suppress(Differs):
                 await updates[0].finish()
-            except OtherWeights as error:
-                result.identical = False
-                result.lines.append(str(error))
-                with suppress(Differs):
-                    await updates[0].finish()
-            except Differs:
-                pass
-            finally:
-                updates[0].stop()
+        except Differs:
+            pass
+        except BadInput as error:
+            raise BadInput(str(error).replace(str(context.folder), str(folder))) from error
+        finally:
+            for part in updates:
+                part.stop()
         updates[0].report(steps, result)
 
 

@@ -19,7 +19,6 @@ from sparring.record.turns import TurnQueue
 from sparring.reply import SampledReply
 from sparring.types import Limits, Message, Outcome, Segment, Task, Timing, ToolSpec, Trajectory, Usage
 
-
 CHARACTERS_PER_TOKEN = 8
 """Characters for each token of the context up to which a prompt is rendered unseen; text has some 4."""
 
@@ -197,6 +196,8 @@ class RecordedSession:
         """Plan a turn, sample its reply and write it down."""
         if self._requests >= self._limits.max_turns:
             raise LimitReached("max_turns", f"{self.id}: {self._limits.max_turns} turns are used up")
+        if self.usage.tool_calls > self._limits.max_tool_calls:
+            raise self._too_many_calls()
         if self._overflows(messages):
             room = self._recorder.max_context
             raise LimitReached("context_length", f"{self.id}: a prompt of more than {room} tokens, room for {room}")
@@ -240,9 +241,10 @@ class RecordedSession:
         if completion.finish_reason == "length" and cut_reason:
             text = f"{self.id}: a reply was cut short after {len(completion.tokens)} tokens"
             return LimitReached(cut_reason, text)
-        if tool_calls > self._limits.max_tool_calls:
-            return LimitReached("max_tool_calls", f"{self.id}: more than {self._limits.max_tool_calls} tool calls")
-        return None
+        return self._too_many_calls() if tool_calls > self._limits.max_tool_calls else None
+
+    def _too_many_calls(self) -> LimitReached:
+        return LimitReached("max_tool_calls", f"{self.id}: more than {self._limits.max_tool_calls} tool calls")
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation that is rendered whole."""

@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import cast
 
-from sparring.generation import Completion, GenerateRequest, Recorded, Sampling
+from sparring.generation import Completion, Delta, GenerateRequest, Recorded, Sampling
 from sparring.protocols import Engine, Renderer
 from sparring.rollout.replay import Difference, compare, prompt_of
 from sparring.types import Rollout, Segment, Trajectory
@@ -56,12 +57,12 @@ def turns_of(rollouts: Iterable[Rollout], model: str) -> Iterator[RecordedTurn]:
 class Resampling:
     """Samples turns again, each token under the version that sampled it, and compares every bit.
 
-        async with asyncio.TaskGroup() as tasks:
-            resampling = Resampling(engine, renderer, tasks)
-            resampling.add(turns)               all that version 0 or a later one sampled
-            await resampling.under(0)
-            await engine.pull(...)              version 1
-            await resampling.under(1)
+        resampling = Resampling(engine, renderer)
+        resampling.add(turns)               all that version 0 or a later one sampled
+        await resampling.under(0)
+        await engine.pull(...)              version 1
+        await resampling.under(1)
+        resampling.stop()
 
     Turns that several versions sampled are held by the engine until the next one is served. They begin after all others
     of their version are done, because they held a place together in the run that is recorded, too.
@@ -69,7 +70,6 @@ class Resampling:
     Args:
         engine: serves the model; in exact numerics. Each version that sampled a turn is served in turn.
         renderer: of the model: reads the stop strings and constraints that turns were sampled with.
-        tasks: runs the requests that are held.
 
     Attributes:
         turns: number of turns that were sampled again.
@@ -82,11 +82,10 @@ class Resampling:
             agree.
     """
 
-    def __init__(self, engine: Engine, renderer: Renderer, tasks: asyncio.TaskGroup) -> None:
-        self._engine, self._renderer, self._tasks = engine, renderer, tasks
+    def __init__(self, engine: Engine, renderer: Renderer) -> None:
+        self._engine, self._renderer = engine, renderer
         self._by_version: defaultdict[int, list[RecordedTurn]] = defaultdict(list)
         self._held: list[_Held] = []
-        self._streams: set[asyncio.Task[None]] = set()
         self.turns = self.tokens = self.across = self.unclear = self.crowded = 0
         self.difference: Difference | None = None
         self._first_different = math.inf
@@ -120,25 +119,25 @@ class Resampling:
         await asyncio.gather(*(work() for _ in range(AT_ONCE)))
         for turn in across:
             held = _Held(turn)
-            stream = self._tasks.create_task(self._stream(held))
-            self._streams.add(stream)
-            stream.add_done_callback(self._streams.discard)
+            held.stream = asyncio.get_running_loop().create_task(self._stream(held))
+            held.stream.add_done_callback(held.end)
             self._held.append(held)
         await asyncio.gather(*(held.sampled(version) for held in self._held))
         self._held = [held for held in self._held if not held.over]
 
     def stop(self) -> None:
         """Drop the turns that are held. Safe to call twice."""
-        for stream in tuple(self._streams):
-            stream.cancel()
+        for held in self._held:
+            if held.stream is not None:
+                held.stream.cancel()
 
     async def _stream(self, held: _Held) -> None:
         """Read a turn that several versions sample, and note how far it is."""
-        async with aclosing(self._engine.stream(self._request(held.turn))) as pieces:  # type: ignore[type-var]
+        stream = cast(AsyncGenerator[Delta | Completion], self._engine.stream(self._request(held.turn)))
+        async with aclosing(stream) as pieces:
             async for piece in pieces:
                 if isinstance(piece, Completion):
                     self._compare(held.turn, piece)
-                    held.end()
                 else:
                     held.advance(len(piece.tokens))
 
@@ -169,10 +168,16 @@ class Resampling:
 
 
 class _Held:
-    """Turn that several versions sample."""
+    """Turn that several versions sample.
+
+    Attributes:
+        stream: reads it.
+        over: True once it is whole, or its request has failed.
+    """
 
     def __init__(self, turn: RecordedTurn) -> None:
         self.turn = turn
+        self.stream: asyncio.Task[None] | None = None
         self.over = False
         self._count = 0
         self._moved = asyncio.Event()
@@ -184,14 +189,20 @@ class _Held:
         self._count += count
         self._moved.set()
 
-    def end(self) -> None:
-        """Note that it is done."""
+    def end(self, stream: asyncio.Task[None]) -> None:
+        """Note that its stream is over."""
         self.over = True
         self._moved.set()
 
     async def sampled(self, version: int) -> None:
-        """Wait until all tokens of versions up to `version` are sampled."""
+        """Wait until all tokens of versions up to `version` are sampled.
+
+        Raises:
+            EngineError: the engine failed.
+        """
         wanted = max((end for of, end in self._ends if of <= version), default=0)
         while self._count < wanted and not self.over:
             self._moved.clear()
             await self._moved.wait()
+        if self.stream is not None and self.stream.done():
+            self.stream.result()

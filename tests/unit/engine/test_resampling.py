@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from sparring.errors import EngineError
 from sparring.generation import Completion, GenerateRequest, KeptSets, Recorded, Runs, Sampling
-from sparring.rollout.resampling import Resampling, RecordedTurn, turns_of
+from sparring.rollout.resampling import RecordedTurn, Resampling, turns_of
 from sparring.testing.tiny_models import VOCABULARY, tiny_model
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Outcome, Rollout, Segment, Trajectory
@@ -79,14 +80,13 @@ def rollout(request, completion):
 
 
 async def again(engine, refs, turns):
-    async with asyncio.TaskGroup() as tasks:
-        resampling = Resampling(engine, RENDERER, tasks)
-        resampling.add(turns)
-        for ref in refs:
-            await resampling.under(engine.version)
-            await engine.pull(ref)
+    resampling = Resampling(engine, RENDERER)
+    resampling.add(turns)
+    for ref in refs:
         await resampling.under(engine.version)
-        resampling.stop()
+        await engine.pull(ref)
+    await resampling.under(engine.version)
+    resampling.stop()
     return resampling
 
 
@@ -123,6 +123,21 @@ def test_a_bit_of_another_version_is_found(serve, model_path, trained):
     once_more = serve(lambda engine: again(engine, trained, turns), path=model_path)
     difference = once_more.difference
     assert (difference.trajectory, difference.position) == (turns[at].trajectory.id, first - 1)
+
+
+def test_a_held_turn_whose_engine_fails_says_so(serve, model_path, trained):
+    record = serve(lambda engine: sampled(engine, trained), path=model_path)
+    turns = [t for t in turns_of([rollout(*each) for each in record], "policy") if len(t.recorded.versions.values) > 1]
+
+    async def closed(engine):
+        resampling = Resampling(engine, RENDERER)
+        resampling.add(turns)
+        await resampling.under(0)
+        await engine.close()
+        with pytest.raises(EngineError, match="clos"):
+            await resampling.under(1)
+
+    serve(closed, path=model_path)
 
 
 def test_a_prompt_that_an_update_meets_is_read_again(serve, model_path, trained):

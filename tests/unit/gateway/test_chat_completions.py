@@ -135,6 +135,24 @@ def test_limits_are_told_and_remembered() -> None:
     assert session.limit is not None and session.limit.reason == "max_turns"
 
 
+def test_a_client_that_goes_on_after_too_many_calls_is_refused() -> None:
+    session = opened(says(said("", ("add", {"a": 1, "b": 2})), said("never")), max_tool_calls=0)
+
+    async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
+        messages: list[Any] = [{"role": "user", "content": "1 + 2?"}]
+        first = await client.chat.completions.create(model="policy", messages=messages, tools=[ADD])
+        (call,) = first.choices[0].message.tool_calls
+        messages += [
+            first.choices[0].message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": "3"},
+        ]
+        with pytest.raises(openai.BadRequestError, match="more than 0 tool calls"):
+            await client.chat.completions.create(model="policy", messages=messages, tools=[ADD])
+
+    through(session, talk)
+    assert session.limit is not None and session.limit.reason == "max_tool_calls" and len(session.segments) == 2
+
+
 def test_a_prompt_that_is_too_long_has_the_vendors_code() -> None:
     session = opened(says(said("A")))
 
