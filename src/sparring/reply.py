@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from sparring.errors import LimitReached
 from sparring.generation import Constraint, FinishReason
 from sparring.protocols import Session
-from sparring.types import Message, ToolSpec
+from sparring.types import Label, Message, ToolSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +36,27 @@ class SampledReply:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     limit: LimitReached | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """Evidence that a client gives of a request beside the conversation. It labels and links turns, and never decides
+    whose rollout a request belongs to: the key does.
+
+    Attributes:
+        agent: id of the agent or sub-agent that asks; empty where the client gives none.
+        parent: id of the agent that started it; empty where the client gives none.
+        label: what the request is for, where the client says so.
+        handle: id of the reply that the request continues (a response's, a call's, a signature), empty where it has
+            none. It decides where equal conversations stand for several replies.
+        wishes: fields of the request that have no effect on sampling.
+    """
+
+    agent: str = ""
+    parent: str = ""
+    label: Label | None = None
+    handle: str = ""
+    wishes: Mapping[str, Any] = field(default_factory=dict)
 
 
 class AnsweringSession(Session, Protocol):

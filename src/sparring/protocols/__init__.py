@@ -1,0 +1,38 @@
+"""The verbs of the path: one Protocol per part. Parts meet only here and in `types`.
+
+Whoever implements a protocol passes its contract suite in `tests/contract`.
+"""
+
+from sparring.protocols.rollout import (
+    AnyEnv as AnyEnv,
+    Boxes as Boxes,
+    EnvFactory as EnvFactory,
+    Episode as Episode,
+    Expert as Expert,
+    Harness as Harness,
+    OpenedEnv as OpenedEnv,
+    Renderer as Renderer,
+    RolesEnv as RolesEnv,
+    Sandbox as Sandbox,
+    Scorer as Scorer,
+    Session as Session,
+    SingleEnv as SingleEnv,
+    TaskSource as TaskSource,
+    World as World,
+)
+from sparring.protocols.training import (
+    Annotator as Annotator,
+    Credit as Credit,
+    Divergence as Divergence,
+    Loss as Loss,
+    LossResult as LossResult,
+    Needs as Needs,
+    Trainer as Trainer,
+    ValueModel as ValueModel,
+)
+from sparring.protocols.serving import (
+    Cluster as Cluster,
+    Engine as Engine,
+    Store as Store,
+    TrainPlan as TrainPlan,
+)

@@ -1,0 +1,233 @@
+"""Protocols of a rollout: tasks, boxes, environments, conversations and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from sparring.generation import Constraint, GenerateRequest, Rendered
+from sparring.types import (
+    BoxSpec,
+    ExecResult,
+    Group,
+    Message,
+    Observation,
+    Rollout,
+    Score,
+    Task,
+    ToolSpec,
+    Trajectory,
+)
+
+
+class TaskSource(Protocol):
+    """Stream of tasks: a function of its state and of the order of `next` and `observe`, so that it can be resumed."""
+
+    def next(self) -> Task | None:
+        """Return the next task, or None at the end of a finite stream."""
+
+    def observe(self, group: Group) -> None:
+        """Take note of a scored group, such as for a curriculum."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Return what `restore` needs to go on at the same task."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to where `state` was taken."""
+
+
+class Sandbox(Protocol):
+    """One isolated box.
+
+    Raises:
+        SandboxError: the box itself failed; never for what the program inside does.
+    """
+
+    async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
+        """Run a command to its end, or to the end of its time."""
+
+    async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
+        """Run a Python program as the main module."""
+
+    async def fresh(self) -> Sandbox:
+        """Open another box of the same spec, in which nothing has run. The caller closes it."""
+
+    async def converse(self, code: str, other: str) -> ExecResult:
+        """Run two Python programs, each in a fresh box: what one writes to file descriptor 201 the other reads from
+        200. Return the result of `code`, with which the other ends."""
+
+    async def read(self, path: str) -> bytes:
+        """Read a file. Raises `SpoiltFile`, a `PolicyFailure`, where a command left something else in its place."""
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a file. Raises `SpoiltFile` as `read` does."""
+
+    async def close(self) -> None:
+        """End the box and everything in it."""
+
+
+class Boxes(Protocol):
+    """The pool; nobody else makes a box."""
+
+    async def take(self, spec: BoxSpec) -> Sandbox:
+        """Open a box of this spec. Waits where all are taken."""
+
+    async def close(self) -> None:
+        """End every box."""
+
+
+class OpenedEnv(Protocol):
+    """An environment for one rollout: opened once, never reset."""
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """The tools that the policy may call."""
+
+    async def open(self, task: Task, box: Sandbox | None) -> Observation:
+        """Begin the task and return the first observation."""
+
+
+class SingleEnv(OpenedEnv, Protocol):
+    """An environment of one role: `policy`, or the one in its attribute `roles` if it has that."""
+
+    async def step(self, reply: Message) -> Observation:
+        """Take a reply and return what the environment says to it."""
+
+    async def score(self, trajectory: Trajectory) -> Score | None:
+        """Score a finished trajectory while the environment is still open; None where only the group's scorer can."""
+
+    async def close(self) -> None:
+        """End the environment."""
+
+
+class RolesEnv(OpenedEnv, Protocol):
+    """An environment of several roles."""
+
+    roles: tuple[str, ...]
+
+    async def step_of(self, role: str, reply: Message) -> Observation:
+        """Take a role's reply and return what the environment says to it."""
+
+    async def score_all(self, trajectories: Mapping[str, Trajectory]) -> Score | None:
+        """Score the finished trajectories of the roles that were asked, by role."""
+
+    async def close(self) -> None:
+        """End the environment."""
+
+
+AnyEnv = SingleEnv | RolesEnv
+
+
+class World(OpenedEnv, Protocol):
+    """An environment as a harness sees it, whatever its number of roles. Whoever made it scores and closes it.
+
+    Raises:
+        EnvError: the environment's code raised, or answered with what is no observation.
+        BadInput: the environment does not name the role.
+    """
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The names of its roles."""
+
+    async def step(self, reply: Message, role: str | None = None) -> Observation:
+        """Take the reply of a role, which may be left out where there is one."""
+
+
+Expert = Callable[[Sequence[Message]], Message]
+"""A scripted demonstration: the next reply to the messages so far."""
+
+
+class EnvFactory(Protocol):
+    """Maker of environments, with their tasks and their expert.
+
+    `scorer` is the second pass over its groups, None where rewards stand by themselves.
+    """
+
+    name: str
+    scorer: Scorer | None
+
+    def make(self) -> AnyEnv:
+        """Make one environment, not yet opened."""
+
+    def tasks(self, split: str, seed: int) -> TaskSource:
+        """Return a deterministic stream: endless for `train`, else finite. No eval prompt occurs in train."""
+
+    def expert(self, task: Task) -> Expert | Mapping[str, Expert] | None:
+        """Return the scripted demonstration; one for each role, by name, where there are several; None without one."""
+
+    async def prove(self, boxes: Boxes) -> tuple[int, int]:
+        """Score the right answers that rows of a file bring along; return how many have one, of how many. Raises
+        `BadInput` for one that is not right."""
+
+
+class Renderer(Protocol):
+    """Messages to tokens and back. Where a prompt is given to `bridge` or `parse`, its end behind the reply before is
+    enough."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end a reply."""
+
+    @property
+    def control_ids(self) -> Mapping[str, int]:
+        """Tokens, by text, that the format may write and that no text of a message or a tool becomes."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered:
+        """Render a conversation; with `generation`, up to where the next reply begins."""
+
+    def bridge(
+        self, prompt: Sequence[int], completion: Sequence[int], new: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> tuple[int, ...] | None:
+        """Extend prompt + completion by new messages, token for token; None where the format cannot."""
+
+    def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message:
+        """Read a reply: its text, reasoning and tool calls."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Write tokens as text, special ones included."""
+
+    def bind(self, request: GenerateRequest) -> GenerateRequest:
+        """Say in token ids what the sampling of a request says in text: `ends` for its stop strings, `allowed` for its
+        constraint. Raises `BadInput` where one does not compile."""
+
+
+class Session(Protocol):
+    """A recorded conversation of one role: the only writer of segments. A `constraint` holds for the one reply, in the
+    place of the run's.
+
+    Raises:
+        LimitReached: a limit of the task was hit; the record up to there is kept.
+        EngineError: the engine failed.
+    """
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
+    ) -> Message:
+        """Sample the reply to a conversation and record it."""
+
+
+class Episode(Protocol):
+    """One rollout, as its harness sees it."""
+
+    task: Task
+    env: World
+    box: Sandbox | None
+
+    def session(self, role: str | None = None) -> Session:
+        """Return the conversation of a role, the same one however often it is asked for. Where the environment has one
+        role, that may be left out. Raises `BadInput` for a role that the environment does not name."""
+
+
+class Harness(Protocol):
+    """Holds conversations. One harness serves many episodes at once."""
+
+    async def run(self, episode: Episode) -> None:
+        """Hold the conversation of one episode, from the environment's opening to its end."""
+
+
+class Scorer(Protocol):
+    """Second pass over a whole group, after Env.score."""
+
+    async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]:
+        """Return a new score for each rollout, in order; `scores` are the environment's."""

@@ -1,0 +1,47 @@
+"""The nouns of the path: one frozen dataclass per life stage of a token. Standard library only.
+
+    task -> rollout -> trajectory -> group -> sample -> batch -> loss -> weights -> engine -> (next) rollout
+
+Conventions. Tokens are ids as sampled, never re-encoded text. `None` means "does not exist" and is never the
+same as zero. Durations are seconds (`_s`), times are seconds since the epoch. A weight version is the number of
+optimiser steps that made it (0 = the weights the run started from).
+"""
+
+from sparring.types.conversation import (
+    BoxSpec as BoxSpec,
+    ExecResult as ExecResult,
+    Limits as Limits,
+    Message as Message,
+    Observation as Observation,
+    Role as Role,
+    Task as Task,
+    ToolCall as ToolCall,
+    ToolSpec as ToolSpec,
+)
+from sparring.types.record import (
+    DEFAULT_ROLES as DEFAULT_ROLES,
+    Failure as Failure,
+    Group as Group,
+    Label as Label,
+    Outcome as Outcome,
+    OutcomeKind as OutcomeKind,
+    POLICY as POLICY,
+    Purpose as Purpose,
+    Rollout as Rollout,
+    Score as Score,
+    Segment as Segment,
+    Source as Source,
+    StopReason as StopReason,
+    Timing as Timing,
+    Trajectory as Trajectory,
+    Usage as Usage,
+)
+from sparring.types.training import (
+    Batch as Batch,
+    CheckpointRef as CheckpointRef,
+    PAIR_SHARE as PAIR_SHARE,
+    Sample as Sample,
+    StepResult as StepResult,
+    TokenAccount as TokenAccount,
+    WeightRef as WeightRef,
+)

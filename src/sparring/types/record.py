@@ -1,0 +1,238 @@
+"""Record of what was sampled: segments, trajectories, rollouts and groups, with their outcomes and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sparring.generation import FinishReason, KeptSets, NumberRow, Runs, Sampling
+from sparring.types.conversation import Message, Task
+
+Source = Literal["policy", "prompt", "tool", "harness", "expert", "teacher"]
+OutcomeKind = Literal["completed", "truncated", "policy_failed", "infra_failed", "judge_failed", "cancelled", "expired"]
+StopReason = Literal[
+    "answered",  # the agent ended its turn without a tool call, or the world said done
+    "max_turns",
+    "max_tokens",
+    "max_tool_calls",
+    "context_length",
+    "timeout",
+    "malformed",  # the reply could not be acted on
+    "resources",  # the policy's own commands hit memory, disk, process or time limits fatally
+    "failure",  # see Outcome.failure
+    "cancelled",
+    "stale",
+]
+Purpose = Literal["train", "eval", "baseline"]
+Label = Literal[
+    "agent",  # a turn of an agent: trained
+    "auxiliary",  # a title, a route: recorded and counted, not trained
+    "compaction",  # the summary from which an agent goes on: trained
+    "lost",  # its client never got it: recorded and counted, not trained
+]
+POLICY = "policy"
+"""Name of the model that is trained, in `[models]` and on the segments that it samples."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """One node of a trajectory tree: the tokens it adds to its parent.
+
+    `logprobs`, `versions` and `kv_versions` exist exactly when a model of ours sampled the tokens, and then have one
+    value per token; so does `kept` where sampling was truncated. `message` is the parsed or rendered message, None for
+    pure template tokens. `finish_reason` says how the sampling ended; None where nothing was, or no record says so.
+    `label` says what a sampled reply was for.
+    """
+
+    index: int
+    parent: int | None
+    source: Source
+    tokens: tuple[int, ...]
+    message: Message | None = None
+    model: str | None = None
+    logprobs: tuple[float, ...] | None = None
+    versions: Runs | None = None
+    kv_versions: Runs | None = None
+    sampling: Sampling | None = None
+    kept: KeptSets | None = None
+    finish_reason: FinishReason | None = None
+    label: Label = "agent"
+
+    def __post_init__(self) -> None:
+        sampled = self.model is not None
+        if sampled != (self.logprobs is not None) or sampled != (self.versions is not None):
+            raise ValueError(
+                "segment: expected log-probabilities and versions if a model of this run sampled it, and none otherwise"
+            )
+        if self.logprobs is not None and not len(self.logprobs) == len(self.tokens) == len(self.versions or ()):
+            raise ValueError("segment: expected one log-probability and one version per sampled token")
+        if self.kept is not None and not (sampled and len(self.kept) == len(self.tokens)):
+            raise ValueError("segment: expected one kept set per sampled token")
+
+    def compact(self) -> None:
+        """Hold tokens and log-probabilities as `NumberRow`s, in a third of the memory; the segment stays equal."""
+        object.__setattr__(self, "tokens", NumberRow.of_tokens(self.tokens))
+        object.__setattr__(self, "logprobs", self.logprobs and NumberRow.of_floats(self.logprobs))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Failure, for the record: the error class, where, and its message."""
+
+    error: str
+    where: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """End of a trajectory (law 6). `failure` exists exactly when something crashed."""
+
+    kind: OutcomeKind
+    reason: StopReason
+    failure: Failure | None = None
+
+    @property
+    def trainable(self) -> bool:
+        """True if the policy is answerable for this outcome, so that its group may count it."""
+        return self.kind in ("completed", "truncated", "policy_failed")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """Counts over one trajectory, in tokens, turns and calls."""
+
+    sampled_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    turns: int = 0
+    tool_calls: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """Wall clock of a trajectory, in seconds; `started` is the epoch time."""
+
+    started: float = 0.0
+    wall_s: float = 0.0
+    generate_s: float = 0.0
+    world_s: float = 0.0
+
+
+DEFAULT_ROLES = (POLICY,)
+"""The roles of a world that names none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """One role's tree of segments. `origin` is (trajectory id, segment index) of a deliberate fork, or None."""
+
+    id: str
+    task: str
+    role: str
+    segments: tuple[Segment, ...]
+    outcome: Outcome
+    usage: Usage = Usage()
+    timing: Timing = Timing()
+    origin: tuple[str, int] | None = None
+
+    def branches(self) -> Iterator[tuple[Segment, ...]]:
+        """Yield every root-to-leaf path, in the order the leaves were made."""
+        parents = {s.parent for s in self.segments}
+        for leaf in self.segments:
+            if leaf.index in parents:
+                continue
+            path: list[Segment] = []
+            at: int | None = leaf.index
+            while at is not None:
+                path.append(self.segments[at])
+                at = self.segments[at].parent
+            yield tuple(reversed(path))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rollout:
+    """One attempt at a task: one trajectory per role that was asked, in the order in which the world names them; an
+    attempt that asked nobody has the first role's. `index` is its place in the group, `attempt` counts retries."""
+
+    id: str
+    task: Task
+    index: int
+    attempt: int
+    purpose: Purpose
+    trajectories: tuple[Trajectory, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst outcome over the roles: a rollout is trainable only when all its roles are, and completed only when
+        all have completed."""
+        outcomes = [trajectory.outcome for trajectory in self.trajectories]
+        for outcome in outcomes:
+            if not outcome.trainable:
+                return outcome
+        return next((outcome for outcome in outcomes if outcome.kind != "completed"), outcomes[0])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """`reward` None means not scored, which is not 0. `parts` are named components for reports; `success` is the
+    verifier's yes or no (None where a world has no such notion).
+
+    `per_turn` says what of `reward` each sampled turn earned, in the order in which they were sampled; what they leave
+    of it was earned by the end. `per_step` says likewise what of its turn's part each step of a turn earned, where
+    turns have steps: per turn, (sampled tokens of the turn up to the step's end, reward), in order; the rest was earned
+    by the turn's end. `states` says which state each of those turns was taken in, None where no other is like it (see
+    `Observation.state_key`). `per_role` replaces `reward` for a role that it names, where roles earn different rewards.
+    Where a rollout has several roles, `per_role_turns` and `per_role_states` stand for `per_turn` and `states`: each
+    role's own turns.
+    """
+
+    reward: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    success: bool | None = None
+    per_turn: tuple[float, ...] | None = None
+    per_step: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    states: tuple[str | None, ...] | None = None
+    per_role: Mapping[str, float] | None = None
+    per_role_turns: Mapping[str, tuple[float, ...]] | None = None
+    per_role_states: Mapping[str, tuple[str | None, ...]] | None = None
+
+    def of(self, role: str) -> float | None:
+        """Return the reward of a role."""
+        return (self.per_role or {}).get(role, self.reward)
+
+    def turns_of(self, role: str) -> tuple[float, ...] | None:
+        """Return each turn's reward of a role, or None if turns were not scored."""
+        return self.per_turn if self.per_role_turns is None else self.per_role_turns.get(role)
+
+    def states_of(self, role: str) -> tuple[str | None, ...] | None:
+        """Return the state that each turn of a role was taken in, None where nothing is said of states."""
+        return self.states if self.per_role_states is None else self.per_role_states.get(role)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """A task's rollouts with their scores, in rollout order. A rollout that left for an infrastructure failure is in
+    `failed`, never among `rollouts`; an unscored or misaligned group cannot be built.
+
+    `index` is the admission number (batches form in this order, law 5); `version` the weight version at admission.
+    `baselines` are the scores of the task's rollouts with purpose "baseline": never trained, and no members of the
+    group.
+    """
+
+    id: str
+    index: int
+    task: Task
+    rollouts: tuple[Rollout, ...]
+    scores: tuple[Score, ...]
+    failed: tuple[Rollout, ...] = ()
+    version: int = 0
+    baselines: tuple[Score, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.rollouts) != len(self.scores):
+            raise ValueError(f"group {self.id}: {len(self.rollouts)} rollouts but {len(self.scores)} scores")
+        for rollout, score in zip(self.rollouts, self.scores, strict=True):
+            if score.reward is None or not rollout.outcome.trainable:
+                raise ValueError(f"group {self.id}: rollout {rollout.id} is unscored, or its outcome is not trainable")
