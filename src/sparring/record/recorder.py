@@ -12,9 +12,12 @@ import xxhash
 from sparring.errors import EngineError, LimitReached, boundary, refusal
 from sparring.generation import Completion, Constraint, GenerateRequest, Sampling
 from sparring.protocols import Engine, Renderer, Store
-from sparring.record.replies import RecordedReplies
+from sparring.record.budget import Budget
+from sparring.record.lines import Turn
+from sparring.record.replies import RecordedPlaces, RecordedReplies, RecordedReply
+from sparring.record.tool_lists import ToolLists
 from sparring.record.transcript import Transcript
-from sparring.record.tree import Tree, Turn
+from sparring.record.tree import Tree
 from sparring.record.turns import TurnQueue
 from sparring.reply import NO_EVIDENCE, Evidence, SampledReply
 from sparring.types import Limits, Message, Outcome, Segment, Task, Timing, ToolSpec, Trajectory, Usage
@@ -51,6 +54,7 @@ class Recorder:
         self.engine = engine
         self.renderer = renderer
         self.turns = None if store is None else TurnQueue(store)
+        self.tool_lists = ToolLists()
         self.sampling = sampling
         self.model = model
         self.max_context = max_context
@@ -131,16 +135,17 @@ class RecordedSession:
         self._rank = rank
         self._limits = limits
         self._seed = seed if role == "policy" else _derive(seed, role)
-        self._tree = Tree(recorder.renderer)
-        self._requests = 0
-        self._granted = 0
+        self._tree = Tree(recorder.renderer, recorder.tool_lists)
+        self._budget = Budget(self.id, limits)
+        self._places: RecordedPlaces | None = None
+        self._closed = False
         self._lanes: set[int] = set()
         self._tools: Sequence[ToolSpec] = ()
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The record so far."""
-        return tuple(self._tree.segments)
+        return self._tree.segments
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
@@ -203,61 +208,72 @@ class RecordedSession:
 
     async def _answered(self, request: ReplyRequest) -> SampledReply:
         """Plan a turn, sample its reply and write it down."""
-        messages, tools = request.messages, request.tools
-        if self._requests >= self._limits.max_turns:
-            raise LimitReached("max_turns", f"{self.id}: {self._limits.max_turns} turns are used up")
-        if self.usage.tool_calls > self._limits.max_tool_calls:
-            raise self._too_many_calls()
-        if self._overflows(messages):
+        self._budget.check(self.usage)
+        if self._overflows(request.messages):
             room = self._recorder.max_context
             raise LimitReached("context_length", f"{self.id}: a prompt of more than {room} tokens, room for {room}")
-        turn, self._tools = self._tree.plan(messages, tools), tools
-        sampling, cut_reason = self._sampling(turn, request)
-        self._requests += 1
-        self._granted += sampling.max_tokens
-        granted = sampling.max_tokens
+        turn = self._planned(request)
+        granted, recorded = 0, None
         try:
-            recorded = await self.replies.take(self._role, turn.prompt, sampling) if self.replies is not None else None
-            completion = await self._generate(turn, sampling) if recorded is None else recorded.completion()
+            sampling = self._sampling(turn, request)
+            if self.replies is not None:
+                recorded = await self.replies.take(self._role, turn.prompt, sampling)
+            if recorded is None:
+                granted = await self._budget.grant(sampling.max_tokens)
+                sampling = _at_most(sampling, granted)
+                completion = await self._generate(turn, sampling)
+            else:
+                sampling, completion = recorded.sampling, recorded.completion()
+            message = self._named(turn, request, completion, recorded)
+            new = self._write(turn, completion, message, sampling, recorded)
         except BaseException:  # asked again, this turn is the same turn and samples the same tokens
-            self._requests -= 1
             self._tree.abandon(turn)
             raise
         finally:
-            self._granted -= granted
-        if recorded is not None and recorded.sampling.max_tokens != granted:
-            sampling = recorded.sampling
-            cut_reason = "max_tokens" if sampling.max_tokens < self._room(turn) else "context_length"
-            cut_reason = "" if sampling.max_tokens == request.max_tokens else cut_reason
-        message = self._named(self._recorder.renderer.parse(completion.tokens, tools, prompt=turn.added))
-        new = self._write(turn, completion, message, sampling)
+            if granted:
+                self._budget.give_back(granted, self.usage)
         tool_calls = self.usage.tool_calls
         if self._recorder.turns is not None and recorded is None:  # a task cancelled here leaves a whole record
             entries = () if self.replies is None else self.replies.take_entries()
             await self._recorder.turns.put(self.id, new, entries)
         return SampledReply(
-            id=f"{self.id}#{new[-1].index}",
+            id=f"{self.id}#{turn.place}",
             message=message,
             finish_reason=completion.finish_reason,
             prompt_tokens=turn.length,
             cached_tokens=completion.cached_tokens,
             tokens=completion.tokens,
             logprobs=completion.logprobs,
-            limit=self._limit_hit(completion, cut_reason, tool_calls),
+            limit=self._limit_hit(completion, self._cut_reason(turn, request, sampling.max_tokens), tool_calls),
         )
+
+    def _planned(self, request: ReplyRequest) -> Turn:
+        """Return the turn that a request is; one of a record that comes again has its place there."""
+        if self.replies is not None and self._places is None:
+            self._places = self.replies.places(self._role)
+            self._tree.reserve(self._places.inputs, self._places.all)
+        places = self._places
+
+        def recorded(prompt: bytes, repeat: int) -> int | None:
+            return None if places is None else places.of(prompt, self._seed_of(repeat))
+
+        turn = self._tree.plan(request.messages, request.tools, request.evidence, recorded)
+        self._tools = request.tools
+        return turn
 
     def _limit_hit(self, completion: Completion, cut_reason: str, tool_calls: int) -> LimitReached | None:
         """Return the limit that a reply hit. `cut_reason`: of one that was cut short, empty where its client cut it."""
         if completion.finish_reason == "length" and cut_reason:
             text = f"{self.id}: a reply was cut short after {len(completion.tokens)} tokens"
             return LimitReached(cut_reason, text)
-        return self._too_many_calls() if tool_calls > self._limits.max_tool_calls else None
-
-    def _too_many_calls(self) -> LimitReached:
-        return LimitReached("max_tool_calls", f"{self.id}: more than {self._limits.max_tool_calls} tool calls")
+        return self._budget.too_many_calls() if tool_calls > self._limits.max_tool_calls else None
 
     def deliver(self, reply: str, delivered: bool) -> None:
-        """Take note of whether a client got a reply whole; see `AnsweringSession.deliver`."""
+        """Take note of whether a client got a reply whole; see `AnsweringSession.deliver`. A lost one is recorded."""
+        place = reply.rpartition("#")[2]
+        segment = self._tree.deliver(int(place), delivered) if place.isdecimal() else None
+        if segment is not None and self._recorder.turns is not None and not self._closed:
+            self._recorder.turns.note(self.id, segment)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation that is rendered whole."""
@@ -290,38 +306,46 @@ class RecordedSession:
 
     async def close(self) -> None:
         """Let the engine forget this session's KV. The record stays."""
+        self._closed = True
         lanes, self._lanes = sorted(self._lanes), set()
         for lane in lanes:
             await self._recorder.engine.release(self._conversation(lane))
 
-    def _sampling(self, turn: Turn, request: ReplyRequest) -> tuple[Sampling, str]:
-        """Return how this turn is drawn, and the limit that a reply cut short has hit; none where that is its
-        client's."""
-        base, constraint, max_tokens = self._recorder.sampling, request.constraint, request.max_tokens
-        rollout = self._limits.max_tokens - self.usage.sampled_tokens - self._granted
-        context = self._room(turn)
-        if rollout < 1:
-            raise LimitReached("max_tokens", f"{self.id}: {self._limits.max_tokens} sampled tokens are used up")
+    def _sampling(self, turn: Turn, request: ReplyRequest) -> Sampling:
+        """Return how this turn is drawn, with all the tokens that it may have in this context.
+
+        Raises:
+            LimitReached: the context leaves none.
+        """
+        base, constraint, context = self._recorder.sampling, request.constraint, self._room(turn)
         if context < 1:
             room = self._recorder.max_context
             raise LimitReached("context_length", f"{self.id}: a prompt of {turn.length} tokens, room for {room}")
-        most = min(base.max_tokens, rollout)
-        by_client = max_tokens is not None and max_tokens < min(most, context)
-        most = max_tokens if max_tokens is not None and by_client else most
         sampling = dataclasses.replace(
             base,
-            max_tokens=min(most, context),
-            min_tokens=0 if constraint else min(base.min_tokens, most, context),
+            min_tokens=0 if constraint else base.min_tokens,
             constraint=constraint or base.constraint,
             stop=base.stop or self._recorder.renderer.stop_ids,
             stop_strings=_joined(base.stop_strings, request.stop),
-            seed=self._seed if turn.repeat == 0 else _derive(self._seed, "repeat", turn.repeat),
+            seed=self._seed_of(turn.repeat),
         )
-        return sampling, "" if by_client else "context_length" if context < most else "max_tokens"
+        most = min(base.max_tokens, context)
+        return _at_most(sampling, most if request.max_tokens is None else min(most, request.max_tokens))
+
+    def _cut_reason(self, turn: Turn, request: ReplyRequest, granted: int) -> str:
+        """Return the limit that a reply hit which is cut short after the tokens that it was granted; empty where that
+        is its client's."""
+        base, context = self._recorder.sampling.max_tokens, self._room(turn)
+        if granted == request.max_tokens and granted < min(base, context):
+            return ""
+        return "context_length" if granted == context < base else "max_tokens"
+
+    def _seed_of(self, repeat: int) -> int:
+        return self._seed if repeat == 0 else _derive(self._seed, "repeat", repeat)
 
     async def _generate(self, turn: Turn, sampling: Sampling) -> Completion:
         request = GenerateRequest(
-            id=f"{self.id}#{self._requests}",
+            id=f"{self.id}#{turn.place}" + (f".{turn.attempt}" if turn.attempt else ""),
             tokens=self._tree.prompt(turn),
             sampling=sampling,
             conversation=self._conversation(turn.lane),
@@ -340,9 +364,17 @@ class RecordedSession:
             raise EngineError(f"{request.id}: the engine gave up after {len(completion.tokens)} tokens")
         return completion
 
-    def _write(self, turn: Turn, completion: Completion, reply: Message, sampling: Sampling) -> list[Segment]:
+    def _write(
+        self,
+        turn: Turn,
+        completion: Completion,
+        reply: Message,
+        sampling: Sampling,
+        recorded: RecordedReply | None,
+    ) -> list[Segment]:
         """Write a turn into the record and the counts, and return the new segments."""
-        new = self._tree.append(turn, completion, reply, sampling, self._recorder.model)
+        before = None if recorded is None else recorded.segment
+        new = self._tree.append(turn, completion, reply, sampling, self._recorder.model, before)
         self.usage = Usage(
             sampled_tokens=self.usage.sampled_tokens + len(completion.tokens),
             prompt_tokens=self.usage.prompt_tokens + turn.length,
@@ -352,13 +384,19 @@ class RecordedSession:
         )
         return new
 
-    def _named(self, reply: Message) -> Message:
-        """Return the reply with ids of calls that are unique in the conversation. Ids of the format itself stay."""
+    def _named(
+        self, turn: Turn, request: ReplyRequest, completion: Completion, recorded: RecordedReply | None
+    ) -> Message:
+        """Return the reply with ids of calls that are unique in the session. Ids of the format itself stay."""
+        if recorded is not None and recorded.segment.message is not None:
+            return recorded.segment.message
+        reply = self._recorder.renderer.parse(completion.tokens, request.tools, prompt=turn.added)
         if not reply.tool_calls:
             return reply
+        ids = self._tree.call_ids(turn, len(reply.tool_calls))
         calls = tuple(
-            dataclasses.replace(call, id=f"call_{self.usage.turns}_{number}") if call.id == f"call_{number}" else call
-            for number, call in enumerate(reply.tool_calls)
+            dataclasses.replace(call, id=id) if call.id == f"call_{number}" else call
+            for number, (call, id) in enumerate(zip(reply.tool_calls, ids, strict=True))
         )
         return dataclasses.replace(reply, tool_calls=calls)
 
@@ -389,6 +427,11 @@ class RecordedSession:
 def trajectory_id(rollout_id: str, role: str) -> str:
     """Return the id of a role's trajectory: the policy's is its rollout's."""
     return rollout_id if role == "policy" else f"{rollout_id}/{role}"
+
+
+def _at_most(sampling: Sampling, most: int) -> Sampling:
+    """Return settings of sampling for a reply of at most so many tokens."""
+    return dataclasses.replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
 
 
 def _joined(of_run: tuple[str, ...], of_client: Sequence[str]) -> tuple[str, ...]:
