@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from sparring.errors import LimitReached
 from sparring.generation import Constraint, FinishReason
 from sparring.protocols import Session
 from sparring.types import Evidence as Evidence
-from sparring.types import Message, ToolSpec
+from sparring.types import Message, ReplyPiece, ToolSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +18,7 @@ class SampledReply:
     """Reply that was sampled and recorded.
 
     Attributes:
-        id: of the rollout's role and the place of the reply in its record: `rl/12/3#5`.
+        id: of the rollout's role and the request that it answers: `rl/12/3#5`. No other reply of the rollout has it.
         message: what was said, and the calls.
         finish_reason: `length` where it was cut short.
         prompt_tokens: number of ids that it was sampled after.
@@ -37,6 +37,43 @@ class SampledReply:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     limit: LimitReached | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyHead:
+    """Head of a streamed reply, known when its first token is sampled.
+
+    Attributes:
+        id: as the whole reply's.
+        prompt_tokens: number of ids that it is sampled after.
+    """
+
+    id: str
+    prompt_tokens: int
+
+
+class ShownReply:
+    """Account of the pieces of a reply that were shown."""
+
+    def __init__(self) -> None:
+        self._reasoning = self._text = self._calls = 0
+
+    def add(self, piece: ReplyPiece) -> None:
+        """Count a piece."""
+        if piece.kind == "reasoning":
+            self._reasoning += len(piece.text)
+        elif piece.kind == "text":
+            self._text += len(piece.text)
+        else:
+            self._calls += 1
+
+    def rest(self, message: Message) -> tuple[ReplyPiece, ...]:
+        """Return the pieces that are left to show of a whole reply."""
+        reasoning, text = (message.reasoning or "")[self._reasoning :], message.content[self._text :]
+        pieces = [ReplyPiece(kind="reasoning", text=reasoning)] if reasoning else []
+        if text:
+            pieces.append(ReplyPiece(kind="text", text=text))
+        return (*pieces, *(ReplyPiece(kind="call", call=call) for call in message.tool_calls[self._calls :]))
 
 
 NO_EVIDENCE = Evidence()
@@ -66,6 +103,18 @@ class AnsweringSession(Session, Protocol):
             stop: strings that end this reply, beside those of the run.
             evidence: what the client says of the request beside the conversation.
         """
+
+    def stream(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        constraint: Constraint | None = None,
+        max_tokens: int | None = None,
+    ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
+        """Sample and record the reply to a conversation, in pieces: the head, pieces that together are the message,
+        and the whole reply, which is durable then. Leaving the iterator ends the sampling; what was sampled is
+        recorded."""
 
     def deliver(self, reply: str, delivered: bool) -> None:
         """Take note of whether a client got a reply whole. The latest note counts; a reply without one was delivered,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from sparring.errors import refusal
 from sparring.generation import Constraint
-from sparring.reply import Evidence, SampledReply
-from sparring.types import Message, ToolCall, ToolSpec
+from sparring.reply import Evidence, ReplyHead, SampledReply
+from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
 
 NO_RETRY = {"x-should-retry": "false"}
 """Header by which the vendors' clients know that the same request would fail again."""
@@ -97,8 +99,8 @@ class Dialect(Protocol):
     def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:
         """Write the answer."""
 
-    def events(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> Iterator[bytes]:
-        """Write the answer as server-sent events."""
+    def writer(self, client_request: ClientRequest, decode: Decode) -> AnswerWriter:
+        """Open the writer of one streamed answer."""
 
     def error(self, status: int, message: str, *, too_long: bool = False) -> dict[str, Any]:
         """Write an error; `too_long`: of a prompt that leaves no room for a reply."""
@@ -110,11 +112,41 @@ class Dialect(Protocol):
         """Write the event that says that the answer is under way."""
 
 
+class AnswerWriter(Protocol):
+    """Writer of one answer as server-sent events. Its replies come side by side, one for each sample: the pieces of one
+    in order, then its end. All that was shown of a reply is what `Dialect.answer` says of it. Any method may return
+    nothing."""
+
+    def begin(self, head: ReplyHead) -> bytes:
+        """Write what stands before all replies.
+
+        Args:
+            head: of the reply that begins first.
+        """
+
+    def piece(self, sample: int, piece: ReplyPiece) -> bytes:
+        """Write a piece of a reply."""
+
+    def end(self, sample: int, reply: SampledReply) -> bytes:
+        """Write the end of a reply. All its pieces were written, and it is durable."""
+
+    def close(self) -> bytes:
+        """Write what stands behind all replies."""
+
+
 class Decode(Protocol):
     """Text of one sampled id."""
 
     def __call__(self, token: int) -> str:
         """Return the text."""
+
+
+def encoded(data: Any) -> bytes:
+    """Return plain data as JSON in UTF-8; integers may have any size."""
+    try:
+        return msgspec.json.encode(data)
+    except OverflowError:
+        return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def typed(data: Any, where: str, kind: type | tuple[type, ...], expected: str) -> Any:

@@ -2,76 +2,153 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from sparring.gateway.dialect import ClientRequest, Decode
+from sparring.gateway.dialect import ClientRequest, Decode, encoded
 from sparring.gateway.handles import sealed
 from sparring.gateway.response_tools import call_written
-from sparring.reply import SampledReply
+from sparring.reply import ReplyHead, SampledReply, ShownReply
+from sparring.types import ReplyPiece
 
 
 def response_of(client_request: ClientRequest, reply: SampledReply, decode: Decode) -> dict[str, Any]:
-    """Return a whole response."""
-    return _response(client_request, reply, output=output_of(client_request, reply, decode))
+    """Return a whole response: what a stream's last event has."""
+    writer = ResponseWriter(client_request, decode)
+    writer.begin(ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens))
+    for piece in ShownReply().rest(reply.message):
+        writer.piece(0, piece)
+    return writer.response(reply)
 
 
-def output_of(client_request: ClientRequest, reply: SampledReply, decode: Decode) -> list[dict[str, Any]]:
-    """Return the items of a reply: its thoughts, its text and its calls."""
-    message, handle = reply.message, sealed(reply.id)
-    status = "incomplete" if reply.finish_reason == "length" else "completed"
-    items: list[dict[str, Any]] = []
-    if message.reasoning:
-        thoughts = {"type": "reasoning", "id": f"rs_{handle}", "summary": []}
-        content = [{"type": "reasoning_text", "text": message.reasoning}]
-        items.append({**thoughts, "content": content, "encrypted_content": _sealed(client_request, handle)})
-    if message.content or not (items or message.tool_calls):
-        part: dict[str, Any] = {"type": "output_text", "text": message.content, "annotations": [], "logprobs": []}
-        if client_request.logprobs:
-            part["logprobs"] = _logprobs(reply, decode)
-        text = {"type": "message", "id": f"msg_{handle}", "role": "assistant", "status": status}
-        items.append({**text, "content": [part]})
-    for number, call in enumerate(message.tool_calls):
-        written = call_written(call, client_request.echo["forms"])
-        prefix = "fc" if written["type"] == "function_call" else "ctc"
-        items.append({**written, "id": f"{prefix}_{handle}.{number}", "status": status})
-    return items
+class ResponseWriter:
+    """Writer of one response as events: its items one after the other. Implements `AnswerWriter`."""
 
+    def __init__(self, client_request: ClientRequest, decode: Decode) -> None:
+        self._client_request = client_request
+        self._decode = decode
+        self._sequence_number = 0
+        self._items: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None  # the item of text or thoughts that goes on
+        self._texts: list[str] = []  # of it
+        self._handle = ""
 
-def events_of(client_request: ClientRequest, reply: SampledReply, decode: Decode) -> Iterator[bytes]:
-    """Yield the events of a whole reply."""
-    number = 0
+    def begin(self, head: ReplyHead) -> bytes:
+        """Write that the response is under way."""
+        self._handle = sealed(head.id)
+        begun = _response(self._client_request, head.id, status="in_progress")
+        return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
-    def numbered(type: str, **values: Any) -> bytes:
-        nonlocal number
-        number += 1
-        return event({"type": type, "sequence_number": number - 1, **values})
+    def piece(self, sample: int, piece: ReplyPiece) -> bytes:
+        """Write a piece of the reply into its item."""
+        if piece.call is not None:
+            return self._closed() + self._call(call_written(piece.call, self._client_request.echo["forms"]))
+        begun = self._opened("reasoning" if piece.kind == "reasoning" else "message")
+        self._texts.append(piece.text)
+        return begun + self._of_part("delta", delta=piece.text)
 
-    begun = _response(client_request, reply, status="in_progress")
-    yield numbered("response.created", response=begun)
-    yield numbered("response.in_progress", response=begun)
-    output = output_of(client_request, reply, decode)
-    for index, item in enumerate(output):
-        yield numbered("response.output_item.added", output_index=index, item=_empty(item))
-        for type, values in _pieces(item):
-            yield numbered(type, item_id=item["id"], output_index=index, **values)
-        yield numbered("response.output_item.done", output_index=index, item=item)
-    ended = _response(client_request, reply, output=output)
-    yield numbered(f"response.{ended['status']}", response=ended)
+    def end(self, sample: int, reply: SampledReply) -> bytes:
+        """Write the end of the last item and the whole response."""
+        events = b"" if self._items else self._opened("message")
+        events += self._closed(reply)
+        response = self.response(reply)
+        return events + self._event(f"response.{response['status']}", response=response)
+
+    def close(self) -> bytes:
+        """Write nothing: the end of the one reply was the end."""
+        return b""
+
+    def response(self, reply: SampledReply) -> dict[str, Any]:
+        """Return the whole response."""
+        if not self._items:
+            self._opened("message")
+        self._closed(reply)
+        return {**_response(self._client_request, reply.id, reply=reply), "output": self._items}
+
+    def _opened(self, kind: str) -> bytes:
+        """Begin an item of text or thoughts, unless one of this kind is open."""
+        if self._open is not None and self._open["type"] == kind:
+            return b""
+        events = self._closed()
+        if kind == "reasoning":
+            item = {"type": kind, "id": f"rs_{self._handle}", "summary": [], "content": [], "encrypted_content": None}
+        else:
+            item = {"type": kind, "id": f"msg_{self._handle}.{len(self._items)}", "role": "assistant", "content": []}
+            item["status"] = "in_progress"
+        self._open = item
+        self._items.append(item)
+        events += self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
+        return events + self._of_item("response.content_part.added", content_index=0, part=_part(kind, ""))
+
+    def _closed(self, reply: SampledReply | None = None) -> bytes:
+        """End the item of text or thoughts that is open. `reply`: the whole one, where this is its end."""
+        if self._open is None:
+            return b""
+        item, text = self._open, "".join(self._texts)
+        part = _part(item["type"], text)
+        if item["type"] == "message" and reply is not None and self._client_request.logprobs:
+            part["logprobs"] = _logprobs(reply, self._decode)
+        events = self._of_part("done", text=text)
+        events += self._of_item("response.content_part.done", content_index=0, part=part)
+        cut = reply is not None and reply.finish_reason == "length"
+        ended = {"status": "incomplete" if cut else "completed"} if item["type"] == "message" else {}
+        if item["type"] == "reasoning" and self._client_request.echo["sealed"]:
+            ended = {"encrypted_content": self._handle}
+        self._items[-1] = {**item, **ended, "content": [part]}
+        self._open, self._texts = None, []
+        return events + self._done()
+
+    def _call(self, item: dict[str, Any]) -> bytes:
+        """Write a call: its item, what fills it, and its end."""
+        function = item["type"] == "function_call"
+        field = "arguments" if function else "input"
+        name = "response.function_call_arguments" if function else "response.custom_tool_call_input"
+        item["id"] = f"{'fc' if function else 'ctc'}_{self._handle}.{len(self._items)}"
+        self._items.append({**item, "status": "completed"})
+        empty = {**item, field: "", "status": "in_progress"}
+        events = self._event("response.output_item.added", output_index=len(self._items) - 1, item=empty)
+        events += self._of_item(f"{name}.delta", delta=item[field])
+        named = {"name": item["name"]} if function else {}
+        return events + self._of_item(f"{name}.done", **named, **{field: item[field]}) + self._done()
+
+    def _done(self) -> bytes:
+        return self._event("response.output_item.done", output_index=len(self._items) - 1, item=self._items[-1])
+
+    def _of_part(self, name: str, **values: Any) -> bytes:
+        """Write an event of the text of the open item."""
+        assert self._open is not None
+        kind, logprobs = (
+            ("reasoning_text", {}) if self._open["type"] == "reasoning" else ("output_text", {"logprobs": []})
+        )
+        return self._of_item(f"response.{kind}.{name}", content_index=0, **values, **logprobs)
+
+    def _of_item(self, type: str, **values: Any) -> bytes:
+        """Write an event of the last item."""
+        return self._event(type, item_id=self._items[-1]["id"], output_index=len(self._items) - 1, **values)
+
+    def _event(self, type: str, **values: Any) -> bytes:
+        self._sequence_number += 1
+        return event({"type": type, "sequence_number": self._sequence_number - 1, **values})
 
 
 def event(data: Mapping[str, Any]) -> bytes:
     """Return one server-sent event."""
-    return f"event: {data['type']}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), encoded(data))
+
+
+def _part(kind: str, text: str) -> dict[str, Any]:
+    """Return the one part of an item."""
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def _response(
-    client_request: ClientRequest, reply: SampledReply, *, status: str | None = None, output: Any = ()
+    client_request: ClientRequest, id: str, *, status: str = "completed", reply: SampledReply | None = None
 ) -> dict[str, Any]:
-    """Return a response; `status`: of one that has not ended."""
-    cut = reply.finish_reason == "length"
+    """Return a response without its items. `reply`: of one that has ended."""
+    cut = reply is not None and reply.finish_reason == "length"
     return {
         "tools": [],
         "tool_choice": "auto",
@@ -81,15 +158,15 @@ def _response(
         "temperature": None,
         "top_p": None,
         **client_request.echo["fields"],
-        "id": f"resp_{sealed(reply.id)}",
+        "id": f"resp_{sealed(id)}",
         "object": "response",
         "created_at": int(time.time()),
-        "status": status or ("incomplete" if cut else "completed"),
+        "status": "incomplete" if cut else status,
         "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if cut and status is None else None,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "model": client_request.model,
-        "output": list(output),
-        "usage": None if status is not None else _usage(reply),
+        "output": [],
+        "usage": None if reply is None else _usage(reply),
     }
 
 
@@ -103,48 +180,8 @@ def _usage(reply: SampledReply) -> dict[str, Any]:
     }
 
 
-def _sealed(client_request: ClientRequest, handle: str) -> str | None:
-    return handle if client_request.echo["sealed"] else None
-
-
 def _logprobs(reply: SampledReply, decode: Decode) -> list[dict[str, Any]]:
     return [
         {"token": (text := decode(token)), "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
         for token, logprob in zip(reply.tokens, reply.logprobs, strict=True)
     ]
-
-
-def _empty(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an item as it begins in a stream."""
-    if item["type"] == "reasoning":
-        return {**item, "content": [], "encrypted_content": None}
-    begun = {**item, "status": "in_progress"}
-    if item["type"] == "message":
-        return {**begun, "content": []}
-    return {**begun, "arguments" if item["type"] == "function_call" else "input": ""}
-
-
-def _pieces(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the types and values of the events that fill an item."""
-    if item["type"] == "reasoning":
-        (part,) = item["content"]
-        yield from _part(part, "reasoning_text", {})
-    elif item["type"] == "message":
-        (part,) = item["content"]
-        yield from _part(part, "output_text", {"logprobs": part["logprobs"]})
-    elif item["type"] == "function_call":
-        yield "response.function_call_arguments.delta", {"delta": item["arguments"]}
-        values = {"name": item["name"], "arguments": item["arguments"]}
-        yield "response.function_call_arguments.done", values
-    else:
-        yield "response.custom_tool_call_input.delta", {"delta": item["input"]}
-        yield "response.custom_tool_call_input.done", {"input": item["input"]}
-
-
-def _part(part: Mapping[str, Any], name: str, logprobs: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the events of one part of text."""
-    empty = {**part, "text": "", **({"logprobs": []} if logprobs else {})}
-    yield "response.content_part.added", {"content_index": 0, "part": empty}
-    yield f"response.{name}.delta", {"content_index": 0, "delta": part["text"], **logprobs}
-    yield f"response.{name}.done", {"content_index": 0, "text": part["text"], **logprobs}
-    yield "response.content_part.done", {"content_index": 0, "part": part}

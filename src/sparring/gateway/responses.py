@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sparring.errors import refusal
@@ -17,7 +17,7 @@ from sparring.gateway.dialect import (
     typed,
 )
 from sparring.gateway.handles import unsealed
-from sparring.gateway.response_events import event, events_of, response_of
+from sparring.gateway.response_events import ResponseWriter, event, response_of
 from sparring.gateway.response_items import conversation_in
 from sparring.gateway.response_tools import tools_in
 from sparring.generation import Constraint
@@ -83,10 +83,9 @@ class Responses:
         (reply,) = replies
         return response_of(client_request, reply, decode)
 
-    def events(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> Iterator[bytes]:
-        """Write the answer as server-sent events."""
-        (reply,) = replies
-        yield from events_of(client_request, reply, decode)
+    def writer(self, client_request: ClientRequest, decode: Decode) -> ResponseWriter:
+        """Open the writer of one streamed answer."""
+        return ResponseWriter(client_request, decode)
 
     def error(self, status: int, message: str, *, too_long: bool = False) -> dict[str, Any]:
         """Write an error."""

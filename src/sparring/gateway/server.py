@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 import secrets
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,10 +29,10 @@ from starlette.routing import Route
 
 from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError, refusal
 from sparring.gateway.chat_completions import ChatCompletions
-from sparring.gateway.dialect import NO_RETRY, ClientCall, ClientRequest, Dialect, body_of
+from sparring.gateway.dialect import NO_RETRY, AnswerWriter, ClientCall, ClientRequest, Dialect, body_of, encoded
 from sparring.gateway.messages import Messages
 from sparring.gateway.responses import Responses
-from sparring.reply import AnsweringSession, SampledReply
+from sparring.reply import AnsweringSession, ReplyHead, SampledReply, ShownReply
 
 MOST_BYTES = 64 << 20
 """Largest body of a request."""
@@ -115,7 +115,7 @@ class Gateway:
 
     async def _start(self) -> None:
         listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
-        self._url = "http://127.0.0.1:{}".format(listening.getsockname()[1])
+        self._url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         config = uvicorn.Config(
             self._application(),
             log_config=None,
@@ -204,9 +204,9 @@ class Gateway:
             raise ClientDisconnect
         done, decode = _unwrapped(replies), door.session.decode
         if client_request.stream:
-            content = b"".join(dialect.events(client_request, done, decode))
+            content = b"".join(_events(dialect.writer(client_request, decode), done))
             return Response(content, media_type="text/event-stream", headers=headers)
-        body = msgspec.json.encode(dialect.answer(client_request, done, decode))
+        body = encoded(dialect.answer(client_request, done, decode))
         return Response(body, media_type="application/json", headers=headers)
 
     async def _events(
@@ -229,7 +229,7 @@ class Gateway:
                 status, text, _ = _status(error)
                 yield dialect.error_event(status, text)
                 return
-            for event in dialect.events(client_request, done, door.session.decode):
+            for event in _events(dialect.writer(client_request, door.session.decode), done):
                 yield event
             delivered = True
         finally:
@@ -307,9 +307,21 @@ async def _sampled(session: AnsweringSession, client_request: ClientRequest) -> 
             client_request.tools,
             constraint=client_request.constraint,
             max_tokens=client_request.max_tokens,
+            stop=client_request.stop,
+            evidence=client_request.evidence,
         )
 
     return list(await asyncio.gather(*(one() for _ in range(client_request.samples))))
+
+
+def _events(writer: AnswerWriter, replies: Sequence[SampledReply]) -> Iterator[bytes]:
+    """Yield the events of whole replies."""
+    yield writer.begin(ReplyHead(id=replies[0].id, prompt_tokens=replies[0].prompt_tokens))
+    for sample, reply in enumerate(replies):
+        for piece in ShownReply().rest(reply.message):
+            yield writer.piece(sample, piece)
+        yield writer.end(sample, reply)
+    yield writer.close()
 
 
 def _unwrapped(replies: asyncio.Task[list[SampledReply]]) -> list[SampledReply]:
