@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from sparring.errors import LimitReached
 from sparring.generation import Constraint, FinishReason
 from sparring.protocols import Session
-from sparring.types import Label, Message, ReplyPiece, ToolSpec
+from sparring.types import Evidence as Evidence
+from sparring.types import Message, ReplyPiece, ToolSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,27 +76,6 @@ class ShownReply:
         return (*pieces, *(ReplyPiece(kind="call", call=call) for call in message.tool_calls[self._calls :]))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evidence:
-    """Evidence that a client gives of a request beside the conversation. It labels and links turns, and never decides
-    whose rollout a request belongs to: the key does.
-
-    Attributes:
-        agent: id of the agent or sub-agent that asks; empty where the client gives none.
-        parent: id of the agent that started it; empty where the client gives none.
-        label: what the request is for, where the client says so.
-        handle: id of the reply that the request continues (a response's, a call's, a signature), empty where it has
-            none. It decides where equal conversations stand for several replies.
-        wishes: fields of the request that have no effect on sampling.
-    """
-
-    agent: str = ""
-    parent: str = ""
-    label: Label | None = None
-    handle: str = ""
-    wishes: Mapping[str, Any] = field(default_factory=dict)
-
-
 NO_EVIDENCE = Evidence()
 """Evidence of a client that says nothing of a request beside the conversation."""
 
@@ -124,6 +104,15 @@ class AnsweringSession(Session, Protocol):
             evidence: what the client says of the request beside the conversation.
         """
 
+    def deliver(self, reply: str, delivered: bool) -> None:
+        """Take note of whether a client got a reply whole. The latest note counts; a reply without one was delivered,
+        where nothing says otherwise.
+
+        Args:
+            reply: its id.
+            delivered: False where its connection broke before.
+        """
+
     def stream(
         self,
         messages: Sequence[Message],
@@ -131,16 +120,12 @@ class AnsweringSession(Session, Protocol):
         *,
         constraint: Constraint | None = None,
         max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        evidence: Evidence = NO_EVIDENCE,
     ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
         """Sample and record the reply to a conversation, in pieces: the head, pieces that together are the message,
         and the whole reply, which is durable then. Leaving the iterator ends the sampling; what was sampled is
         recorded."""
-
-    def delivered(self, id: str) -> None:
-        """Note that the client got a reply to its end."""
-
-    def lost(self, id: str) -> None:
-        """Note that the connection of a reply broke before its end."""
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation."""
