@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from sparring.errors import LimitReached
 from sparring.generation import Constraint, FinishReason
 from sparring.protocols import Session
-from sparring.types import Label, Message, ToolSpec
+from sparring.types import Evidence as Evidence
+from sparring.types import Message, ToolSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,25 +39,8 @@ class SampledReply:
     limit: LimitReached | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evidence:
-    """Evidence that a client gives of a request beside the conversation. It labels and links turns, and never decides
-    whose rollout a request belongs to: the key does.
-
-    Attributes:
-        agent: id of the agent or sub-agent that asks; empty where the client gives none.
-        parent: id of the agent that started it; empty where the client gives none.
-        label: what the request is for, where the client says so.
-        handle: id of the reply that the request continues (a response's, a call's, a signature), empty where it has
-            none. It decides where equal conversations stand for several replies.
-        wishes: fields of the request that have no effect on sampling.
-    """
-
-    agent: str = ""
-    parent: str = ""
-    label: Label | None = None
-    handle: str = ""
-    wishes: Mapping[str, Any] = field(default_factory=dict)
+NO_EVIDENCE = Evidence()
+"""Evidence of a client that says nothing of a request beside the conversation."""
 
 
 class AnsweringSession(Session, Protocol):
@@ -69,8 +53,28 @@ class AnsweringSession(Session, Protocol):
         *,
         constraint: Constraint | None = None,
         max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        evidence: Evidence = NO_EVIDENCE,
     ) -> SampledReply:
-        """Sample and record the reply to a conversation."""
+        """Sample and record the reply to a conversation.
+
+        Args:
+            messages: the whole conversation; the last one is no reply.
+            tools: what may be called.
+            constraint: what the reply's text must be, in the place of the run's.
+            max_tokens: most tokens of this reply that the client wants.
+            stop: strings that end this reply, beside those of the run.
+            evidence: what the client says of the request beside the conversation.
+        """
+
+    def deliver(self, reply: str, delivered: bool) -> None:
+        """Take note of whether a client got a reply whole. The latest note counts; a reply without one was delivered,
+        where nothing says otherwise.
+
+        Args:
+            reply: its id.
+            delivered: False where its connection broke before.
+        """
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation."""

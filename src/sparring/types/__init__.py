@@ -20,7 +20,10 @@ from sparring.types.conversation import (
 )
 from sparring.types.record import (
     DEFAULT_ROLES as DEFAULT_ROLES,
+    Evidence as Evidence,
     Failure as Failure,
+    Fork as Fork,
+    ForkReason as ForkReason,
     Group as Group,
     Label as Label,
     Outcome as Outcome,
