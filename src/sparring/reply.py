@@ -104,18 +104,6 @@ class AnsweringSession(Session, Protocol):
             evidence: what the client says of the request beside the conversation.
         """
 
-    def stream(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec] = (),
-        *,
-        constraint: Constraint | None = None,
-        max_tokens: int | None = None,
-    ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
-        """Sample and record the reply to a conversation, in pieces: the head, pieces that together are the message,
-        and the whole reply, which is durable then. Leaving the iterator ends the sampling; what was sampled is
-        recorded."""
-
     def deliver(self, reply: str, delivered: bool) -> None:
         """Take note of whether a client got a reply whole. The latest note counts; a reply without one was delivered,
         where nothing says otherwise.
@@ -124,6 +112,20 @@ class AnsweringSession(Session, Protocol):
             reply: its id.
             delivered: False where its connection broke before.
         """
+
+    def stream(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        constraint: Constraint | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        evidence: Evidence = NO_EVIDENCE,
+    ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
+        """Sample and record the reply to a conversation, in pieces: the head, pieces that together are the message,
+        and the whole reply, which is durable then. Leaving the iterator ends the sampling; what was sampled is
+        recorded."""
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation."""
