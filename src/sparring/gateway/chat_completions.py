@@ -10,6 +10,7 @@ from typing import Any
 
 from sparring.errors import refusal
 from sparring.gateway.dialect import (
+    ClientCall,
     ClientRequest,
     Decode,
     arguments_of,
@@ -41,12 +42,13 @@ class ChatCompletions:
 
     path = "/v1/chat/completions"
 
-    def read(self, body: Mapping[str, Any]) -> ClientRequest:
+    def read(self, call: ClientCall) -> ClientRequest:
         """Read a request.
 
         Raises:
             BadInput: it is malformed, or asks for what cannot be had.
         """
+        body = call.body
         noted = sorted_fields(body, OBEYED, NOTED)
         messages = typed(body.get("messages"), "messages", list, "a list of messages")
         limits = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]

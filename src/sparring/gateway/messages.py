@@ -7,6 +7,7 @@ from typing import Any
 
 from sparring.errors import refusal
 from sparring.gateway.dialect import (
+    ClientCall,
     ClientRequest,
     Decode,
     arguments_of,
@@ -39,12 +40,13 @@ class Messages:
 
     path = "/v1/messages"
 
-    def read(self, body: Mapping[str, Any]) -> ClientRequest:
+    def read(self, call: ClientCall) -> ClientRequest:
         """Read a request.
 
         Raises:
             BadInput: it is malformed, or asks for what cannot be had.
         """
+        body = call.body
         noted = sorted_fields(body, OBEYED, NOTED)
         messages: list[Message] = []
         system = _system(body.get("system"))

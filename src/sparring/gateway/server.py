@@ -29,8 +29,9 @@ from starlette.routing import Route
 
 from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError, refusal
 from sparring.gateway.chat_completions import ChatCompletions
-from sparring.gateway.dialect import NO_RETRY, AnswerWriter, ClientRequest, Dialect, body_of, encoded
+from sparring.gateway.dialect import NO_RETRY, AnswerWriter, ClientCall, ClientRequest, Dialect, body_of, encoded
 from sparring.gateway.messages import Messages
+from sparring.gateway.responses import Responses
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply, ShownReply
 
 MOST_BYTES = 64 << 20
@@ -42,7 +43,7 @@ PING_S = 10.0
 NOTED = "x-sparring-noted"
 """Header of an answer: fields of the request that had no effect."""
 
-DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages())
+DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses())
 
 
 @dataclass(eq=False, slots=True)
@@ -116,7 +117,12 @@ class Gateway:
         listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
         self._url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         config = uvicorn.Config(
-            self._application(), log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1
+            self._application(),
+            log_config=None,
+            lifespan="off",
+            access_log=False,
+            timeout_graceful_shutdown=1,
+            ws="none",  # a client that asks for a socket is answered like any other, by a route
         )
         self._server = _Server(config)
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
@@ -130,6 +136,7 @@ class Gateway:
     def _application(self) -> Starlette:
         routes = [Route(dialect.path, self._endpoint(dialect), methods=["POST"]) for dialect in DIALECTS]
         routes.append(Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]))
+        routes.append(Route(Responses.path, self._no_socket, methods=["GET"]))
         routes += [Route("/v1/models", self._models), Route("/health", self._health)]
         return Starlette(routes=routes)
 
@@ -149,7 +156,7 @@ class Gateway:
         dialect = Messages()
         try:
             door = self._door(request)
-            client_request = dialect.read(body_of(await _body(request)))
+            client_request = dialect.read(_call(request, await _body(request)))
             count = door.session.count(client_request.messages, client_request.tools)
         except SparringError as error:
             return _refused(dialect, error)
@@ -163,6 +170,11 @@ class Gateway:
             return _refused(DIALECTS[0], error)
         return Response(msgspec.json.encode(MODELS), media_type="application/json")
 
+    async def _no_socket(self, request: Request) -> Response:
+        """Refuse a WebSocket: a client that gets this status goes on by HTTP at once."""
+        body = msgspec.json.encode(Responses().error(426, "expected POST, got a WebSocket; send requests by POST"))
+        return Response(body, status_code=426, media_type="application/json")
+
     async def _health(self, request: Request) -> Response:
         return Response(b"{}", media_type="application/json")
 
@@ -174,7 +186,7 @@ class Gateway:
         """
         door = self._door(request)
         data = await _body(request)
-        client_request = dialect.read(body_of(data))
+        client_request = dialect.read(_call(request, data))
         digest = hashlib.sha256(dialect.path.encode() + data).digest()
         replies = self._replies(door, client_request, digest)
         headers = {NOTED: ", ".join(client_request.noted)} if client_request.noted else {}
@@ -295,6 +307,8 @@ async def _sampled(session: AnsweringSession, client_request: ClientRequest) -> 
             client_request.tools,
             constraint=client_request.constraint,
             max_tokens=client_request.max_tokens,
+            stop=client_request.stop,
+            evidence=client_request.evidence,
         )
 
     return list(await asyncio.gather(*(one() for _ in range(client_request.samples))))
@@ -335,6 +349,15 @@ async def _body(request: Request) -> bytes:
         if len(data) > MOST_BYTES:
             raise refusal("body", f"at most {MOST_BYTES} bytes", "more", "send less")
     return bytes(data)
+
+
+def _call(request: Request, data: bytes) -> ClientCall:
+    """Return a client's call.
+
+    Raises:
+        BadInput: its body is no JSON object.
+    """
+    return ClientCall(body=body_of(data), headers=request.headers, path=request.path_params)
 
 
 async def _left(request: Request) -> None:
