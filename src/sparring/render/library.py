@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from renderers import ToolCallParseStatus
 
 from sparring.errors import BadInput, PolicyFailure, boundary
 from sparring.generation import GenerateRequest, Rendered
@@ -14,6 +13,7 @@ from sparring.render.control import MARK
 from sparring.render.dialect import tool_call, tool_dicts
 from sparring.render.escaping import TextEscaper
 from sparring.render.hermes import parse_reply
+from sparring.render.renderers_library import ToolCallParseStatus
 from sparring.render.text_rules import TextRules
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolCall, ToolSpec
