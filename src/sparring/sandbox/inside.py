@@ -18,6 +18,7 @@ import gc
 import json
 import math
 import os
+import resource
 import select
 import signal
 import site
@@ -30,7 +31,7 @@ import time
 import traceback
 import types
 
-from sparring.sandbox.confine import address_space_bytes, fork_isolated, furnish, narrow
+from sparring.sandbox.confine import address_space_bytes, fork_isolated, furnish, narrow, raise_loopback
 
 ASKED, ANSWERED = 200, 201  # where the first command of a joined box reads what the other one writes, and writes itself
 OUT_OF_MEMORY = signal.SIGRTMAX  # how a command tells its box that a MemoryError reached the top; nothing else sends it
@@ -174,14 +175,18 @@ def command(request: dict, body: bytes, limits: dict, pipes: tuple[int, int, int
             os.dup2(pipe, target)
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        narrow(limits["address"], math.ceil(request["timeout"] * CPUS) + 2)
+        address = resource.RLIM_INFINITY if request["op"] == "program" else limits["address"]
+        narrow(address, math.ceil(request["timeout"] * CPUS) + 2)
         os.write(armed, b"!")
         os.closerange(3, ASKED)
         os.closerange(ANSWERED + 1, 1 << 16)
         gc.enable()
         if request["op"] == "python":
             status = _run_python(body)
-        elif request["op"] == "exec":
+        elif request["op"] in ("exec", "program"):
+            if request["op"] == "program":
+                os.environ.clear()
+                os.environ.update(request["environment"])
             status = _run_program(request["argv"])
         elif request["op"] == "read":
             status = _run_read(request["path"])
@@ -350,8 +355,10 @@ def resident_bytes() -> int:
 
 
 def box(connection: socket.socket, joined: list) -> None:
-    """Serve one box until its socket closes. Its first command gets what joins it to another box. Never returns."""
+    """Serve one box until its socket closes. Its first command gets what joins it to another box; one file alone is
+    the socket by which the parent gets the ports of programs. Never returns."""
     try:
+        ports = socket.socket(fileno=joined.pop()) if len(joined) == 1 else None
         for target, file in zip((ASKED, ANSWERED), joined):
             os.dup2(file, target)
             os.close(file)
@@ -360,12 +367,14 @@ def box(connection: socket.socket, joined: list) -> None:
             signal.SIGINT, signal.SIG_DFL
         )  # pid 1 is deaf to signals from inside only where it has no handler
         limits, _ = receive(connection)
-        furnish(limits["disk"], limits["processes"])
+        furnish(limits["disk"], limits["processes"], limits["files"])
         limits["address"] = address_space_bytes() + limits["memory"]  # memory is counted on top of the warm interpreter
         while True:
             request, body = receive(connection)
             if request["op"] == "cancel":
                 continue  # it came after the command had ended
+            if request["op"] == "program":
+                open_port(ports, request["port"])
             run = Run(request, body, limits)
             while joined:
                 joined.pop()
@@ -377,6 +386,14 @@ def box(connection: socket.socket, joined: list) -> None:
         raise
     finally:
         os._exit(1)
+
+
+def open_port(ports: socket.socket, port: int) -> None:
+    """Listen on the box's own loopback and send the parent what listens: whoever has it, its connections are those of
+    this box."""
+    raise_loopback()
+    with socket.create_server(("127.0.0.1", port), backlog=128) as listening:
+        socket.send_fds(ports, [b"p"], [listening.fileno()])
 
 
 def warm_up() -> None:
