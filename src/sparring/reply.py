@@ -59,6 +59,10 @@ class Evidence:
     wishes: Mapping[str, Any] = field(default_factory=dict)
 
 
+NO_EVIDENCE = Evidence()
+"""Evidence of a client that says nothing of a request beside the conversation."""
+
+
 class AnsweringSession(Session, Protocol):
     """A session that also returns replies that were cut short."""
 
@@ -69,8 +73,19 @@ class AnsweringSession(Session, Protocol):
         *,
         constraint: Constraint | None = None,
         max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        evidence: Evidence = NO_EVIDENCE,
     ) -> SampledReply:
-        """Sample and record the reply to a conversation."""
+        """Sample and record the reply to a conversation.
+
+        Args:
+            messages: the whole conversation; the last one is no reply.
+            tools: what may be called.
+            constraint: what the reply's text must be, in the place of the run's.
+            max_tokens: most tokens of this reply that the client wants.
+            stop: strings that end this reply, beside those of the run.
+            evidence: what the client says of the request beside the conversation.
+        """
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation."""

@@ -16,7 +16,7 @@ from sparring.record.replies import RecordedReplies
 from sparring.record.transcript import Transcript
 from sparring.record.tree import Tree, Turn
 from sparring.record.turns import TurnQueue
-from sparring.reply import SampledReply
+from sparring.reply import NO_EVIDENCE, Evidence, SampledReply
 from sparring.types import Limits, Message, Outcome, Segment, Task, Timing, ToolSpec, Trajectory, Usage
 
 CHARACTERS_PER_TOKEN = 8
@@ -95,6 +95,17 @@ class Rank(NamedTuple):
     admission: int
 
 
+class ReplyRequest(NamedTuple):
+    """Request for a reply: the arguments of `RecordedSession.reply`."""
+
+    messages: Sequence[Message]
+    tools: Sequence[ToolSpec]
+    constraint: Constraint | None
+    max_tokens: int | None
+    stop: Sequence[str]
+    evidence: Evidence
+
+
 class RecordedSession:
     """One role's conversation: the `Session` that harness and gateway talk to, and the only writer of segments.
 
@@ -159,6 +170,8 @@ class RecordedSession:
         *,
         constraint: Constraint | None = None,
         max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        evidence: Evidence = NO_EVIDENCE,
     ) -> SampledReply:
         """Ask for the next reply to a conversation; one that was cut short is returned too.
 
@@ -171,29 +184,26 @@ class RecordedSession:
             constraint: what the reply's text must be, in the place of the run's; then no `min_tokens` holds, because it
                 is the constraint that says how short a reply may be.
             max_tokens: no more are sampled for this reply; a reply that this cuts has hit no limit of the rollout.
+            stop: strings that end this reply, beside those of the run.
+            evidence: what the client says of the request beside the conversation.
 
         Raises:
-            BadInput: the constraint does not compile; nothing was sampled.
+            BadInput: the constraint does not compile, or a stop string is empty; nothing was sampled.
             LimitReached: a limit of the task or the context leaves no token to sample.
             EngineError: the engine failed; nothing of this turn is in the record.
             StoreError: the turn could not be made durable.
         """
         try:
-            reply = await self._answered(messages, tools, constraint, max_tokens)
+            reply = await self._answered(ReplyRequest(messages, tools, constraint, max_tokens, stop, evidence))
         except LimitReached as limit:
             self.limit = limit
             raise
         self.limit = reply.limit
         return reply
 
-    async def _answered(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec],
-        constraint: Constraint | None,
-        max_tokens: int | None,
-    ) -> SampledReply:
+    async def _answered(self, request: ReplyRequest) -> SampledReply:
         """Plan a turn, sample its reply and write it down."""
+        messages, tools = request.messages, request.tools
         if self._requests >= self._limits.max_turns:
             raise LimitReached("max_turns", f"{self.id}: {self._limits.max_turns} turns are used up")
         if self.usage.tool_calls > self._limits.max_tool_calls:
@@ -202,7 +212,7 @@ class RecordedSession:
             room = self._recorder.max_context
             raise LimitReached("context_length", f"{self.id}: a prompt of more than {room} tokens, room for {room}")
         turn, self._tools = self._tree.plan(messages, tools), tools
-        sampling, cut_reason = self._sampling(turn, constraint, max_tokens)
+        sampling, cut_reason = self._sampling(turn, request)
         self._requests += 1
         self._granted += sampling.max_tokens
         granted = sampling.max_tokens
@@ -218,7 +228,7 @@ class RecordedSession:
         if recorded is not None and recorded.sampling.max_tokens != granted:
             sampling = recorded.sampling
             cut_reason = "max_tokens" if sampling.max_tokens < self._room(turn) else "context_length"
-            cut_reason = "" if sampling.max_tokens == max_tokens else cut_reason
+            cut_reason = "" if sampling.max_tokens == request.max_tokens else cut_reason
         message = self._named(self._recorder.renderer.parse(completion.tokens, tools, prompt=turn.added))
         new = self._write(turn, completion, message, sampling)
         tool_calls = self.usage.tool_calls
@@ -281,10 +291,10 @@ class RecordedSession:
         for lane in lanes:
             await self._recorder.engine.release(self._conversation(lane))
 
-    def _sampling(self, turn: Turn, constraint: Constraint | None, max_tokens: int | None) -> tuple[Sampling, str]:
+    def _sampling(self, turn: Turn, request: ReplyRequest) -> tuple[Sampling, str]:
         """Return how this turn is drawn, and the limit that a reply cut short has hit; none where that is its
         client's."""
-        base = self._recorder.sampling
+        base, constraint, max_tokens = self._recorder.sampling, request.constraint, request.max_tokens
         rollout = self._limits.max_tokens - self.usage.sampled_tokens - self._granted
         context = self._room(turn)
         if rollout < 1:
@@ -301,6 +311,7 @@ class RecordedSession:
             min_tokens=0 if constraint else min(base.min_tokens, most, context),
             constraint=constraint or base.constraint,
             stop=base.stop or self._recorder.renderer.stop_ids,
+            stop_strings=_joined(base.stop_strings, request.stop),
             seed=self._seed if turn.repeat == 0 else _derive(self._seed, "repeat", turn.repeat),
         )
         return sampling, "" if by_client else "context_length" if context < most else "max_tokens"
@@ -375,6 +386,13 @@ class RecordedSession:
 def trajectory_id(rollout_id: str, role: str) -> str:
     """Return the id of a role's trajectory: the policy's is its rollout's."""
     return rollout_id if role == "policy" else f"{rollout_id}/{role}"
+
+
+def _joined(of_run: tuple[str, ...], of_client: Sequence[str]) -> tuple[str, ...]:
+    """Return the stop strings of a run and, behind them, those that only a client has, each once."""
+    if not of_client:
+        return of_run
+    return of_run + tuple(dict.fromkeys(string for string in of_client if string not in of_run))
 
 
 def _derive(seed: int, *names: object) -> int:

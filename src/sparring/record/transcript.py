@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sparring.errors import LimitReached
 from sparring.generation import Constraint
 from sparring.record.replies import RecordedReplies
-from sparring.reply import SampledReply
+from sparring.reply import NO_EVIDENCE, Evidence, SampledReply
 from sparring.types import Message, Outcome, Segment, Source, Task, Timing, ToolSpec, Trajectory, Usage
 
 
@@ -94,8 +94,10 @@ class TextSession:
         *,
         constraint: Constraint | None = None,
         max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        evidence: Evidence = NO_EVIDENCE,
     ) -> SampledReply:
-        """Ask for the next reply to a conversation; it has no tokens, so none are too many.
+        """Ask for the next reply to a conversation; it has no tokens, so none are too many and no string stops it.
 
         Raises:
             LimitReached: a limit of the task was hit.

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 from sparring.errors import EngineError, EnvError, InfraError, JudgeError, PolicyFailure, SandboxError, ToolHostError
 from sparring.generation import Constraint
 from sparring.observe.spans import Spans
-from sparring.reply import AnsweringSession, SampledReply
+from sparring.reply import NO_EVIDENCE, AnsweringSession, Evidence, SampledReply
 from sparring.rollout.config import RolloutConfig
 from sparring.types import POLICY, Message, ToolSpec
 
@@ -272,9 +272,15 @@ class LimitedSession:
         *,
         constraint: Constraint | None = None,
         max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        evidence: Evidence = NO_EVIDENCE,
     ) -> SampledReply:
         """Ask for the next reply, which may be cut short. Raises as `complete` does."""
-        return await self._asked(self._session.reply(messages, tools, constraint=constraint, max_tokens=max_tokens))
+        return await self._asked(
+            self._session.reply(
+                messages, tools, constraint=constraint, max_tokens=max_tokens, stop=stop, evidence=evidence
+            )
+        )
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation."""
