@@ -110,8 +110,8 @@ class BubblewrapBox:
         self._over: str | None = None
         self._ports: socket.socket | None = None
         if pool.runs_programs and not joined:
-            self._ports, theirs = socket.socketpair()
-            self._joined = (theirs.detach(),)
+            self._ports, remote = socket.socketpair()
+            self._joined = (remote.detach(),)
 
     async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
         """Run a program with /box as its folder. 126 and 127 as in a shell, 128 + n for one that signal n ended."""

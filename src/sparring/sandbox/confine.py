@@ -138,7 +138,7 @@ def furnish(disk_bytes: int, processes: int, files: int) -> None:
 
     The box keeps its capabilities over its own namespaces: as long as a command has none, the kernel lets it neither
     trace nor slow the box (capabilities(7), sched_setscheduler(2)). What is set here every command inherits and cannot
-    undo. One tmpfs carries /box, /home, /tmp and /dev/shm, so that `disk_bytes` bounds all that a box can write; it stays
+    undo. One tmpfs carries /box, /tmp and /dev/shm, so that `disk_bytes` bounds all that a box can write; it stays
     visible under /mnt too, because an unmount waits milliseconds for the kernel.
     """
     _write("/proc/self/setgroups", "deny")
@@ -149,7 +149,8 @@ def furnish(disk_bytes: int, processes: int, files: int) -> None:
     _mount(
         "box", "/mnt", "tmpfs", MS_NOSUID_NODEV, f"size={disk_bytes},nr_inodes={max(256, disk_bytes >> 12)},mode=0700"
     )
-    for inner, target in (("box", "/box"), ("home", "/home"), ("tmp", "/tmp"), ("shm", "/dev/shm")):
+    homes = [("agent", "/agent")] if os.path.isdir("/agent") else []  # of programs
+    for inner, target in (*homes, ("box", "/box"), ("tmp", "/tmp"), ("shm", "/dev/shm")):
         os.mkdir(f"/mnt/{inner}", 0o700)
         _mount(f"/mnt/{inner}", target, None, MS_BIND)
     _mount("proc", "/proc", "proc", MS_NOSUID_NODEV | MS_NOEXEC, "subset=pid")

@@ -37,6 +37,7 @@ ASKED, ANSWERED = 200, 201  # where the first command of a joined box reads what
 OUT_OF_MEMORY = signal.SIGRTMAX  # how a command tells its box that a MemoryError reached the top; nothing else sends it
 NO_MEMORY = -1
 POLL_S = 0.02
+PROGRAM_POLL_S = 0.2  # a program runs for minutes, with many threads: a look costs more, and a late one less
 CPUS = len(os.sched_getaffinity(0))
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 WARM = (
@@ -223,6 +224,7 @@ class Run:
         self.stdin = b"" if request["op"] == "python" else body
         self.started = time.monotonic()
         self.deadline = self.started + request["timeout"]
+        self.poll_s = PROGRAM_POLL_S if request["op"] == "program" else POLL_S
         self.truncated = self.timed_out = self.out_of_memory = False
         inner, outer = zip(os.pipe(), os.pipe()[::-1], os.pipe()[::-1], os.pipe()[::-1])
         self.pid = os.fork()
@@ -244,10 +246,10 @@ class Run:
             poll.register(file, select.POLLIN)
         poll.register(self.feed, select.POLLOUT)
         self._write_stdin(poll)
-        running, by_itself, look = True, False, self.started + POLL_S
+        running, by_itself, look = True, False, self.started + self.poll_s
         while running:
             left = self.deadline - time.monotonic()
-            ready = poll.poll(1000 * max(0.0, min(left, POLL_S)))
+            ready = poll.poll(1000 * max(0.0, min(left, self.poll_s)))
             for file, _ in ready:
                 if file == connection.fileno():
                     receive(connection)  # while a command runs the parent sends only "cancel"
@@ -261,7 +263,7 @@ class Run:
             if running and left <= 0:
                 self.timed_out, running = True, False
             elif running and time.monotonic() >= look:
-                look = time.monotonic() + POLL_S
+                look = time.monotonic() + self.poll_s
                 self._reap(os.WNOHANG)
                 if resident_bytes() > self.limits["memory"]:
                     self.out_of_memory, running = True, False

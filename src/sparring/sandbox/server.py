@@ -32,7 +32,7 @@ ENVIRONMENT = {
     "PYTHONUTF8": "1",
 }
 ETC = {
-    "/etc/passwd": f"agent:x:{INNER_UID}:{INNER_UID}:agent:/home:/bin/sh\n",
+    "/etc/passwd": f"agent:x:{INNER_UID}:{INNER_UID}:agent:/agent:/bin/sh\n",
     "/etc/group": f"agent:x:{INNER_UID}:\n",
     "/etc/hosts": "127.0.0.1 localhost box\n",
 }
@@ -85,7 +85,7 @@ def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None)
     for device in ("null", "zero", "full", "random", "urandom"):
         arguments += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     arguments += ["--symlink", "/proc/self/fd", "/dev/fd", "--proc", "/proc"]
-    for folder in ("/box", "/home", "/tmp", "/mnt", "/dev/shm"):
+    for folder in ("/box", "/tmp", "/mnt", "/dev/shm", *(() if mounts is None else ("/agent",))):
         arguments += ["--dir", folder]
     arguments += ["--remount-ro", "/", "--chdir", "/"]
     for name, value in ENVIRONMENT.items():
