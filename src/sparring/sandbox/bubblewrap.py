@@ -129,8 +129,10 @@ class BubblewrapBox:
         argv: Sequence[str],
         *,
         environment: Mapping[str, str],
+        stdin: str = "",
         port: int,
         timeout_s: float,
+        output_bytes: int,
         served: Callable[[socket.socket], Awaitable[None]],
     ) -> ExecResult:
         """Run a program that finds a server at one port of its own loopback and no other network. It has as much
@@ -140,8 +142,10 @@ class BubblewrapBox:
         Args:
             argv: the program and its arguments.
             environment: all of its environment.
+            stdin: text of its standard input.
             port: of 127.0.0.1 in the box.
             timeout_s: after which it is killed.
+            output_bytes: of its standard output and error each, that are returned.
             served: gets the socket that listens at the port, which is its to close, and serves it until it is
                 cancelled, when the program has ended.
 
@@ -154,7 +158,9 @@ class BubblewrapBox:
         self._used = True
         request = {"op": "program", "argv": list(argv), "environment": dict(environment), "port": port}
         async with self._turn:
-            running = asyncio.create_task(self._turned(request, b"", timeout_s))
+            running = asyncio.create_task(
+                self._turned(request, stdin.encode("utf-8", "surrogatepass"), timeout_s, output_bytes)
+            )
             serving = asyncio.create_task(self._serve(self._ports, served))
             try:
                 await asyncio.wait((running, serving), return_when=asyncio.FIRST_COMPLETED)
@@ -190,6 +196,16 @@ class BubblewrapBox:
         """
         self._check_open()
         return await self._pool.take(self._spec)
+
+    async def beside(self, spec: BoxSpec) -> Sandbox:
+        """Return a box of another spec, of the same pool. The caller closes it.
+
+        Raises:
+            BadInput: as for the pool's `take`.
+            SandboxError: this box has failed, or it or the pool is closed.
+        """
+        self._check_open()
+        return await self._pool.take(spec)
 
     async def converse(self, code: str, other: str) -> ExecResult:
         """Run two programs at once, each in a fresh box of its own, joined by two pipes: what one writes to file
