@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from sparring.errors import LimitReached
 from sparring.generation import Constraint, FinishReason
 from sparring.protocols import Session
-from sparring.types import Label, Message, ToolSpec
+from sparring.types import Evidence as Evidence
+from sparring.types import Message, ReplyPiece, ToolSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,7 +18,7 @@ class SampledReply:
     """Reply that was sampled and recorded.
 
     Attributes:
-        id: of the rollout's role and the place of the reply in its record: `rl/12/3#5`.
+        id: of the rollout's role and the request that it answers: `rl/12/3#5`. No other reply of the rollout has it.
         message: what was said, and the calls.
         finish_reason: `length` where it was cut short.
         prompt_tokens: number of ids that it was sampled after.
@@ -39,24 +40,40 @@ class SampledReply:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evidence:
-    """Evidence that a client gives of a request beside the conversation. It labels and links turns, and never decides
-    whose rollout a request belongs to: the key does.
+class ReplyHead:
+    """Head of a streamed reply, known when its first token is sampled.
 
     Attributes:
-        agent: id of the agent or sub-agent that asks; empty where the client gives none.
-        parent: id of the agent that started it; empty where the client gives none.
-        label: what the request is for, where the client says so.
-        handle: id of the reply that the request continues (a response's, a call's, a signature), empty where it has
-            none. It decides where equal conversations stand for several replies.
-        wishes: fields of the request that have no effect on sampling.
+        id: as the whole reply's.
+        prompt_tokens: number of ids that it is sampled after.
     """
 
-    agent: str = ""
-    parent: str = ""
-    label: Label | None = None
-    handle: str = ""
-    wishes: Mapping[str, Any] = field(default_factory=dict)
+    id: str
+    prompt_tokens: int
+
+
+class ShownReply:
+    """Account of the pieces of a reply that were shown."""
+
+    def __init__(self) -> None:
+        self._reasoning = self._text = self._calls = 0
+
+    def add(self, piece: ReplyPiece) -> None:
+        """Count a piece."""
+        if piece.kind == "reasoning":
+            self._reasoning += len(piece.text)
+        elif piece.kind == "text":
+            self._text += len(piece.text)
+        else:
+            self._calls += 1
+
+    def rest(self, message: Message) -> tuple[ReplyPiece, ...]:
+        """Return the pieces that are left to show of a whole reply."""
+        reasoning, text = (message.reasoning or "")[self._reasoning :], message.content[self._text :]
+        pieces = [ReplyPiece(kind="reasoning", text=reasoning)] if reasoning else []
+        if text:
+            pieces.append(ReplyPiece(kind="text", text=text))
+        return (*pieces, *(ReplyPiece(kind="call", call=call) for call in message.tool_calls[self._calls :]))
 
 
 NO_EVIDENCE = Evidence()
@@ -94,6 +111,29 @@ class AnsweringSession(Session, Protocol):
             stop: strings that end this reply, beside those of the run.
             evidence: what the client says of the request beside the conversation.
         """
+
+    def deliver(self, reply: str, delivered: bool) -> None:
+        """Take note of whether a client got a reply whole. The latest note counts; a reply without one was delivered,
+        where nothing says otherwise.
+
+        Args:
+            reply: its id.
+            delivered: False where its connection broke before.
+        """
+
+    def stream(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        constraint: Constraint | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        evidence: Evidence = NO_EVIDENCE,
+    ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
+        """Sample and record the reply to a conversation, in pieces: the head, pieces that together are the message,
+        and the whole reply, which is durable then. Leaving the iterator ends the sampling; what was sampled is
+        recorded."""
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation."""

@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 import secrets
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,9 +29,10 @@ from starlette.routing import Route
 
 from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError, refusal
 from sparring.gateway.chat_completions import ChatCompletions
-from sparring.gateway.dialect import NO_RETRY, ClientRequest, Dialect, body_of
+from sparring.gateway.dialect import NO_RETRY, AnswerWriter, ClientCall, ClientRequest, Dialect, body_of, encoded
 from sparring.gateway.messages import Messages
-from sparring.reply import AnsweringSession, SampledReply
+from sparring.gateway.responses import Responses
+from sparring.reply import AnsweringSession, ReplyHead, SampledReply, ShownReply
 
 MOST_BYTES = 64 << 20
 """Largest body of a request."""
@@ -42,7 +43,7 @@ PING_S = 10.0
 NOTED = "x-sparring-noted"
 """Header of an answer: fields of the request that had no effect."""
 
-DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages())
+DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses())
 
 
 @dataclass(eq=False, slots=True)
@@ -114,9 +115,14 @@ class Gateway:
 
     async def _start(self) -> None:
         listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
-        self._url = "http://127.0.0.1:{}".format(listening.getsockname()[1])
+        self._url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         config = uvicorn.Config(
-            self._application(), log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1
+            self._application(),
+            log_config=None,
+            lifespan="off",
+            access_log=False,
+            timeout_graceful_shutdown=1,
+            ws="none",  # a client that asks for a socket is answered like any other, by a route
         )
         self._server = _Server(config)
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
@@ -130,6 +136,7 @@ class Gateway:
     def _application(self) -> Starlette:
         routes = [Route(dialect.path, self._endpoint(dialect), methods=["POST"]) for dialect in DIALECTS]
         routes.append(Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]))
+        routes.append(Route(Responses.path, self._no_socket, methods=["GET"]))
         routes += [Route("/v1/models", self._models), Route("/health", self._health)]
         return Starlette(routes=routes)
 
@@ -149,7 +156,7 @@ class Gateway:
         dialect = Messages()
         try:
             door = self._door(request)
-            client_request = dialect.read(body_of(await _body(request)))
+            client_request = dialect.read(_call(request, await _body(request)))
             count = door.session.count(client_request.messages, client_request.tools)
         except SparringError as error:
             return _refused(dialect, error)
@@ -163,6 +170,11 @@ class Gateway:
             return _refused(DIALECTS[0], error)
         return Response(msgspec.json.encode(MODELS), media_type="application/json")
 
+    async def _no_socket(self, request: Request) -> Response:
+        """Refuse a WebSocket: a client that gets this status goes on by HTTP at once."""
+        body = msgspec.json.encode(Responses().error(426, "expected POST, got a WebSocket; send requests by POST"))
+        return Response(body, status_code=426, media_type="application/json")
+
     async def _health(self, request: Request) -> Response:
         return Response(b"{}", media_type="application/json")
 
@@ -174,7 +186,7 @@ class Gateway:
         """
         door = self._door(request)
         data = await _body(request)
-        client_request = dialect.read(body_of(data))
+        client_request = dialect.read(_call(request, data))
         digest = hashlib.sha256(dialect.path.encode() + data).digest()
         replies = self._replies(door, client_request, digest)
         headers = {NOTED: ", ".join(client_request.noted)} if client_request.noted else {}
@@ -192,9 +204,9 @@ class Gateway:
             raise ClientDisconnect
         done, decode = _unwrapped(replies), door.session.decode
         if client_request.stream:
-            content = b"".join(dialect.events(client_request, done, decode))
+            content = b"".join(_events(dialect.writer(client_request, decode), done))
             return Response(content, media_type="text/event-stream", headers=headers)
-        body = msgspec.json.encode(dialect.answer(client_request, done, decode))
+        body = encoded(dialect.answer(client_request, done, decode))
         return Response(body, media_type="application/json", headers=headers)
 
     async def _events(
@@ -217,7 +229,7 @@ class Gateway:
                 status, text, _ = _status(error)
                 yield dialect.error_event(status, text)
                 return
-            for event in dialect.events(client_request, done, door.session.decode):
+            for event in _events(dialect.writer(client_request, door.session.decode), done):
                 yield event
             delivered = True
         finally:
@@ -295,9 +307,21 @@ async def _sampled(session: AnsweringSession, client_request: ClientRequest) -> 
             client_request.tools,
             constraint=client_request.constraint,
             max_tokens=client_request.max_tokens,
+            stop=client_request.stop,
+            evidence=client_request.evidence,
         )
 
     return list(await asyncio.gather(*(one() for _ in range(client_request.samples))))
+
+
+def _events(writer: AnswerWriter, replies: Sequence[SampledReply]) -> Iterator[bytes]:
+    """Yield the events of whole replies."""
+    yield writer.begin(ReplyHead(id=replies[0].id, prompt_tokens=replies[0].prompt_tokens))
+    for sample, reply in enumerate(replies):
+        for piece in ShownReply().rest(reply.message):
+            yield writer.piece(sample, piece)
+        yield writer.end(sample, reply)
+    yield writer.close()
 
 
 def _unwrapped(replies: asyncio.Task[list[SampledReply]]) -> list[SampledReply]:
@@ -325,6 +349,15 @@ async def _body(request: Request) -> bytes:
         if len(data) > MOST_BYTES:
             raise refusal("body", f"at most {MOST_BYTES} bytes", "more", "send less")
     return bytes(data)
+
+
+def _call(request: Request, data: bytes) -> ClientCall:
+    """Return a client's call.
+
+    Raises:
+        BadInput: its body is no JSON object.
+    """
+    return ClientCall(body=body_of(data), headers=request.headers, path=request.path_params)
 
 
 async def _left(request: Request) -> None:

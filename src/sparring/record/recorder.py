@@ -266,6 +266,9 @@ class RecordedSession:
     def _too_many_calls(self) -> LimitReached:
         return LimitReached("max_tool_calls", f"{self.id}: more than {self._limits.max_tool_calls} tool calls")
 
+    def deliver(self, reply: str, delivered: bool) -> None:
+        """Take note of whether a client got a reply whole; see `AnsweringSession.deliver`."""
+
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation that is rendered whole."""
         return len(self._recorder.renderer.render(messages, tools).tokens)

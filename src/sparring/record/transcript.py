@@ -124,6 +124,9 @@ class TextSession:
             logprobs=(),
         )
 
+    def deliver(self, reply: str, delivered: bool) -> None:
+        """Do nothing: text is not trained."""
+
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return 0: there are no ids."""
         return 0

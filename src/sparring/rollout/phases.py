@@ -292,6 +292,10 @@ class LimitedSession:
             )
         )
 
+    def deliver(self, reply: str, delivered: bool) -> None:
+        """Take note of whether a client got a reply whole."""
+        self._session.deliver(reply, delivered)
+
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation."""
         return self._session.count(messages, tools)

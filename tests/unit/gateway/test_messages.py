@@ -179,6 +179,7 @@ def test_models_are_named_for_both_vendors() -> None:
 @pytest.mark.extra
 def test_the_vendors_client_reads_every_answer() -> None:
     import anthropic
+
     reply = said("Let me see.", ("add", {"a": 1, "b": 2}))
     session = opened(says(reply, reply, said("Three.")))
 
