@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import xxhash
 
-from sparring.errors import EngineError, LimitReached, boundary, refusal
+from sparring.errors import EngineError, LimitReached, RequestEnded, SparringError, boundary, refusal
 from sparring.generation import Completion, Constraint, GenerateRequest, Sampling
 from sparring.protocols import Engine, Renderer, Store
 from sparring.record.budget import Budget
 from sparring.record.lines import Turn
 from sparring.record.replies import RecordedPlaces, RecordedReplies, RecordedReply
+from sparring.record.request import Rank, ReplyRequest, at_most, joined_stop, overflows
+from sparring.record.streaming import ShowingReader, named, named_call, without_stop
 from sparring.record.tool_lists import ToolLists
 from sparring.record.transcript import Transcript
 from sparring.record.tree import Tree
 from sparring.record.turns import TurnQueue
-from sparring.reply import NO_EVIDENCE, Evidence, SampledReply
-from sparring.types import Limits, Message, Outcome, Segment, Task, Timing, ToolSpec, Trajectory, Usage
-
-CHARACTERS_PER_TOKEN = 8
-"""Characters for each token of the context up to which a prompt is rendered unseen; text has some 4."""
+from sparring.reply import NO_EVIDENCE, Evidence, ReplyHead, SampledReply, Show, in_pieces
+from sparring.types import (
+    Limits,
+    Message,
+    Outcome,
+    ReplyPiece,
+    Segment,
+    Task,
+    Timing,
+    ToolSpec,
+    Trajectory,
+    Usage,
+)
 
 
 class Recorder:
@@ -92,24 +102,6 @@ class Recorder:
         return session
 
 
-class Rank(NamedTuple):
-    """Rank of a session's requests at the engine."""
-
-    priority: int
-    admission: int
-
-
-class ReplyRequest(NamedTuple):
-    """Request for a reply: the arguments of `RecordedSession.reply`."""
-
-    messages: Sequence[Message]
-    tools: Sequence[ToolSpec]
-    constraint: Constraint | None
-    max_tokens: int | None
-    stop: Sequence[str]
-    evidence: Evidence
-
-
 class RecordedSession:
     """One role's conversation: the `Session` that harness and gateway talk to, and the only writer of segments.
 
@@ -117,7 +109,8 @@ class RecordedSession:
         id: the trajectory's id.
         usage: counts so far.
         generate_s: seconds that replies were waited for, summed over requests.
-        limit: the limit that the latest request hit, None where that was answered.
+        limit: the limit that a request hit; None where none did, or a prompt was too long and a later request was
+            answered.
         replies: of the record that answers before the engine does; None where nothing is rebuilt.
     """
 
@@ -139,6 +132,7 @@ class RecordedSession:
         self._budget = Budget(self.id, limits)
         self._places: RecordedPlaces | None = None
         self._closed = False
+        self._ended: set[str] = set()
         self._lanes: set[int] = set()
         self._tools: Sequence[ToolSpec] = ()
 
@@ -146,6 +140,16 @@ class RecordedSession:
     def segments(self) -> tuple[Segment, ...]:
         """The record so far."""
         return self._tree.segments
+
+    @property
+    def max_context(self) -> int:
+        """Most ids that a prompt and its reply may have together."""
+        return self._recorder.max_context
+
+    @property
+    def max_reply(self) -> int:
+        """Most ids of one reply."""
+        return min(self._recorder.sampling.max_tokens, self._recorder.max_context)
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
@@ -177,6 +181,7 @@ class RecordedSession:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
+        show: Show | None = None,
     ) -> SampledReply:
         """Ask for the next reply to a conversation; one that was cut short is returned too.
 
@@ -191,28 +196,74 @@ class RecordedSession:
             max_tokens: no more are sampled for this reply; a reply that this cuts has hit no limit of the rollout.
             stop: strings that end this reply, beside those of the run.
             evidence: what the client says of the request beside the conversation.
+            show: takes the reply while it is sampled.
+
+        Cancelled, it drops the request: nothing of the turn is in the record, and asked again, it is the same turn,
+        which samples the same tokens. A request that the engine ends with what it has, after `abort` or of itself, is
+        in the record as lost; asked again, it is another turn.
 
         Raises:
             BadInput: the constraint does not compile, or a stop string is empty; nothing was sampled.
             LimitReached: a limit of the task or the context leaves no token to sample.
-            EngineError: the engine failed; nothing of this turn is in the record.
+            EngineError: the engine failed, or gave up.
+            RequestEnded: `abort` ended the reply.
             StoreError: the turn could not be made durable.
         """
         try:
-            reply = await self._answered(ReplyRequest(messages, tools, constraint, max_tokens, stop, evidence))
+            reply = await self._answered(ReplyRequest(messages, tools, constraint, max_tokens, stop, evidence, show))
         except LimitReached as limit:
-            self.limit = limit
+            self._note(limit)
             raise
-        self.limit = reply.limit
+        self._note(reply.limit)
         return reply
 
+    def _note(self, limit: LimitReached | None) -> None:
+        """Remember a limit. A prompt that was too long is forgotten when a request is answered: its client made it
+        shorter."""
+        if self.limit is None or self.limit.reason == "context_length":
+            self.limit = limit
+
+    def stream(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        constraint: Constraint | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        evidence: Evidence = NO_EVIDENCE,
+    ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
+        """Ask for the next reply to a conversation, in pieces; see `AnsweringSession.stream`. The arguments and errors
+        are those of `reply`."""
+        ask = partial(
+            self.reply, messages, tools, constraint=constraint, max_tokens=max_tokens, stop=stop, evidence=evidence
+        )
+        return in_pieces(lambda show: ask(show=show), self.abort)
+
+    async def abort(self, reply: str) -> None:
+        """End a reply that is being sampled, by its id; see `AnsweringSession.abort`."""
+        self._ended.add(reply)
+        await self._recorder.engine.abort(reply)
+
     async def _answered(self, request: ReplyRequest) -> SampledReply:
-        """Plan a turn, sample its reply and write it down."""
+        """Take turns until one is answered: the record may have some that the engine gave up."""
+        while True:
+            reply = await self._turn(request)
+            if reply is not None:
+                return reply
+
+    async def _turn(self, request: ReplyRequest) -> SampledReply | None:
+        """Plan a turn, sample its reply and write it down.
+
+        Returns:
+            The reply; None where it comes from the record, in which the engine gave it up.
+        """
         self._budget.check(self.usage)
-        if self._overflows(request.messages):
-            room = self._recorder.max_context
+        room = self._recorder.max_context
+        if overflows(self._recorder.renderer, request.messages, room):
             raise LimitReached("context_length", f"{self.id}: a prompt of more than {room} tokens, room for {room}")
         turn = self._planned(request)
+        id, shown = self._reply_id(turn), self._showing(turn, request)
         granted, recorded = 0, None
         try:
             sampling = self._sampling(turn, request)
@@ -220,11 +271,11 @@ class RecordedSession:
                 recorded = await self.replies.take(self._role, turn.prompt, sampling)
             if recorded is None:
                 granted = await self._budget.grant(sampling.max_tokens)
-                sampling = _at_most(sampling, granted)
-                completion = await self._generate(turn, sampling)
+                sampling = at_most(sampling, granted)
+                completion = await self._generate(turn, sampling, id, shown)
             else:
                 sampling, completion = recorded.sampling, recorded.completion()
-            message = self._named(turn, request, completion, recorded)
+            message, stop = self._message(turn, request, completion, recorded)
             new = self._write(turn, completion, message, sampling, recorded)
         except BaseException:  # asked again, this turn is the same turn and samples the same tokens
             self._tree.abandon(turn)
@@ -236,8 +287,14 @@ class RecordedSession:
         if self._recorder.turns is not None and recorded is None:  # a task cancelled here leaves a whole record
             entries = () if self.replies is None else self.replies.take_entries()
             await self._recorder.turns.put(self.id, new, entries)
+        if completion.finish_reason == "abort":
+            if recorded is not None:
+                return None
+            raise self._gave_up(id, len(completion.tokens))
+        if shown is not None:
+            shown.end(message)
         return SampledReply(
-            id=f"{self.id}#{turn.place}",
+            id=id,
             message=message,
             finish_reason=completion.finish_reason,
             prompt_tokens=turn.length,
@@ -245,6 +302,7 @@ class RecordedSession:
             tokens=completion.tokens,
             logprobs=completion.logprobs,
             limit=self._limit_hit(completion, self._cut_reason(turn, request, sampling.max_tokens), tool_calls),
+            stop=stop,
         )
 
     def _planned(self, request: ReplyRequest) -> Turn:
@@ -261,6 +319,32 @@ class RecordedSession:
         self._tools = request.tools
         return turn
 
+    def _message(
+        self, turn: Turn, request: ReplyRequest, completion: Completion, recorded: RecordedReply | None
+    ) -> tuple[Message, str | None]:
+        """Return what was said, and the string of the client's that ended it, if one did."""
+        if recorded is not None and recorded.segment.message is not None and not request.stop:
+            return recorded.segment.message, None
+        message = self._recorder.renderer.parse(completion.tokens, request.tools, prompt=turn.added)
+        return without_stop(named(message, turn.place - 1), request.stop)
+
+    def _reply_id(self, turn: Turn) -> str:
+        """Return the id of a turn's reply, and of its request to the engine: that of one which is asked again is
+        another."""
+        return f"{self.id}#{turn.place}" + (f".{turn.attempt}" if turn.attempt else "")
+
+    def _showing(self, turn: Turn, request: ReplyRequest) -> ShowingReader | None:
+        """Return what shows the reply of a turn; None where nobody wants to see it."""
+        if request.show is None:
+            return None
+        return ShowingReader(
+            self._recorder.renderer.reader(request.tools, prompt=turn.added),
+            ReplyHead(id=self._reply_id(turn), prompt_tokens=turn.length),
+            request.show,
+            stop=request.stop,
+            named=partial(named_call, turn.place - 1),
+        )
+
     def _limit_hit(self, completion: Completion, cut_reason: str, tool_calls: int) -> LimitReached | None:
         """Return the limit that a reply hit. `cut_reason`: of one that was cut short, empty where its client cut it."""
         if completion.finish_reason == "length" and cut_reason:
@@ -270,8 +354,7 @@ class RecordedSession:
 
     def deliver(self, reply: str, delivered: bool) -> None:
         """Take note of whether a client got a reply whole; see `AnsweringSession.deliver`. A lost one is recorded."""
-        place = reply.rpartition("#")[2]
-        segment = self._tree.deliver(int(place), delivered) if place.isdecimal() else None
+        segment = self._tree.deliver(reply, delivered)
         if segment is not None and self._recorder.turns is not None and not self._closed:
             self._recorder.turns.note(self.id, segment)
 
@@ -326,11 +409,11 @@ class RecordedSession:
             min_tokens=0 if constraint else base.min_tokens,
             constraint=constraint or base.constraint,
             stop=base.stop or self._recorder.renderer.stop_ids,
-            stop_strings=_joined(base.stop_strings, request.stop),
+            stop_strings=joined_stop(base.stop_strings, request.stop),
             seed=self._seed_of(turn.repeat),
         )
         most = min(base.max_tokens, context)
-        return _at_most(sampling, most if request.max_tokens is None else min(most, request.max_tokens))
+        return at_most(sampling, most if request.max_tokens is None else min(most, request.max_tokens))
 
     def _cut_reason(self, turn: Turn, request: ReplyRequest, granted: int) -> str:
         """Return the limit that a reply hit which is cut short after the tokens that it was granted; empty where that
@@ -343,9 +426,9 @@ class RecordedSession:
     def _seed_of(self, repeat: int) -> int:
         return self._seed if repeat == 0 else _derive(self._seed, "repeat", repeat)
 
-    async def _generate(self, turn: Turn, sampling: Sampling) -> Completion:
+    async def _generate(self, turn: Turn, sampling: Sampling, id: str, shown: ShowingReader | None) -> Completion:
         request = GenerateRequest(
-            id=f"{self.id}#{turn.place}" + (f".{turn.attempt}" if turn.attempt else ""),
+            id=id,
             tokens=self._tree.prompt(turn),
             sampling=sampling,
             conversation=self._conversation(turn.lane),
@@ -357,20 +440,23 @@ class RecordedSession:
         started = clock()
         try:
             with boundary(EngineError, f"engine of {self._recorder.model}"):
-                completion = await self._recorder.engine.generate(self._recorder.renderer.bind(request))
+                engine, bound = self._recorder.engine, self._recorder.renderer.bind(request)
+                completion = await (engine.generate(bound) if shown is None else shown.sampled(engine, bound))
         finally:
             self.generate_s += clock() - started
-        if completion.finish_reason == "abort" or not completion.tokens:
-            raise EngineError(f"{request.id}: the engine gave up after {len(completion.tokens)} tokens")
+        if not completion.tokens:
+            raise self._gave_up(request.id, 0)
         return completion
 
+    def _gave_up(self, id: str, tokens: int) -> SparringError:
+        """Return the error of a reply that the engine did not end of itself."""
+        if id in self._ended:
+            self._ended.discard(id)
+            return RequestEnded(f"{id}: ended after {tokens} tokens")
+        return EngineError(f"{id}: the engine gave up after {tokens} tokens")
+
     def _write(
-        self,
-        turn: Turn,
-        completion: Completion,
-        reply: Message,
-        sampling: Sampling,
-        recorded: RecordedReply | None,
+        self, turn: Turn, completion: Completion, reply: Message, sampling: Sampling, recorded: RecordedReply | None
     ) -> list[Segment]:
         """Write a turn into the record and the counts, and return the new segments."""
         before = None if recorded is None else recorded.segment
@@ -384,38 +470,6 @@ class RecordedSession:
         )
         return new
 
-    def _named(
-        self, turn: Turn, request: ReplyRequest, completion: Completion, recorded: RecordedReply | None
-    ) -> Message:
-        """Return the reply with ids of calls that are unique in the session. Ids of the format itself stay."""
-        if recorded is not None and recorded.segment.message is not None:
-            return recorded.segment.message
-        reply = self._recorder.renderer.parse(completion.tokens, request.tools, prompt=turn.added)
-        if not reply.tool_calls:
-            return reply
-        ids = self._tree.call_ids(turn, len(reply.tool_calls))
-        calls = tuple(
-            dataclasses.replace(call, id=id) if call.id == f"call_{number}" else call
-            for number, (call, id) in enumerate(zip(reply.tool_calls, ids, strict=True))
-        )
-        return dataclasses.replace(reply, tool_calls=calls)
-
-    def _overflows(self, messages: Sequence[Message]) -> bool:
-        """Return True if messages are too long for the context by far. Of an environment that returned too much, only a
-        beginning is rendered, four times as long each time until it does not fit: a megabyte of text takes seconds and
-        300 MB."""
-        characters, room = sum(len(message.content) for message in messages), self._recorder.max_context
-        length = CHARACTERS_PER_TOKEN * room
-        if characters <= length:
-            return False
-        text = "".join(message.content for message in messages)
-        while length < characters:
-            beginning = Message(role="user", content=text[:length])
-            if len(self._recorder.renderer.render([beginning], ()).tokens) > 2 * room:
-                return True
-            length *= 4
-        return False
-
     def _room(self, turn: Turn) -> int:
         """Return how many tokens the context has for the reply of a turn."""
         return self._recorder.max_context - turn.length
@@ -427,18 +481,6 @@ class RecordedSession:
 def trajectory_id(rollout_id: str, role: str) -> str:
     """Return the id of a role's trajectory: the policy's is its rollout's."""
     return rollout_id if role == "policy" else f"{rollout_id}/{role}"
-
-
-def _at_most(sampling: Sampling, most: int) -> Sampling:
-    """Return settings of sampling for a reply of at most so many tokens."""
-    return dataclasses.replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
-
-
-def _joined(of_run: tuple[str, ...], of_client: Sequence[str]) -> tuple[str, ...]:
-    """Return the stop strings of a run and, behind them, those that only a client has, each once."""
-    if not of_client:
-        return of_run
-    return of_run + tuple(dict.fromkeys(string for string in of_client if string not in of_run))
 
 
 def _derive(seed: int, *names: object) -> int:

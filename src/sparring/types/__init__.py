@@ -13,6 +13,7 @@ from sparring.types.conversation import (
     Limits as Limits,
     Message as Message,
     Observation as Observation,
+    ReplyPiece as ReplyPiece,
     Role as Role,
     Task as Task,
     ToolCall as ToolCall,
@@ -37,6 +38,7 @@ from sparring.types.record import (
     StopReason as StopReason,
     Timing as Timing,
     Trajectory as Trajectory,
+    UNTRAINED as UNTRAINED,
     Usage as Usage,
 )
 from sparring.types.training import (
