@@ -8,12 +8,15 @@ from dataclasses import replace
 import pytest
 
 from sparring.generation import Completion, Runs, Sampling
+from sparring.record.recorder import Recorder
 from sparring.record.tree import Tree
 from sparring.render.demonstrate import reply_tokens
 from sparring.reply import NO_EVIDENCE
+from sparring.testing.clock import run_virtual
 from sparring.testing.conversations import SYSTEM, TOOL, answer, say, user
-from sparring.testing.toy import toy_renderer
-from sparring.types import Evidence, Fork, Message, ToolCall, ToolSpec
+from sparring.testing.scripted_engine import ScriptedEngine
+from sparring.testing.toy import toy_renderer, toy_task
+from sparring.types import Evidence, Fork, Limits, Message, ToolCall, ToolSpec
 
 RENDERER = toy_renderer()
 SEARCH = ToolSpec(
@@ -255,3 +258,25 @@ def test_short_texts_are_no_quotes():
     record(tree, [SYSTEM, user("Ho")], say("No."))
     assert leaves(tree, [SYSTEM, user("Ho"), say("No."), user("You said: Yes. and No.")]) is None
     assert tree.segments[-2].quotes == ()
+
+
+@pytest.mark.parametrize("name", ["qwen3", "template"])
+def test_earlier_thoughts_stay_unless_the_template_is_to_be_followed(name: str):
+    first, more = say("Then.", reasoning="Hm, let me see."), [answer("1"), user("<reminder>Go on.</reminder>")]
+    for thoughts in ("kept", "template"):
+        renderer = toy_renderer(name=name, thinking=True, thoughts=thoughts)
+        session = Recorder(ScriptedEngine(lambda request: reply_tokens(renderer, first, TOOLS)), renderer).open(
+            toy_task(limits=Limits(max_turns=9)), rollout_id="r", seed=1
+        )
+
+        async def talk() -> None:
+            messages = list(START)
+            for new in ([], more, [user("And?")]):
+                messages += new
+                reply = await session.complete(messages, TOOLS)
+                assert reply == first
+                messages.append(replace(reply, reasoning=None))
+
+        run_virtual(talk())
+        roots = [s for s in session.segments if s.parent is None]
+        assert [s.fork and s.fork.reason for s in roots[1:]] == ([] if thoughts == "kept" else ["template"] * 2)
