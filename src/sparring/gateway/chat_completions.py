@@ -21,6 +21,7 @@ from sparring.gateway.dialect import (
     text_in,
     typed,
 )
+from sparring.gateway.evidence import evidence_of
 from sparring.generation import Constraint
 from sparring.reply import ReplyHead, SampledReply
 from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
@@ -76,6 +77,7 @@ class ChatCompletions:
             logprobs=bool(body.get("logprobs")),
             counts=bool(options.get("include_usage")),
             noted=noted,
+            evidence=evidence_of(call, noted),
         )
 
     def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:

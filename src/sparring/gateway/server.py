@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 import secrets
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,9 +30,10 @@ from starlette.routing import Mount, Route
 from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError, refusal
 from sparring.gateway.chat_completions import ChatCompletions
 from sparring.gateway.dialect import NO_RETRY, AnswerWriter, ClientCall, ClientRequest, Dialect, body_of, encoded
+from sparring.gateway.gemini import Gemini
 from sparring.gateway.keys import PATH, WrongKey, key_of, wrong_key
 from sparring.gateway.messages import Messages
-from sparring.gateway.models import ModelTable, UnknownModel, model_listed
+from sparring.gateway.models import ModelTable, UnknownModel, model_listed, model_listed_for_google
 from sparring.gateway.responses import Responses
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply, ShownReply
 
@@ -45,7 +46,7 @@ PING_S = 10.0
 NOTED = "x-sparring-noted"
 """Header of an answer: fields of the request that had no effect."""
 
-DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses())
+DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses(), Gemini(), Gemini(streams=True))
 
 
 @dataclass(eq=False, slots=True)
@@ -138,9 +139,15 @@ class Gateway:
 
     def _application(self) -> Starlette:
         routes = [Route(dialect.path, self._endpoint(dialect), methods=["POST"]) for dialect in DIALECTS]
-        routes.append(Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]))
+        of_google = Gemini()
+        counting = {Messages.path + "/count_tokens": self._counting(Messages(), "input_tokens")}
+        counting["/v1beta/models/{model}:countTokens"] = self._counting(of_google, "totalTokens")
+        routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in counting.items()]
+        routes.append(Route("/v1beta/models", self._listing(of_google, ModelTable.listed_for_google)))
+        routes.append(Route("/v1beta/models/{name}", self._showing(of_google, model_listed_for_google)))
         routes.append(Route(Responses.path, self._no_socket, methods=["GET"]))
-        routes += [Route("/v1/models", self._models), Route("/v1/models/{name:path}", self._model)]
+        routes.append(Route("/v1/models", self._listing(ChatCompletions(), ModelTable.listed)))
+        routes.append(Route("/v1/models/{name:path}", self._showing(ChatCompletions(), model_listed)))
         routes.append(Route("/health", self._health))
         return Starlette(routes=[*routes, Mount(PATH, routes=routes)])
 
@@ -155,34 +162,45 @@ class Gateway:
 
         return endpoint
 
-    async def _count_tokens(self, request: Request) -> Response:
-        """Count the tokens of a prompt as Anthropic's clients want to know them."""
-        dialect = Messages()
-        try:
-            door = self._door(request)
-            client_request = dialect.read(_call(request, await _body(request), door))
-            session = door.models.session(client_request.model)
-            count = session.count(client_request.messages, client_request.tools)
-        except SparringError as error:
-            return _refused(dialect, error)
-        return Response(msgspec.json.encode({"input_tokens": count}), media_type="application/json")
+    def _counting(self, dialect: Dialect, field: str) -> Any:
+        """Return the endpoint that counts the tokens of a prompt, and writes them into a field of this name."""
 
-    async def _models(self, request: Request) -> Response:
-        """List the models, in the words of both vendors."""
-        try:
-            door = self._door(request)
-        except SparringError as error:
-            return _refused(DIALECTS[0], error)
-        return Response(msgspec.json.encode(door.models.listed()), media_type="application/json")
+        async def endpoint(request: Request) -> Response:
+            try:
+                door = self._door(request)
+                client_request = dialect.read(_call(request, await _body(request), door))
+                session = door.models.session(client_request.model)
+                count = session.count(client_request.messages, client_request.tools)
+            except SparringError as error:
+                return _refused(dialect, error)
+            return Response(msgspec.json.encode({field: count}), media_type="application/json")
 
-    async def _model(self, request: Request) -> Response:
-        """Show one model, in the words of both vendors."""
-        try:
+        return endpoint
+
+    def _listing(self, dialect: Dialect, listed: Callable[[ModelTable], dict[str, Any]]) -> Any:
+        """Return the endpoint that lists the models."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                body = listed(self._door(request).models)
+            except SparringError as error:
+                return _refused(_dialect_of(request, dialect), error)
+            return Response(msgspec.json.encode(body), media_type="application/json")
+
+        return endpoint
+
+    def _showing(self, dialect: Dialect, listed: Callable[[str], dict[str, Any]]) -> Any:
+        """Return the endpoint that shows one model."""
+
+        async def endpoint(request: Request) -> Response:
             name = request.path_params["name"]
-            self._door(request).models.session(name)
-        except SparringError as error:
-            return _refused(DIALECTS["anthropic-version" in request.headers], error)
-        return Response(msgspec.json.encode(model_listed(name)), media_type="application/json")
+            try:
+                self._door(request).models.session(name)
+            except SparringError as error:
+                return _refused(_dialect_of(request, dialect), error)
+            return Response(msgspec.json.encode(listed(name)), media_type="application/json")
+
+        return endpoint
 
     async def _no_socket(self, request: Request) -> Response:
         """Refuse a WebSocket: a client that gets this status goes on by HTTP at once."""
@@ -390,6 +408,11 @@ def _status(error: SparringError) -> tuple[int, str, dict[str, str]]:
     if isinstance(error, (BadInput, PolicyFailure)):
         return 400, str(error), NO_RETRY
     return 503, str(error), {"retry-after": "1"}
+
+
+def _dialect_of(request: Request, dialect: Dialect) -> Dialect:
+    """Return the dialect of a client at an endpoint that two vendors have."""
+    return Messages() if "anthropic-version" in request.headers else dialect
 
 
 def _refused(dialect: Dialect, error: SparringError) -> Response:
