@@ -38,6 +38,7 @@ from sparring.types.record import (
     StopReason as StopReason,
     Timing as Timing,
     Trajectory as Trajectory,
+    UNTRAINED as UNTRAINED,
     Usage as Usage,
 )
 from sparring.types.training import (

@@ -31,6 +31,8 @@ Label = Literal[
     "compaction",  # the summary from which an agent goes on: trained
     "lost",  # its client never got it: recorded and counted, not trained
 ]
+UNTRAINED: tuple[Label, ...] = ("auxiliary", "lost")
+"""Labels of replies that are recorded and counted and not trained."""
 ForkReason = Literal[
     "system",  # another system message
     "tools",  # other tools
@@ -150,6 +152,11 @@ class Segment:
         if self.kept is not None and not (sampled and len(self.kept) == len(self.tokens)):
             raise ValueError("segment: expected one kept set per sampled token")
 
+    @property
+    def is_turn(self) -> bool:
+        """True of a reply that a model of ours sampled as a turn of the rollout: of an agent, or of a compaction."""
+        return self.model is not None and bool(self.tokens) and self.label not in UNTRAINED
+
     def compact(self) -> None:
         """Hold tokens and log-probabilities as `NumberRow`s, in a third of the memory; the segment stays equal."""
         object.__setattr__(self, "tokens", NumberRow.of_tokens(self.tokens))
@@ -217,18 +224,37 @@ class Trajectory:
     timing: Timing = Timing()
     origin: tuple[str, int] | None = None
 
+    @property
+    def turns(self) -> list[Segment]:
+        """The replies that are turns, in the order in which they were asked for: those that `Score.per_turn` and
+        `Score.states` speak of."""
+        return [segment for segment in self.segments if segment.is_turn]
+
+    @property
+    def answer(self) -> Segment | None:
+        """The agent's last reply, whoever wrote it; None where no agent replied. Titles, summaries and what its client
+        never got are no answers."""
+        replies = [s for s in self.segments if s.message is not None and s.message.role == "assistant"]
+        return next((reply for reply in reversed(replies) if reply.label == "agent"), None)
+
     def branches(self) -> Iterator[tuple[Segment, ...]]:
         """Yield every root-to-leaf path, in the order the leaves were made."""
+        for leaf in self.leaves():
+            yield self.path(leaf.index)
+
+    def leaves(self) -> Iterator[Segment]:
+        """Return the segments that none continues, in the order they were made."""
         parents = {s.parent for s in self.segments}
-        for leaf in self.segments:
-            if leaf.index in parents:
-                continue
-            path: list[Segment] = []
-            at: int | None = leaf.index
-            while at is not None:
-                path.append(self.segments[at])
-                at = self.segments[at].parent
-            yield tuple(reversed(path))
+        return (segment for segment in self.segments if segment.index not in parents)
+
+    def path(self, index: int) -> tuple[Segment, ...]:
+        """Return the segments from a root to the one with this index."""
+        path: list[Segment] = []
+        at: int | None = index
+        while at is not None:
+            path.append(self.segments[at])
+            at = self.segments[at].parent
+        return tuple(reversed(path))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,13 +285,13 @@ class Score:
     """`reward` None means not scored, which is not 0. `parts` are named components for reports; `success` is the
     verifier's yes or no (None where a world has no such notion).
 
-    `per_turn` says what of `reward` each sampled turn earned, in the order in which they were sampled; what they leave
-    of it was earned by the end. `per_step` says likewise what of its turn's part each step of a turn earned, where
-    turns have steps: per turn, (sampled tokens of the turn up to the step's end, reward), in order; the rest was earned
-    by the turn's end. `states` says which state each of those turns was taken in, None where no other is like it (see
-    `Observation.state_key`). `per_role` replaces `reward` for a role that it names, where roles earn different rewards.
-    Where a rollout has several roles, `per_role_turns` and `per_role_states` stand for `per_turn` and `states`: each
-    role's own turns.
+    `per_turn` says what of `reward` each turn earned, in the order of `Trajectory.turns`: replies that are auxiliary or
+    lost are none; what they leave of it was earned by the end. `per_step` says likewise what of its turn's part each
+    step of a turn earned, where turns have steps: per turn, (sampled tokens of the turn up to the step's end, reward),
+    in order; the rest was earned by the turn's end. `states` says which state each of those turns was taken in, None
+    where no other is like it (see `Observation.state_key`). `per_role` replaces `reward` for a role that it names,
+    where roles earn different rewards. Where a rollout has several roles, `per_role_turns` and `per_role_states` stand
+    for `per_turn` and `states`: each role's own turns.
     """
 
     reward: float | None
