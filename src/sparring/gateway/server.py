@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -138,16 +138,15 @@ class Gateway:
             await serving
 
     def _application(self) -> Starlette:
-        routes = [Route(dialect.path, self._endpoint(dialect), methods=["POST"]) for dialect in DIALECTS]
-        of_google = Gemini()
-        counting = {Messages.path + "/count_tokens": self._counting(Messages(), "input_tokens")}
-        counting["/v1beta/models/{model}:countTokens"] = self._counting(of_google, "totalTokens")
-        routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in counting.items()]
-        routes.append(Route("/v1beta/models", self._listing(of_google, ModelTable.listed_for_google)))
-        routes.append(Route("/v1beta/models/{name}", self._showing(of_google, model_listed_for_google)))
+        posted = {path: self._endpoint(dialect) for dialect in DIALECTS for path in _paths(dialect)}
+        posted[Messages.path + "/count_tokens"] = self._counting(Messages(), "input_tokens")
+        for version in ("v1beta", "v1"):
+            posted[f"/{version}/models/{{model}}:countTokens"] = self._counting(Gemini(), "totalTokens")
+        routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()]
         routes.append(Route(Responses.path, self._no_socket, methods=["GET"]))
-        routes.append(Route("/v1/models", self._listing(ChatCompletions(), ModelTable.listed)))
-        routes.append(Route("/v1/models/{name:path}", self._showing(ChatCompletions(), model_listed)))
+        for version in ("v1beta", "v1"):
+            routes.append(Route(f"/{version}/models", self._models))
+            routes.append(Route(f"/{version}/models/{{name:path}}", self._model))
         routes.append(Route("/health", self._health))
         return Starlette(routes=[*routes, Mount(PATH, routes=routes)])
 
@@ -177,30 +176,25 @@ class Gateway:
 
         return endpoint
 
-    def _listing(self, dialect: Dialect, listed: Callable[[ModelTable], dict[str, Any]]) -> Any:
-        """Return the endpoint that lists the models."""
+    async def _models(self, request: Request) -> Response:
+        """List the models in the words of the client's vendor."""
+        dialect = _dialect_of(request)
+        try:
+            models = self._door(request).models
+        except SparringError as error:
+            return _refused(dialect, error)
+        body = models.listed_for_google() if isinstance(dialect, Gemini) else models.listed()
+        return Response(msgspec.json.encode(body), media_type="application/json")
 
-        async def endpoint(request: Request) -> Response:
-            try:
-                body = listed(self._door(request).models)
-            except SparringError as error:
-                return _refused(_dialect_of(request, dialect), error)
-            return Response(msgspec.json.encode(body), media_type="application/json")
-
-        return endpoint
-
-    def _showing(self, dialect: Dialect, listed: Callable[[str], dict[str, Any]]) -> Any:
-        """Return the endpoint that shows one model."""
-
-        async def endpoint(request: Request) -> Response:
-            name = request.path_params["name"]
-            try:
-                self._door(request).models.session(name)
-            except SparringError as error:
-                return _refused(_dialect_of(request, dialect), error)
-            return Response(msgspec.json.encode(listed(name)), media_type="application/json")
-
-        return endpoint
+    async def _model(self, request: Request) -> Response:
+        """Show one model in the words of the client's vendor."""
+        dialect, name = _dialect_of(request), request.path_params["name"]
+        try:
+            self._door(request).models.session(name)
+        except SparringError as error:
+            return _refused(dialect, error)
+        body = model_listed_for_google(name) if isinstance(dialect, Gemini) else model_listed(name)
+        return Response(msgspec.json.encode(body), media_type="application/json")
 
     async def _no_socket(self, request: Request) -> Response:
         """Refuse a WebSocket: a client that gets this status goes on by HTTP at once."""
@@ -410,9 +404,16 @@ def _status(error: SparringError) -> tuple[int, str, dict[str, str]]:
     return 503, str(error), {"retry-after": "1"}
 
 
-def _dialect_of(request: Request, dialect: Dialect) -> Dialect:
-    """Return the dialect of a client at an endpoint that two vendors have."""
-    return Messages() if "anthropic-version" in request.headers else dialect
+def _paths(dialect: Dialect) -> tuple[str, ...]:
+    """Return the paths of a dialect: Google's clients have two versions of it."""
+    return (dialect.path, dialect.path.replace("/v1beta/", "/v1/")) if isinstance(dialect, Gemini) else (dialect.path,)
+
+
+def _dialect_of(request: Request) -> Dialect:
+    """Return the dialect of a client at an endpoint that several vendors have."""
+    if "/v1beta/" in request.url.path or "x-goog-api-key" in request.headers:
+        return Gemini()
+    return Messages() if "anthropic-version" in request.headers else ChatCompletions()
 
 
 def _refused(dialect: Dialect, error: SparringError) -> Response:

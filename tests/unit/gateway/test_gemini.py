@@ -217,11 +217,11 @@ def test_the_vendors_client_reads_every_answer() -> None:
             client = genai.Client(api_key=door.key, http_options=types.HttpOptions(base_url=door.url))
             models = client.aio.models
             history: list[Any] = [types.Content(role="user", parts=[types.Part(text="1 + 2?")])]
-            whole = await models.generate_content(model="policy", contents=history, config=config)
             chunks = [
                 chunk
                 async for chunk in await models.generate_content_stream(model="policy", contents=history, config=config)
             ]
+            whole = await models.generate_content(model="policy", contents=history, config=config)
             history.append(whole.candidates[0].content)
             (call,) = whole.function_calls
             answer = types.Part.from_function_response(name=call.name, response={"result": "3"})
@@ -236,4 +236,4 @@ def test_the_vendors_client_reads_every_answer() -> None:
     assert whole.text == "Let me see." and whole.function_calls[0].args == {"a": 1, "b": 2}
     assert "".join(chunk.text or "" for chunk in chunks) == "Let me see."
     assert last.text == "Three." and count.total_tokens > 0 and models == ["models/policy"]
-    assert [segment.parent for segment in session.segments] == [None, 0, 0, 1, 4]
+    assert [segment.parent for segment in session.segments] == [None, 0, 0, 2, 3]
