@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialect import AnswerWriter, ClientCall, ClientRequest, Decode, encoded, in_order, typed
+from sparring.gateway.dialect import AnswerWriter, ClientCall, ClientRequest, Decode, encoded, in_order, texts_in, typed
 from sparring.gateway.evidence import evidence_of
 from sparring.gateway.gemini_contents import conversation_in, json_schema, named_calls, text_of, tools_in
 from sparring.gateway.handles import sealed
@@ -88,7 +88,7 @@ class Gemini:
             stream=self._streams,
             logprobs=bool(config.get("responseLogprobs")),
             noted=noted,
-            stop=_stops(config.get("stopSequences")),
+            stop=texts_in(config.get("stopSequences"), "generationConfig.stopSequences"),
             evidence=evidence_of(call, noted, handle),
         )
 
@@ -174,11 +174,6 @@ def _count(config: Mapping[str, Any], name: str, default: int | None) -> int | N
     if typed(value, f"generationConfig.{name}", int, "a whole number") < 1:
         raise refusal(f"generationConfig.{name}", "at least 1", str(value), "raise it")
     return int(value)
-
-
-def _stops(stops: Any) -> tuple[str, ...]:
-    texts = typed(stops or [], "generationConfig.stopSequences", list, "a list of texts")
-    return tuple(typed(text, "generationConfig.stopSequences", str, "a text that is not empty") for text in texts)
 
 
 def _mode(config: Any) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialect import text_in, typed
+from sparring.gateway.dialect import is_left_out, text_in, typed
 from sparring.gateway.handles import unsealed
 from sparring.types import Message, ToolCall, ToolSpec
 
@@ -103,7 +103,7 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[ToolSpec, ...]:
             if name in ("functionDeclarations", "function_declarations"):
                 declared = typed(value, where, list, "a list of functions")
                 specs += [_declared(each, f"{where}[{number}]") for number, each in enumerate(declared)]
-            elif value is not None and name not in leave_out:
+            elif value is not None and not is_left_out(name, leave_out):
                 do = "switch it off in the client, or let the door leave it out"
                 raise refusal(where, "functionDeclarations: tools that the client runs", repr(name), do)
     names = [spec.name for spec in specs]
@@ -173,7 +173,7 @@ def _reply(parts: Sequence[Any], where: str) -> tuple[Message, str]:
         name = typed(typed(function, place, dict, "a call").get("name"), f"{place}.functionCall.name", str, "a name")
         arguments = typed(function.get("args") or {}, f"{place}.functionCall.args", dict, "the arguments")
         id = typed(function.get("id") or "", f"{place}.functionCall.id", str, "an id")
-        calls.append(ToolCall(id=id, name=text_in(name, place), arguments=_clean(arguments, place)))
+        calls.append(ToolCall(id=id, name=text_in(name, place), arguments=arguments))
     reasoning = "".join(thoughts) or None
     return Message(role="assistant", content="".join(texts), reasoning=reasoning, tool_calls=tuple(calls)), handle
 
@@ -235,9 +235,3 @@ def _text(part: Any, where: str) -> str:
         names = ", ".join(sorted(part.keys() - TEXT)) or "nothing"
         raise refusal(where, "a part that is text", names, "this model reads text alone")
     return text_in(typed(part.get("text") or "", f"{where}.text", str, "text"), where)
-
-
-def _clean(arguments: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return arguments that UTF-8 can carry."""
-    text_in(json.dumps(arguments, ensure_ascii=False), where)
-    return arguments
