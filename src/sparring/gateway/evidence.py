@@ -16,7 +16,7 @@ PARENTS = ("x-claude-code-parent-agent-id", "x-codex-parent-thread-id", "x-paren
 """Headers with the id of the agent that started this one, of the same programs."""
 
 KINDS: Mapping[str, Label] = {"compaction": "compaction", "compact": "compaction"}
-"""What codex calls a request, and its label."""
+"""Labels, by the kind of request that codex names."""
 
 READ = frozenset((*AGENTS, *PARENTS, "x-codex-turn-metadata", "x-openai-subagent"))
 """Headers that are read as evidence."""

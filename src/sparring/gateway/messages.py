@@ -188,7 +188,8 @@ def _constraint(body: Mapping[str, Any]) -> Constraint | None:
 
 
 def _blocks(message: Message, handle: str) -> list[dict[str, Any]]:
-    """Return the blocks of a reply; its thoughts are signed with its handle. A call that does not parse is text, because a block has parsed arguments."""
+    """Return the blocks of a reply, its thoughts signed with its handle. A call that does not parse is text, because a
+    block has parsed arguments."""
     blocks: list[dict[str, Any]] = []
     if message.reasoning:
         blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": handle})
