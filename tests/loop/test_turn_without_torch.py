@@ -39,7 +39,7 @@ async def main(folder):
     rewards = [score.reward for group in store.groups(stage="rl") for score in group.scores]
     await boxes.close()
     store.close()
-    heavy = [name for name in ("torch", "transformers", "openai") if name in sys.modules]
+    heavy = [name for name in ("torch", "transformers") if name in sys.modules]
     print(json.dumps({"turns": loaded.trajectories[0].usage.turns, "rewards": rewards, "heavy": heavy}))
 
 asyncio.run(main(sys.argv[1]))

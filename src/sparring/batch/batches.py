@@ -161,11 +161,14 @@ def _account(group: Group, before: Sequence[Sample], after: Sequence[Sample], mo
         filtered=0 if after else sum(_policy_tokens(row) for row in before),
         zero_advantage=sum(_policy_tokens(row) for row in after) - trained,
         failed=failed,
+        auxiliary=sampled_tokens(group.rollouts, model, "auxiliary"),
+        lost=sampled_tokens(group.rollouts, model, "lost"),
     )
     if not account.balanced:
         raise SparringError(
-            f"group {group.id}: expected sampled = trained + filtered + zero_advantage + failed, got {account}; "
-            "an annotator or the credit dropped, doubled or re-weighted rows: it may only set values on its rows"
+            f"group {group.id}: expected sampled = trained + filtered + zero_advantage + failed + auxiliary + lost, "
+            f"got {account}; an annotator or the credit dropped, doubled or re-weighted rows: it may only set values "
+            "on its rows"
         )
     return account
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from sparring.generation import KeptSets
-from sparring.types import Group, Rollout, Sample, Segment, Trajectory
+from sparring.types import Group, Label, Rollout, Sample, Segment, Trajectory
 
 Bias = tuple[tuple[int, float], ...]
 """Tokens and what is added to their logits."""
@@ -15,8 +15,9 @@ Bias = tuple[tuple[int, float], ...]
 def flatten(group: Group, model: str) -> list[Sample]:
     """Return the rows of a group: one per branch, in rollout, role and leaf order, with id `<trajectory id>#<branch>`.
 
-    A segment that `model` sampled carries weight 1 in the first branch that contains it and 0 in all others (law 1);
-    every other token is context. A branch without a weighted token would be computed for nothing and is left out.
+    A turn that `model` sampled carries weight 1 in the first branch that contains it and 0 in all others (law 1); every
+    other token is context, those of auxiliary and lost replies too. A branch without a weighted token would be computed
+    for nothing and is left out.
 
     Raises:
         ValueError: a rollout is not meant for training; a branch mixes temperatures or starts with a sampled token.
@@ -32,14 +33,15 @@ def flatten(group: Group, model: str) -> list[Sample]:
     ]
 
 
-def sampled_tokens(rollouts: Iterable[Rollout], model: str) -> int:
-    """Count the tokens that `model` sampled in these rollouts, each segment once."""
+def sampled_tokens(rollouts: Iterable[Rollout], model: str, label: Label | None = None) -> int:
+    """Count the tokens that `model` sampled in these rollouts, each segment once; only those of a `label`, where one
+    is given."""
     return sum(
         len(segment.tokens)
         for rollout in rollouts
         for trajectory in rollout.trajectories
         for segment in trajectory.segments
-        if segment.model == model
+        if segment.model == model and label in (None, segment.label)
     )
 
 
@@ -47,7 +49,7 @@ def _trajectory(group: str, trajectory: Trajectory, model: str) -> list[Sample]:
     claimed: set[int] = set()
     samples = []
     for number, branch in enumerate(trajectory.branches()):
-        own = {s.index for s in branch if s.model == model and s.tokens} - claimed
+        own = {s.index for s in branch if s.model == model and s.is_turn} - claimed
         if own:
             claimed |= own
             samples.append(_branch(f"{trajectory.id}#{number}", group, branch, own))

@@ -201,6 +201,8 @@ def _account(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
         "filtered": "group without variance",
         "zero_advantage": "zero advantage",
         "failed": "failed",
+        "auxiliary": "auxiliary replies",
+        "lost": "replies that never arrived",
     }
     entries = [{"name": names[key], "tokens": account[key]} for key in names if account.get(key)]
     missing = account.get("sampled", 0) - sum(entry["tokens"] for entry in entries)

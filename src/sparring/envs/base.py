@@ -208,14 +208,14 @@ class Env:
 
 
 def final_text(trajectory: Trajectory) -> str:
-    """Return the answer: the last assistant message of a completed trajectory, stripped; "" where there is none.
+    """Return the answer: the agent's last message in a completed trajectory, stripped; "" where there is none.
 
     A truncated reply is no answer: "4" may have been the beginning of "42".
     """
     if trajectory.outcome.kind != "completed":
         return ""
-    replies = [s.message for s in trajectory.segments if s.message is not None and s.message.role == "assistant"]
-    return replies[-1].content.strip() if replies and not replies[-1].tool_calls else ""
+    reply = trajectory.answer and trajectory.answer.message
+    return reply.content.strip() if reply and not reply.tool_calls else ""
 
 
 class _Tool(NamedTuple):

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
 from sparring.gateway.dialect import (
+    ClientCall,
     ClientRequest,
     Decode,
     arguments_of,
     call_of,
+    encoded,
     in_order,
     sorted_fields,
     text_in,
     typed,
 )
 from sparring.generation import Constraint
-from sparring.reply import SampledReply
-from sparring.types import Message, ToolCall, ToolSpec
+from sparring.reply import ReplyHead, SampledReply
+from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
 
 OBEYED = frozenset(
     "messages model tools tool_choice max_tokens max_completion_tokens stream stream_options n logprobs top_logprobs"
@@ -34,17 +37,22 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
+CODES = {401: "invalid_api_key", 404: "model_not_found"}
+"""Codes of errors, by status."""
+
+
 class ChatCompletions:
     """Dialect of OpenAI's chat completions. Implements `Dialect`."""
 
     path = "/v1/chat/completions"
 
-    def read(self, body: Mapping[str, Any]) -> ClientRequest:
+    def read(self, call: ClientCall) -> ClientRequest:
         """Read a request.
 
         Raises:
             BadInput: it is malformed, or asks for what cannot be had.
         """
+        body = call.body
         noted = sorted_fields(body, OBEYED, NOTED)
         messages = typed(body.get("messages"), "messages", list, "a list of messages")
         limits = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
@@ -81,32 +89,16 @@ class ChatCompletions:
             }
             for index, reply in enumerate(replies)
         ]
-        return {**_head(client_request, replies, "chat.completion"), "choices": choices, "usage": _usage(replies)}
+        return {**_head(client_request, replies[0].id, "chat.completion"), "choices": choices, "usage": _usage(replies)}
 
-    def events(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> Iterator[bytes]:
-        """Write the answer as server-sent events."""
-        head = _head(client_request, replies, "chat.completion.chunk")
-
-        def event(index: int, delta: Mapping[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
-            choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
-            return _event({**head, "choices": [choice]})
-
-        for index, reply in enumerate(replies):
-            message_sent = _message_sent(reply.message)
-            calls = message_sent.pop("tool_calls", [])
-            logprobs = _logprobs(reply, decode) if client_request.logprobs else None
-            yield event(index, message_sent, logprobs=logprobs)
-            for number, call in enumerate(calls):
-                yield event(index, {"tool_calls": [{"index": number, **call}]})
-            yield event(index, {}, _reason(reply))
-        if client_request.counts:
-            yield _event({**head, "choices": [], "usage": _usage(replies)})
-        yield b"data: [DONE]\n\n"
+    def writer(self, client_request: ClientRequest, decode: Decode) -> ChunkWriter:
+        """Open the writer of one streamed answer."""
+        return ChunkWriter(client_request, decode)
 
     def error(self, status: int, message: str, *, too_long: bool = False) -> dict[str, Any]:
         """Write an error."""
         kinds = {401: "authentication_error", 404: "invalid_request_error", 400: "invalid_request_error"}
-        code = "context_length_exceeded" if too_long else "invalid_api_key" if status == 401 else None
+        code = "context_length_exceeded" if too_long else CODES.get(status)
         return {"error": {"message": message, "type": kinds.get(status, "server_error"), "param": None, "code": code}}
 
     def error_event(self, status: int, message: str) -> bytes:
@@ -116,6 +108,54 @@ class ChatCompletions:
     def ping(self) -> bytes:
         """Write a comment, which clients pass over."""
         return b": ping\n\n"
+
+
+class ChunkWriter:
+    """Writer of one answer as chunks. Implements `AnswerWriter`."""
+
+    def __init__(self, client_request: ClientRequest, decode: Decode) -> None:
+        self._client_request = client_request
+        self._decode = decode
+        self._head: dict[str, Any] = {}
+        self._num_calls: Counter[int] = Counter()
+        self._shown: set[int] = set()
+        self._replies: list[SampledReply] = []
+
+    def begin(self, head: ReplyHead) -> bytes:
+        """Write the role of every reply."""
+        self._head = _head(self._client_request, head.id, "chat.completion.chunk")
+        first = {"role": "assistant", "content": None, "refusal": None}
+        return b"".join(self._event(sample, first) for sample in range(self._client_request.samples))
+
+    def piece(self, sample: int, piece: ReplyPiece) -> bytes:
+        """Write a piece of a reply as the delta of a choice."""
+        self._shown.add(sample)
+        if piece.call is not None:
+            number = self._num_calls[sample]
+            self._num_calls[sample] += 1
+            return self._event(sample, {"tool_calls": [{"index": number, **_call_sent(piece.call)}]})
+        return self._event(sample, {"reasoning_content" if piece.kind == "reasoning" else "content": piece.text})
+
+    def end(self, sample: int, reply: SampledReply) -> bytes:
+        """Write why a choice ended, behind its log-probabilities."""
+        self._replies.append(reply)
+        last = self._event(sample, {}, _reason(reply))
+        if sample not in self._shown:
+            last = self._event(sample, {"content": ""}) + last
+        if self._client_request.logprobs:
+            last = self._event(sample, {}, logprobs=_logprobs(reply, self._decode)) + last
+        return last
+
+    def close(self) -> bytes:
+        """Write the usage, if it is wanted, and the last line."""
+        usage = b""
+        if self._client_request.counts:
+            usage = _event({**self._head, "choices": [], "usage": _usage(self._replies)})
+        return usage + b"data: [DONE]\n\n"
+
+    def _event(self, sample: int, delta: Mapping[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
+        choice = {"index": sample, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
+        return _event({**self._head, "choices": [choice]})
 
 
 def _message(data: Any, where: str) -> Message:
@@ -197,13 +237,14 @@ def _message_sent(message: Message) -> dict[str, Any]:
     if message.reasoning:
         message_sent["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        message_sent["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_of(call)}}
-            for call in message.tool_calls
-        ]
+        message_sent["tool_calls"] = [_call_sent(call) for call in message.tool_calls]
     elif message.content == "":
         message_sent["content"] = ""
     return message_sent
+
+
+def _call_sent(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_of(call)}}
 
 
 def _reason(reply: SampledReply) -> str:
@@ -222,9 +263,9 @@ def _logprobs(reply: SampledReply, decode: Decode) -> dict[str, Any]:
     }
 
 
-def _head(client_request: ClientRequest, replies: Sequence[SampledReply], kind: str) -> dict[str, Any]:
+def _head(client_request: ClientRequest, id: str, kind: str) -> dict[str, Any]:
     return {
-        "id": f"chatcmpl-{replies[0].id}",
+        "id": f"chatcmpl-{id}",
         "object": kind,
         "created": int(time.time()),
         "model": client_request.model,
@@ -242,4 +283,4 @@ def _usage(replies: Sequence[SampledReply]) -> dict[str, Any]:
 
 
 def _event(data: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False).encode() + b"\n\n"
+    return b"data: " + encoded(data) + b"\n\n"

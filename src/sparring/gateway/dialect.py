@@ -3,17 +3,44 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import msgspec
 
 from sparring.errors import refusal
 from sparring.generation import Constraint
-from sparring.reply import SampledReply
-from sparring.types import Message, ToolCall, ToolSpec
+from sparring.reply import Evidence, ReplyHead, SampledReply
+from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
 
 NO_RETRY = {"x-should-retry": "false"}
 """Header by which the vendors' clients know that the same request would fail again."""
+
+
+def _forgets(id: str) -> None:
+    """Return None: no reply has this id."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientCall:
+    """Call of a client, as it came.
+
+    Attributes:
+        body: the JSON object that it sent.
+        headers: of its request, by names in lower case.
+        path: parameters that the path of the endpoint has.
+        leave_out: types of tools of the vendor's own servers that the door leaves out of a request, in the place of
+            refusing them.
+        conversation: gives the conversation up to a reply of this session, the reply included, by the reply's id; None
+            for an id of no reply.
+    """
+
+    body: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    path: Mapping[str, str] = field(default_factory=dict)
+    leave_out: frozenset[str] = frozenset()
+    conversation: Callable[[str], Sequence[Message] | None] = _forgets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +58,10 @@ class ClientRequest:
         logprobs: whether it wants the log-probabilities.
         counts: whether the last event of a stream has the usage.
         noted: fields that have no effect on sampling, which is the trainer's.
+        stop: strings that end the reply.
+        evidence: what the client says of the request beside the conversation.
+        samples_nothing: whether the client only tells the conversation, for a later request to continue it.
+        echo: what the writer of the answer needs of the request, by names of the dialect's own.
     """
 
     messages: tuple[Message, ...]
@@ -43,6 +74,10 @@ class ClientRequest:
     logprobs: bool = False
     counts: bool = False
     noted: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()
+    evidence: Evidence = field(default_factory=Evidence)
+    samples_nothing: bool = False
+    echo: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Dialect(Protocol):
@@ -54,7 +89,7 @@ class Dialect(Protocol):
 
     path: str
 
-    def read(self, body: Mapping[str, Any]) -> ClientRequest:
+    def read(self, call: ClientCall) -> ClientRequest:
         """Read a request.
 
         Raises:
@@ -64,8 +99,8 @@ class Dialect(Protocol):
     def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:
         """Write the answer."""
 
-    def events(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> Iterator[bytes]:
-        """Write the answer as server-sent events."""
+    def writer(self, client_request: ClientRequest, decode: Decode) -> AnswerWriter:
+        """Open the writer of one streamed answer."""
 
     def error(self, status: int, message: str, *, too_long: bool = False) -> dict[str, Any]:
         """Write an error; `too_long`: of a prompt that leaves no room for a reply."""
@@ -77,11 +112,41 @@ class Dialect(Protocol):
         """Write the event that says that the answer is under way."""
 
 
+class AnswerWriter(Protocol):
+    """Writer of one answer as server-sent events. Its replies come side by side, one for each sample: the pieces of one
+    in order, then its end. All that was shown of a reply is what `Dialect.answer` says of it. Any method may return
+    nothing."""
+
+    def begin(self, head: ReplyHead) -> bytes:
+        """Write what stands before all replies.
+
+        Args:
+            head: of the reply that begins first.
+        """
+
+    def piece(self, sample: int, piece: ReplyPiece) -> bytes:
+        """Write a piece of a reply."""
+
+    def end(self, sample: int, reply: SampledReply) -> bytes:
+        """Write the end of a reply. All its pieces were written, and it is durable."""
+
+    def close(self) -> bytes:
+        """Write what stands behind all replies."""
+
+
 class Decode(Protocol):
     """Text of one sampled id."""
 
     def __call__(self, token: int) -> str:
         """Return the text."""
+
+
+def encoded(data: Any) -> bytes:
+    """Return plain data as JSON in UTF-8; integers may have any size."""
+    try:
+        return msgspec.json.encode(data)
+    except OverflowError:
+        return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def typed(data: Any, where: str, kind: type | tuple[type, ...], expected: str) -> Any:

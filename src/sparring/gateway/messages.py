@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
 from sparring.gateway.dialect import (
+    ClientCall,
     ClientRequest,
     Decode,
+    arguments_of,
+    encoded,
     in_order,
     sorted_fields,
     text_in,
     typed,
 )
-from sparring.reply import SampledReply
-from sparring.types import Message, ToolCall, ToolSpec
+from sparring.reply import ReplyHead, SampledReply
+from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
 
 OBEYED = frozenset("messages model system tools tool_choice max_tokens stream".split())
 NOTED = frozenset(
@@ -25,6 +27,9 @@ NOTED = frozenset(
 )
 BILLING = "x-anthropic-billing-header"
 """First words of a system block by which claude-code counts; it changes between agents and says nothing to a model."""
+
+NOT_CACHED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+"""Usage of a prompt of which nothing was cached."""
 
 TOO_LONG = "prompt is too long: "
 """First words by which clients know that they have to compact."""
@@ -35,12 +40,13 @@ class Messages:
 
     path = "/v1/messages"
 
-    def read(self, body: Mapping[str, Any]) -> ClientRequest:
+    def read(self, call: ClientCall) -> ClientRequest:
         """Read a request.
 
         Raises:
             BadInput: it is malformed, or asks for what cannot be had.
         """
+        body = call.body
         noted = sorted_fields(body, OBEYED, NOTED)
         messages: list[Message] = []
         system = _system(body.get("system"))
@@ -64,26 +70,15 @@ class Messages:
         """Write the answer."""
         (reply,) = replies
         return {
-            **_head(client_request, reply),
+            **_head(client_request, reply.id),
             "content": _blocks(reply.message),
             "stop_reason": _reason(reply),
-            "usage": _usage(reply, len(reply.tokens)),
+            "usage": _usage(reply),
         }
 
-    def events(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> Iterator[bytes]:
-        """Write the answer as server-sent events."""
-        (reply,) = replies
-        head = {**_head(client_request, reply), "content": [], "stop_reason": None, "usage": _usage(reply, 1)}
-        yield _event("message_start", {"message": head})
-        for index, block in enumerate(_blocks(reply.message)):
-            empty, deltas = _pieces(block)
-            yield _event("content_block_start", {"index": index, "content_block": empty})
-            for delta in deltas:
-                yield _event("content_block_delta", {"index": index, "delta": delta})
-            yield _event("content_block_stop", {"index": index})
-        ended = {"stop_reason": _reason(reply), "stop_sequence": None}
-        yield _event("message_delta", {"delta": ended, "usage": {"output_tokens": len(reply.tokens)}})
-        yield _event("message_stop", {})
+    def writer(self, client_request: ClientRequest, decode: Decode) -> EventWriter:
+        """Open the writer of one streamed answer."""
+        return EventWriter(client_request)
 
     def error(self, status: int, message: str, *, too_long: bool = False) -> dict[str, Any]:
         """Write an error."""
@@ -98,6 +93,64 @@ class Messages:
     def ping(self) -> bytes:
         """Write the event that says that the answer is under way."""
         return _event("ping", {})
+
+
+class EventWriter:
+    """Writer of one answer as events: blocks one after the other. Implements `AnswerWriter`."""
+
+    def __init__(self, client_request: ClientRequest) -> None:
+        self._client_request = client_request
+        self._num_blocks = 0
+        self._open = ""  # the kind of the block that is open
+
+    def begin(self, head: ReplyHead) -> bytes:
+        """Write the head of the message. What was cached is known at its end."""
+        usage = {"input_tokens": head.prompt_tokens, "output_tokens": 1}
+        head_sent = {**_head(self._client_request, head.id), "content": [], "stop_reason": None}
+        return _event("message_start", {"message": {**head_sent, "usage": {**NOT_CACHED, **usage}}})
+
+    def piece(self, sample: int, piece: ReplyPiece) -> bytes:
+        """Write a piece of the reply into its block."""
+        call = piece.call
+        if call is not None and call.arguments is not None:
+            empty = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            delta = {"type": "input_json_delta", "partial_json": arguments_of(call)}
+            return self._block("tool_use", empty) + self._delta(delta) + self._closed()
+        if piece.kind == "reasoning":
+            begun = self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            return begun + self._delta({"type": "thinking_delta", "thinking": piece.text})
+        begun = self._block("text", {"type": "text", "text": ""})
+        return begun + self._delta({"type": "text_delta", "text": piece.text if call is None else call.raw})
+
+    def end(self, sample: int, reply: SampledReply) -> bytes:
+        """Write the end of the last block, why the message ended, and the usage."""
+        empty = b"" if self._num_blocks else self._block("text", {"type": "text", "text": ""})
+        ended = {"stop_reason": _reason(reply), "stop_sequence": None}
+        last = _event("message_delta", {"delta": ended, "usage": _usage(reply)})
+        return empty + self._closed() + last + _event("message_stop", {})
+
+    def close(self) -> bytes:
+        """Write nothing: the end of the one reply was the end."""
+        return b""
+
+    def _block(self, kind: str, empty: dict[str, Any]) -> bytes:
+        """Begin a block, unless one of this kind is open."""
+        if self._open == kind:
+            return b""
+        closed, self._open = self._closed(), kind
+        self._num_blocks += 1
+        return closed + _event("content_block_start", {"index": self._num_blocks - 1, "content_block": empty})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", {"index": self._num_blocks - 1, "delta": delta})
+
+    def _closed(self) -> bytes:
+        """End the block that is open."""
+        kind, self._open = self._open, ""
+        if not kind:
+            return b""
+        signature = self._delta({"type": "signature_delta", "signature": ""}) if kind == "thinking" else b""
+        return signature + _event("content_block_stop", {"index": self._num_blocks - 1})
 
 
 def _system(system: Any) -> str:
@@ -187,28 +240,16 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if message.reasoning:
         blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
-    text = message.content + "".join(call.raw for call in message.tool_calls if call.arguments is None)
-    calls = [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)}
-        for call in message.tool_calls
-        if call.arguments is not None
-    ]
-    if text or not (calls or blocks):
-        blocks.append({"type": "text", "text": text})
-    return blocks + calls
-
-
-def _pieces(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a block as it begins in a stream, and what is added to it."""
-    if block["type"] == "tool_use":
-        arguments = json.dumps(block["input"], ensure_ascii=False)
-        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
-    if block["type"] == "thinking":
-        return {**block, "thinking": ""}, [
-            {"type": "thinking_delta", "thinking": block["thinking"]},
-            {"type": "signature_delta", "signature": ""},
-        ]
-    return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
+    if message.content:
+        blocks.append({"type": "text", "text": message.content})
+    for call in message.tool_calls:
+        if call.arguments is not None:
+            blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)})
+        elif blocks and blocks[-1]["type"] == "text":
+            blocks[-1]["text"] += call.raw
+        else:
+            blocks.append({"type": "text", "text": call.raw})
+    return blocks or [{"type": "text", "text": ""}]
 
 
 def _reason(reply: SampledReply) -> str:
@@ -217,9 +258,9 @@ def _reason(reply: SampledReply) -> str:
     return "tool_use" if any(call.arguments is not None for call in reply.message.tool_calls) else "end_turn"
 
 
-def _head(client_request: ClientRequest, reply: SampledReply) -> dict[str, Any]:
+def _head(client_request: ClientRequest, id: str) -> dict[str, Any]:
     return {
-        "id": f"msg_{reply.id}",
+        "id": f"msg_{id}",
         "type": "message",
         "role": "assistant",
         "model": client_request.model,
@@ -227,14 +268,14 @@ def _head(client_request: ClientRequest, reply: SampledReply) -> dict[str, Any]:
     }
 
 
-def _usage(reply: SampledReply, output_tokens: int) -> dict[str, Any]:
+def _usage(reply: SampledReply) -> dict[str, Any]:
     return {
+        **NOT_CACHED,
         "input_tokens": reply.prompt_tokens - reply.cached_tokens,
-        "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": reply.cached_tokens,
-        "output_tokens": output_tokens,
+        "output_tokens": len(reply.tokens),
     }
 
 
 def _event(name: str, data: Mapping[str, Any]) -> bytes:
-    return f"event: {name}\ndata: {json.dumps({'type': name, **data}, ensure_ascii=False)}\n\n".encode()
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encoded({"type": name, **data}))

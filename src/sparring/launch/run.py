@@ -6,7 +6,7 @@ import importlib
 import time
 import tomllib
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,7 +27,8 @@ from sparring.stages.runtime.summary import write_summary
 
 if TYPE_CHECKING:
     from sparring.envs.rubrics.judges import Judges, Replies
-    from sparring.protocols import Cluster, EnvFactory, Harness
+    from sparring.harness.program import Address
+    from sparring.protocols import Cluster, EnvFactory, Harness, Session
 
 T = TypeVar("T")
 CONFIG = "config.toml"
@@ -144,6 +145,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
     """
     from sparring.cluster.inline import InlineCluster
     from sparring.envs.rubrics.judges import Judges
+    from sparring.harness.by_environment import mounts_of
     from sparring.rollout.load import CappedBoxes
     from sparring.sandbox.bubblewrap import BubblewrapBoxes
     from sparring.stages.preflight.directory import check_directory
@@ -172,7 +174,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
         recipe = msgspec.to_builtins(config)
         sinks = load_sinks(config.observe, folder, name=config.run.name, recipe=recipe)
         sink = Fanout([*sinks, progress(config.observe)])
-        boxes = CappedBoxes(BubblewrapBoxes(config.sandbox), config.sandbox.starting)
+        boxes = CappedBoxes(BubblewrapBoxes(config.sandbox, mounts_of(harness)), config.sandbox.starting)
         try:
             yield Context(
                 config=config,
@@ -204,13 +206,22 @@ def _worlds(config: RunConfig, judges: Judges) -> tuple[EnvFactory, Harness]:
     from sparring.tasks.files import read_rows
 
     factories = {key: load_env(env, read_rows, judges) for key, env in config.environments.items()}
+    programs = Path(config.rollout.programs)
     harnesses = {
-        key: load_harness(_harness_of(config, key), check_roles(each.make())) for key, each in factories.items()
+        key: load_harness(_harness_of(config, key), check_roles(each.make()), _open_door, programs)
+        for key, each in factories.items()
     }
     if config.env is not None:
         return factories["env"], harnesses["env"]
     places = {name: domain.places for name, domain in config.envs.items() if domain.places is not None}
     return Domains(_by_domain(factories), places), HarnessByEnvironment(_by_domain(harnesses))
+
+
+def _open_door(session: Session) -> AbstractAsyncContextManager[Address]:
+    """Open a session to programs; the gateway is imported by the first that needs it."""
+    from sparring.gateway.server import open_door
+
+    return open_door(session)
 
 
 def _harness_of(config: RunConfig, key: str) -> str:

@@ -12,6 +12,7 @@ from sparring.protocols.rollout import (
     Harness as Harness,
     OpenedEnv as OpenedEnv,
     Renderer as Renderer,
+    ReplyReader as ReplyReader,
     RolesEnv as RolesEnv,
     Sandbox as Sandbox,
     Scorer as Scorer,

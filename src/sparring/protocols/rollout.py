@@ -12,6 +12,7 @@ from sparring.types import (
     Group,
     Message,
     Observation,
+    ReplyPiece,
     Rollout,
     Score,
     Task,
@@ -161,6 +162,13 @@ class EnvFactory(Protocol):
         `BadInput` for one that is not right."""
 
 
+class ReplyReader(Protocol):
+    """Reader of one reply while it is sampled."""
+
+    def read(self, tokens: Sequence[int]) -> Sequence[ReplyPiece]:
+        """Take the next tokens; return the pieces of the reply that no later token can change."""
+
+
 class Renderer(Protocol):
     """Messages to tokens and back. Where a prompt is given to `bridge` or `parse`, its end behind the reply before is
     enough."""
@@ -183,6 +191,9 @@ class Renderer(Protocol):
 
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message:
         """Read a reply: its text, reasoning and tool calls."""
+
+    def reader(self, tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> ReplyReader:
+        """Open the reader of one reply that is sampled now."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Write tokens as text, special ones included."""
@@ -217,6 +228,9 @@ class Episode(Protocol):
     def session(self, role: str | None = None) -> Session:
         """Return the conversation of a role, the same one however often it is asked for. Where the environment has one
         role, that may be left out. Raises `BadInput` for a role that the environment does not name."""
+
+    def note(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Take note of an event for whoever reads the run. It decides nothing."""
 
 
 class Harness(Protocol):

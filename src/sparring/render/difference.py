@@ -19,6 +19,7 @@ from sparring.generation import GenerateRequest, Rendered
 from sparring.render.chat_template import ChatTemplate
 from sparring.render.escaping import TextEscaper
 from sparring.render.hermes import THINK, THINK_END, parse_reply
+from sparring.render.reading import HoldingReader, TextReader
 from sparring.render.text_rules import TextRules
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolSpec
@@ -109,6 +110,13 @@ class TemplateRenderer:
         """Parse sampled ids as a reply; every sequence parses."""
         end = next((at for at, token in enumerate(completion) if token in self._stop_ids), len(completion))
         return parse_reply(self.decode(completion[:end]), thinking=self._opens_thought(prompt))
+
+    def reader(self, tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> TextReader | HoldingReader:
+        """Return the reader of a reply that is sampled now; of a tokenizer that is not one of bytes, it says nothing
+        before the end."""
+        if not self.tokenizer.decodes_bytes:
+            return HoldingReader()
+        return TextReader(self.decode, self._stop_ids, thinking=self._opens_thought(prompt))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of some ids, special tokens included."""

@@ -11,7 +11,6 @@ from sparring.render.dialect import message_dicts, tool_dicts
 from sparring.render.difference import TemplateRenderer
 from sparring.render.escaping import TextEscaper
 from sparring.render.library import LibraryRenderer
-from sparring.render.renderers_library import config_from_name, create_renderer
 from sparring.render.tokenizer import FileTokenizer, load_tokenizer, read_json
 from sparring.types import Message, ToolCall, ToolSpec
 
@@ -62,6 +61,8 @@ def load_renderer(
 
 
 def _library_renderer(name: str, tokenizer: FileTokenizer, thinking: bool, escaper: TextEscaper) -> LibraryRenderer:
+    from renderers import config_from_name, create_renderer
+
     try:
         config = config_from_name(name)
     except ValueError as cause:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
-from sparring.envs.answers import observed, rated
+from sparring.envs.answers import agent_turns, answered_turns, observed, rated
 from sparring.envs.box_at_home import BoxAtHome
 from sparring.envs.executor import EXECUTOR, Executor, InlineExecutor, is_cooperative
 from sparring.envs.roles import roles_of
@@ -58,7 +58,7 @@ class OpenSession(AnsweringSession, Protocol):
 
     @property
     def limit(self) -> LimitReached | None:
-        """The limit that the latest request hit; None where that was answered."""
+        """The limit that a request hit; see `RecordedSession.limit`."""
 
     def trajectory(self, outcome: Outcome, timing: Timing) -> Trajectory:
         """Return the record so far."""
@@ -118,7 +118,7 @@ class GuardedEnv:
         self._roles = DEFAULT_ROLES
         self._tools: tuple[ToolSpec, ...] | None = None
         self._box: Sandbox | None = None
-        self._observed: list[tuple[str, Observation]] = []
+        self._observed: list[tuple[str, Message | None, Observation]] = []
         self._left = False
         self._reads_tools = False
         self.world_s = 0.0
@@ -187,7 +187,7 @@ class GuardedEnv:
                 own = None if box is None else BoxAtHome(box)
                 opened = observed(await self._call(env.open, task, own))
                 await self._read_tools(opened=True)
-        self._observed = [("", opened)]
+        self._observed = [("", None, opened)]
         self.watch.observe("", opened)
         return opened
 
@@ -219,7 +219,7 @@ class GuardedEnv:
                     await self._read_tools()
         self.policy_s += self.watch.observe(role, observation, took_s)
         self._check_time()
-        self._observed.append((role, observation))
+        self._observed.append((role, reply, observation))
         return observation
 
     async def score(self, trajectories: Sequence[Trajectory]) -> Score | None:
@@ -257,24 +257,26 @@ class GuardedEnv:
         return role
 
     def with_turns(self, score: Score, trajectories: Sequence[Trajectory]) -> Score:
-        """Return the score with what observations said of each sampled turn, where it does not say so itself: the
-        reward that answered it (0 where none did) and the state that it was taken in. It stays as it is where the world
-        answered more replies of a role than were sampled: nobody then knows which.
+        """Return the score with what observations said of each turn, where it does not say so itself: the reward that
+        answered it (0 where none did) and the state that it was taken in. It stays as it is where the world answered
+        more replies of a role than its agent made: nobody then knows which.
         """
         rewards: dict[str, tuple[float, ...]] = {}
         states: dict[str, tuple[str | None, ...]] = {}
         for trajectory in trajectories:
-            turns = sum(segment.model is not None and bool(segment.tokens) for segment in trajectory.segments)
-            at = [place for place, (role, _) in enumerate(self._observed) if place and role == trajectory.role]
-            if len(at) > turns:
+            turns = trajectory.turns
+            at = [place for place, (role, _, _) in enumerate(self._observed) if place and role == trajectory.role]
+            numbers = answered_turns(turns, [self._observed[place][1] for place in at])
+            if numbers is None:
                 return score
-            earned = [self._observed[place][1].reward or 0.0 for place in at]
-            rewards[trajectory.role] = (*earned, *[0.0] * (turns - len(at)))
-            keys = [self._observed[place - 1][1].state_key for place in at]
-            if len(self._roles) == 1 and self._observed and len(at) < turns:  # the turn that nothing answered
-                keys.append(self._observed[-1][1].state_key)
-            states[trajectory.role] = (*keys, *[None] * (turns - len(keys)))
-        answers = [observation for _, observation in self._observed]
+            earned = dict(zip(numbers, [self._observed[place][2].reward or 0.0 for place in at], strict=True))
+            keys = dict(zip(numbers, [self._observed[place - 1][2].state_key for place in at], strict=True))
+            left = [number for number in agent_turns(turns) if number > max(numbers, default=-1)]
+            if len(self._roles) == 1 and self._observed and left:  # the turn that nothing answered
+                keys[left[0]] = self._observed[-1][2].state_key
+            rewards[trajectory.role] = tuple(earned.get(number, 0.0) for number in range(len(turns)))
+            states[trajectory.role] = tuple(keys.get(number) for number in range(len(turns)))
+        answers = [observation for _, _, observation in self._observed]
         rewarded = any(answer.reward is not None for answer in answers[1:])
         in_states = any(answer.state_key is not None for answer in answers)
         if len(self._roles) > 1:
@@ -391,9 +393,13 @@ class RunningEpisode:
             self._limited[role] = LimitedSession(self._session(role), self.env.phases, role)
         return self._limited[role]
 
+    def note(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Take note of an event of the attempt."""
+        self.env.phases.note(kind, data)
+
     @property
     def failure(self) -> InfraError | None:
-        """The failure of a role's latest request, if that was not answered; a client may hide it."""
+        """The failure of a request that was not made again and answered; a client may hide it."""
         return next((s.failure for s in self._limited.values() if s.failure is not None), None)
 
     def trajectories(self, outcome: Outcome, timing: Timing) -> tuple[Trajectory, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparring.observe.metrics import Metrics
 from sparring.observe.survival import lost_rollouts, turns
 from sparring.rollout.admitted import AdmittedRollouts, sampled_tokens
-from sparring.types import Group, Rollout
+from sparring.types import UNTRAINED, Group, Rollout
 
 
 def measure(metrics: Metrics, group: Group, *, lag: int) -> None:
@@ -58,6 +58,10 @@ def _measure_rollout(metrics: Metrics, rollout: Rollout) -> None:
     tokens = sampled_tokens(rollout)
     metrics.add("rollout/tokens_mean", tokens)
     metrics.add("rollout/tokens", tokens, "sum")
+    for label in UNTRAINED:
+        count = sum(len(s.tokens) for t in rollout.trajectories for s in t.segments if s.label == label)
+        metrics.add(f"rollout/{label}_tokens", count, "sum")
+    metrics.add("rollout/branches", sum(1 for t in rollout.trajectories for _ in t.leaves()))
     metrics.add("rollout/turns", turns(rollout))
     metrics.add("rollout/tool_calls", sum(t.usage.tool_calls for t in rollout.trajectories))
     ended = rollout.outcome.kind

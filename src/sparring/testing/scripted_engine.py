@@ -27,9 +27,9 @@ class _Turn:
 class ScriptedEngine:
     """Implements `Engine`. Log-probabilities are a function of version, position and token.
 
-    A script's ids are cut at the first stop id and at `max_tokens`; where it ends without a stop id, the request's
-    first stop id is appended, so that scripts need not know the format. A request says nothing before the engine's
-    latency is over, then a token whenever its reader asks for one.
+    A script's ids are cut at the first stop id or stop string and at `max_tokens`; where it ends without a stop id, the
+    request's first stop id is appended, so that scripts need not know the format. A request says nothing before the
+    engine's latency is over, then a token whenever its reader asks for one.
 
     Args:
         script: the ids to "sample" for a request.
@@ -218,6 +218,9 @@ def _ended(script: Sequence[int], request: GenerateRequest) -> tuple[tuple[int, 
     end = next((at + 1 for at, token in enumerate(script) if token in stop), None)
     tokens = tuple(script[:end]) if end is not None else (*script, *stop[:1])
     most = request.sampling.max_tokens
+    at_string = None if request.ends is None else request.ends(tokens[:most], len(tokens[:most]))
+    if at_string is not None:
+        return tokens[:at_string], True
     return tokens[:most], len(tokens) <= most and bool(stop)
 
 

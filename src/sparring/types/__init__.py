@@ -13,6 +13,7 @@ from sparring.types.conversation import (
     Limits as Limits,
     Message as Message,
     Observation as Observation,
+    ReplyPiece as ReplyPiece,
     Role as Role,
     Task as Task,
     ToolCall as ToolCall,
@@ -20,7 +21,10 @@ from sparring.types.conversation import (
 )
 from sparring.types.record import (
     DEFAULT_ROLES as DEFAULT_ROLES,
+    Evidence as Evidence,
     Failure as Failure,
+    Fork as Fork,
+    ForkReason as ForkReason,
     Group as Group,
     Label as Label,
     Outcome as Outcome,
@@ -34,6 +38,7 @@ from sparring.types.record import (
     StopReason as StopReason,
     Timing as Timing,
     Trajectory as Trajectory,
+    UNTRAINED as UNTRAINED,
     Usage as Usage,
 )
 from sparring.types.training import (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from sparring.generation import FinishReason, KeptSets, NumberRow, Runs, Sampling
-from sparring.types.conversation import Message, Task
+from sparring.types.conversation import Message, Task, ToolSpec
 
 Source = Literal["policy", "prompt", "tool", "harness", "expert", "teacher"]
 OutcomeKind = Literal["completed", "truncated", "policy_failed", "infra_failed", "judge_failed", "cancelled", "expired"]
@@ -31,8 +31,66 @@ Label = Literal[
     "compaction",  # the summary from which an agent goes on: trained
     "lost",  # its client never got it: recorded and counted, not trained
 ]
+UNTRAINED: tuple[Label, ...] = ("auxiliary", "lost")
+"""Labels of replies that are recorded and counted and not trained."""
+ForkReason = Literal[
+    "system",  # another system message
+    "tools",  # other tools
+    "edited",  # a message was changed
+    "deleted",  # messages were left out
+    "inserted",  # messages were put in
+    "compaction",  # a summary stands for what it sums up
+    "agent",  # another agent's conversation begins
+    "auxiliary",  # a title, a route
+    "template",  # the chat template has no bridge over what was said
+]
 POLICY = "policy"
 """Name of the model that is trained, in `[models]` and on the segments that it samples."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """Evidence that a client gives of a request beside the conversation. It labels and links turns, and never decides
+    whose rollout a request belongs to: the key does.
+
+    Attributes:
+        agent: id of the agent or sub-agent that asks; empty where the client gives none.
+        parent: id of the agent that started it; empty where the client gives none.
+        label: what the request is for, where the client says so.
+        handle: id of the reply that the request continues (a response's, a call's, a signature), empty where it has
+            none. It decides where equal conversations stand for several replies.
+        wishes: fields of the request that have no effect on sampling.
+    """
+
+    agent: str = ""
+    parent: str = ""
+    label: Label | None = None
+    handle: str = ""
+    wishes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fork:
+    """Departure of a conversation from one that its session recorded before.
+
+    Attributes:
+        reason: what the client, or the template, did.
+        of: index of the last segment that both have, or of the reply that an agent was started by; None where there is
+            none.
+        message: place in the request of the first message that differs.
+        byte: place in that message of the first byte that differs, in UTF-8 of the text that both are compared by.
+        before: the recorded side from there on, cut short; empty where it ends there.
+        after: the request's side, likewise.
+        agent: id of the agent that asks, as its client says; empty where it says none.
+    """
+
+    reason: ForkReason
+    of: int | None = None
+    message: int = 0
+    byte: int = 0
+    before: str = ""
+    after: str = ""
+    agent: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +101,18 @@ class Segment:
     value per token; so does `kept` where sampling was truncated. `message` is the parsed or rendered message, None for
     pure template tokens. `finish_reason` says how the sampling ended; None where nothing was, or no record says so.
     `label` says what a sampled reply was for.
+
+    Segments stand in the order in which their requests were made. `place` is the number that a segment took when its
+    request was planned, which the id of a reply bears (`rl/12/3#5`); None where that is its index. It differs where a
+    request before it got no reply.
+
+    Of what was told, `earlier` are the messages before `message`. A conversation that leaves another tells what follows
+    the messages that both have: `fork` says which it left, and at which message. `tools` are those of the request where
+    they are others than before; None where they are the same, or no record says so. `quotes` are the replies of other
+    branches that are quoted in what was told: a sub-agent's answer, a summary, the call that began it.
+
+    Of a sampled reply, `evidence` is what its client said of the request, and `delivered` whether the client got it;
+    None where nobody knows.
     """
 
     index: int
@@ -58,6 +128,18 @@ class Segment:
     kept: KeptSets | None = None
     finish_reason: FinishReason | None = None
     label: Label = "agent"
+    place: int | None = None
+    earlier: tuple[Message, ...] = ()
+    tools: tuple[ToolSpec, ...] | None = None
+    fork: Fork | None = None
+    quotes: tuple[int, ...] = ()
+    evidence: Evidence | None = None
+    delivered: bool | None = None
+
+    @property
+    def told(self) -> tuple[Message, ...]:
+        """All messages of the segment, in order."""
+        return self.earlier if self.message is None else (*self.earlier, self.message)
 
     def __post_init__(self) -> None:
         sampled = self.model is not None
@@ -69,6 +151,11 @@ class Segment:
             raise ValueError("segment: expected one log-probability and one version per sampled token")
         if self.kept is not None and not (sampled and len(self.kept) == len(self.tokens)):
             raise ValueError("segment: expected one kept set per sampled token")
+
+    @property
+    def is_turn(self) -> bool:
+        """True of a reply that a model of ours sampled as a turn of the rollout: of an agent, or of a compaction."""
+        return self.model is not None and bool(self.tokens) and self.label not in UNTRAINED
 
     def compact(self) -> None:
         """Hold tokens and log-probabilities as `NumberRow`s, in a third of the memory; the segment stays equal."""
@@ -137,18 +224,37 @@ class Trajectory:
     timing: Timing = Timing()
     origin: tuple[str, int] | None = None
 
+    @property
+    def turns(self) -> list[Segment]:
+        """The replies that are turns, in the order in which they were asked for: those that `Score.per_turn` and
+        `Score.states` speak of."""
+        return [segment for segment in self.segments if segment.is_turn]
+
+    @property
+    def answer(self) -> Segment | None:
+        """The agent's last reply, whoever wrote it; None where no agent replied. Titles, summaries and what its client
+        never got are no answers."""
+        replies = [s for s in self.segments if s.message is not None and s.message.role == "assistant"]
+        return next((reply for reply in reversed(replies) if reply.label == "agent"), None)
+
     def branches(self) -> Iterator[tuple[Segment, ...]]:
         """Yield every root-to-leaf path, in the order the leaves were made."""
+        for leaf in self.leaves():
+            yield self.path(leaf.index)
+
+    def leaves(self) -> Iterator[Segment]:
+        """Return the segments that none continues, in the order they were made."""
         parents = {s.parent for s in self.segments}
-        for leaf in self.segments:
-            if leaf.index in parents:
-                continue
-            path: list[Segment] = []
-            at: int | None = leaf.index
-            while at is not None:
-                path.append(self.segments[at])
-                at = self.segments[at].parent
-            yield tuple(reversed(path))
+        return (segment for segment in self.segments if segment.index not in parents)
+
+    def path(self, index: int) -> tuple[Segment, ...]:
+        """Return the segments from a root to the one with this index."""
+        path: list[Segment] = []
+        at: int | None = index
+        while at is not None:
+            path.append(self.segments[at])
+            at = self.segments[at].parent
+        return tuple(reversed(path))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,13 +285,13 @@ class Score:
     """`reward` None means not scored, which is not 0. `parts` are named components for reports; `success` is the
     verifier's yes or no (None where a world has no such notion).
 
-    `per_turn` says what of `reward` each sampled turn earned, in the order in which they were sampled; what they leave
-    of it was earned by the end. `per_step` says likewise what of its turn's part each step of a turn earned, where
-    turns have steps: per turn, (sampled tokens of the turn up to the step's end, reward), in order; the rest was earned
-    by the turn's end. `states` says which state each of those turns was taken in, None where no other is like it (see
-    `Observation.state_key`). `per_role` replaces `reward` for a role that it names, where roles earn different rewards.
-    Where a rollout has several roles, `per_role_turns` and `per_role_states` stand for `per_turn` and `states`: each
-    role's own turns.
+    `per_turn` says what of `reward` each turn earned, in the order of `Trajectory.turns`: replies that are auxiliary or
+    lost are none; what they leave of it was earned by the end. `per_step` says likewise what of its turn's part each
+    step of a turn earned, where turns have steps: per turn, (sampled tokens of the turn up to the step's end, reward),
+    in order; the rest was earned by the turn's end. `states` says which state each of those turns was taken in, None
+    where no other is like it (see `Observation.state_key`). `per_role` replaces `reward` for a role that it names,
+    where roles earn different rewards. Where a rollout has several roles, `per_role_turns` and `per_role_states` stand
+    for `per_turn` and `states`: each role's own turns.
     """
 
     reward: float | None

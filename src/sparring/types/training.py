@@ -98,13 +98,16 @@ PAIR_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenAccount:
-    """Account of every sampled token of an update (law 7): sampled = trained + filtered + zero_advantage + failed."""
+    """Account of every sampled token of an update (law 7): sampled = trained + filtered + zero_advantage + failed +
+    auxiliary + lost."""
 
     sampled: int = 0
     trained: int = 0
     filtered: int = 0  # its group had no variance
     zero_advantage: int = 0  # its own advantage was exactly zero
     failed: int = 0  # its rollout left the group
+    auxiliary: int = 0  # its reply was a title or a route, no turn of the agent
+    lost: int = 0  # its client never got the reply
 
     def __add__(self, other: TokenAccount) -> TokenAccount:
         return TokenAccount(
@@ -113,12 +116,15 @@ class TokenAccount:
             filtered=self.filtered + other.filtered,
             zero_advantage=self.zero_advantage + other.zero_advantage,
             failed=self.failed + other.failed,
+            auxiliary=self.auxiliary + other.auxiliary,
+            lost=self.lost + other.lost,
         )
 
     @property
     def balanced(self) -> bool:
         """True if every sampled token is counted exactly once."""
-        return self.sampled == self.trained + self.filtered + self.zero_advantage + self.failed
+        used = self.trained + self.filtered + self.zero_advantage + self.failed
+        return self.sampled == used + self.auxiliary + self.lost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

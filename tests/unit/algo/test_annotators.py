@@ -50,6 +50,10 @@ def test_each_observed_token_is_imitated_once():
     assert first.tokens == (1, 2, 3, 4, 5, 6) and first.weights["imitate"] == (0, 0, 0, 1, 1, 0)
     assert second.tokens == (1, 2, 3, 4, 5, 7, 8) and second.weights["imitate"] == (0, 0, 0, 0, 0, 1, 0)
     assert first.weights["policy"] == (0, 0, 1, 0, 0, 1), "the policy term is as it was"
+    lost = [*forked()[:5], replace(segment(5, 4, "policy", (8,)), label="lost"), segment(6, 4, "policy", (9,))]
+    watch, rows = watched([group([rollout(0, lost)], [True])])
+    *_, last = asyncio.run(ObservationTargets(watch).annotate(rows))
+    assert last.weights["imitate"] == (0, 0, 0, 0, 0, 1, 0), "the branch of a lost reply has no row"
     silent = [segment(0, None, "prompt", (1, 2)), segment(1, 0, "policy", (3,))]
     watch, rows = watched([group([rollout(0, silent)], [True])])
     assert asyncio.run(ObservationTargets(watch).annotate(rows)) == rows

@@ -228,3 +228,17 @@ def test_calls_at_once_share_the_budget():
     assert [r.sampling.max_tokens for r in engine.requests] == [256, 44]
     assert isinstance(replies_[2], LimitReached) and elapsed_s == 1.0
     assert one.generate_s == 2.0 and sorted(s.index for s in one.segments) == [0, 1, 2, 3]
+
+
+def test_a_client_adds_stop_strings_to_those_of_the_run():
+    engine = says(say("One, two, three, four."), say("One, two, three, four."))
+    recorder = Recorder(engine, RENDERER, sampling=Sampling(max_tokens=64, stop_strings=("three",)))
+    session = recorder.open(toy_task(), rollout_id="r", seed=7)
+
+    async def talk() -> list[str]:
+        first = await session.reply([user("Count.")], stop=("two", "three", "two"))
+        return [first.message.content, (await session.complete([user("Count.")])).content]
+
+    texts, _ = run_virtual(talk())
+    assert [request.sampling.stop_strings for request in engine.requests] == [("three", "two"), ("three",)]
+    assert texts == ["One, ", "One, two, three"], "the client's own string is left out, as its vendor does"

@@ -5,11 +5,26 @@ from dataclasses import replace
 import pytest
 from fates import FatedBoxes, Fates, make_stack
 
+from sparring.envs.answers import rated
+from sparring.envs.base import final_text
+from sparring.generation import Runs
 from sparring.harness.chat import ChatHarness
+from sparring.rollout.episode import GuardedEnv
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.testing.clock import run_virtual
 from sparring.testing.toy import ToyEnv, ToyWorld, toy_task
-from sparring.types import Limits, Message, Observation, Score, Task, Trajectory
+from sparring.types import (
+    Label,
+    Limits,
+    Message,
+    Observation,
+    Outcome,
+    Score,
+    Segment,
+    Task,
+    ToolCall,
+    Trajectory,
+)
 
 
 class PayingEnv(ToyEnv):
@@ -57,6 +72,79 @@ def test_rewards_and_states_of_turns_are_in_the_score() -> None:
 def test_a_turn_that_nobody_answered_earned_nothing() -> None:
     score = played(PayingEnv, toy_task(limits=Limits(max_turns=1))).score
     assert score is not None and (score.per_turn, score.states) == ((0.25,), ("door",))
+
+
+CALLS = Message(role="assistant", tool_calls=(ToolCall(id="a", name="add", arguments={"a": 1, "b": 2}),))
+SAYS = Message(role="assistant", content="3")
+
+
+def asked(*replies: tuple[Label, Message]) -> Trajectory:
+    """Replies to requests that a client made in this order."""
+    segments = tuple(
+        Segment(
+            index=at,
+            parent=None,
+            source="policy",
+            tokens=(at,),
+            message=message,
+            model="policy",
+            logprobs=(-0.5,),
+            versions=Runs.of(0, 1),
+            label=label,
+        )
+        for at, (label, message) in enumerate(replies)
+    )
+    outcome = Outcome(kind="completed", reason="answered")
+    return Trajectory(id="rl/0/0", task="t", role="policy", segments=segments, outcome=outcome)
+
+
+@pytest.mark.parametrize(
+    ("replies", "earned", "stood"),
+    [
+        ([("agent", CALLS), ("agent", SAYS)], (0.25, 0.0), ("door", "hall")),
+        ([("auxiliary", SAYS), ("agent", CALLS), ("lost", SAYS), ("agent", SAYS)], (0.25, 0.0), ("door", "hall")),
+        ([("agent", CALLS), ("compaction", SAYS), ("agent", SAYS)], (0.25, 0.0, 0.0), ("door", None, "hall")),
+        ([("agent", SAYS), ("agent", CALLS)], (0.0, 0.25), ("hall", "door")),  # the second was answered first
+    ],
+)
+def test_what_the_world_answered_is_the_turn_of_that_message(
+    replies: list[tuple[Label, Message]], earned: tuple[float, ...], stood: tuple[str | None, ...]
+) -> None:
+    """Neither place nor clock tells: a title, a summary and what never arrived shift nothing."""
+    trajectory = asked(*replies)
+
+    async def play() -> Score:
+        env = GuardedEnv(PayingEnv)
+        await env.open(toy_task(), None)
+        for reply in (CALLS, SAYS):
+            await env.step(reply)
+        return env.with_turns(Score(reward=1.0), [trajectory])
+
+    score = run_virtual(play())[0]
+    assert (score.per_turn, score.states) == (earned, stood)
+    assert rated(score, ["policy"], [trajectory]) == score
+
+
+def test_a_harness_that_changes_what_it_passes_on_is_answered_in_order() -> None:
+    trajectory = asked(("agent", replace(CALLS, content="I call")), ("lost", SAYS), ("agent", SAYS))
+
+    async def play(*replies: Message) -> Score:
+        env = GuardedEnv(PayingEnv)
+        await env.open(toy_task(), None)
+        for reply in replies:
+            await env.step(reply)
+        return env.with_turns(Score(reward=1.0), [trajectory])
+
+    assert run_virtual(play(CALLS, SAYS))[0].per_turn == (0.25, 0.0)
+    assert run_virtual(play(CALLS))[0].states == ("door", "hall"), "the second was not answered"
+    assert run_virtual(play(CALLS, CALLS, SAYS))[0].per_turn is None, "nobody knows which"
+
+
+def test_the_answer_is_the_agents_whatever_its_client_asked_for_afterwards() -> None:
+    said = [("agent", CALLS), ("agent", SAYS), ("lost", replace(SAYS, content="4")), ("auxiliary", CALLS)]
+    trajectory = asked(*said, ("compaction", replace(SAYS, content="a summary")))
+    assert final_text(trajectory) == "3"
+    assert final_text(asked(("auxiliary", SAYS))) == ""
 
 
 def test_a_score_that_says_so_itself_stands() -> None:

@@ -58,7 +58,7 @@ def _replies(rollout: Rollout) -> list[Message]:
         segment.message
         for trajectory in rollout.trajectories
         for segment in trajectory.segments
-        if segment.model is not None and segment.message is not None
+        if segment.is_turn and segment.message is not None
     ]
 
 

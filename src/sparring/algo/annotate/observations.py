@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from sparring.algo.annotate.provenance import SampleProvenance
@@ -22,11 +22,13 @@ class ObservationTargets:
 
     async def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the rows with weights of the imitate term."""
-        return [self._row(row) for row in samples]
+        ids = {row.id for row in samples}
+        return [self._row(row, ids) for row in samples]
 
-    def _row(self, row: Sample) -> Sample:
+    def _row(self, row: Sample, ids: Set[str]) -> Sample:
         *earlier, branch = self._provenance.branches(row)
-        shared = {segment.index for other in earlier for segment in other}
+        rows = [other for number, other in enumerate(earlier) if f"{row.trajectory}#{number}" in ids]
+        shared = {segment.index for other in rows for segment in other}
         weights: list[float] = []
         for segment in branch:
             is_target = segment.source == "tool" and segment.index not in shared

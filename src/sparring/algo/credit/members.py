@@ -64,18 +64,17 @@ class Member:
         return sum(len(row.weights["policy"]) - row.weights["policy"].count(0.0) for row in self.rows)
 
     def turns(self) -> list[TurnSpan | None]:
-        """Return where each sampled segment lies, in the order in which they were sampled; None where it carries no
-        weight."""
+        """Return where each turn of the trajectory lies; None where it carries no weight."""
         where: dict[int, TurnSpan] = {}
         branches = list(self.trajectory.branches())
         for number, row in enumerate(self.rows):
             start = 0
             for segment in branches[row.branch]:
                 stop = start + len(segment.tokens)
-                if segment.model is not None and any(row.weights["policy"][start:stop]):
+                if segment.is_turn and any(row.weights["policy"][start:stop]):
                     where.setdefault(segment.index, TurnSpan(row=number, start=start, stop=stop))
                 start = stop
-        return [where.get(s.index) for s in self.trajectory.segments if s.model is not None and s.tokens]
+        return [where.get(turn.index) for turn in self.trajectory.turns]
 
     def steps(self) -> list[list[tuple[int, int]]]:
         """Return (row, position) of each step, per turn; a turn without weight has none."""
@@ -101,7 +100,7 @@ class Member:
         Raises:
             ValueError: as `per_turn`, or a step ends outside its turn or before the one before it.
         """
-        lengths = [len(s.tokens) for s in self.trajectory.segments if s.model is not None and s.tokens]
+        lengths = [len(turn.tokens) for turn in self.trajectory.turns]
         if self.score.per_step is None:
             return [((length, reward),) for length, reward in zip(lengths, self.per_turn(), strict=True)]
         per_turn = self._aligned("per_step", self.score.per_step, ())
@@ -176,7 +175,7 @@ class Member:
         )
 
     def _aligned(self, what: str, values: Sequence[T] | None, absent: T) -> list[T]:
-        count = sum(s.model is not None and bool(s.tokens) for s in self.trajectory.segments)
+        count = len(self.trajectory.turns)
         if values is None:
             return [absent] * count
         if len(values) != count:

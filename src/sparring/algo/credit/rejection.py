@@ -48,7 +48,7 @@ class Rejection(BaseCredit, frozen=True, kw_only=True, tag="rejection"):
         seen: set[tuple[tuple[int, ...], ...]] = set()
         taken = []
         for m in members:
-            answer = tuple(s.tokens for s in m.trajectory.segments if s.model is not None)
+            answer = tuple(turn.tokens for turn in m.trajectory.turns)
             room = self.at_most is None or len(seen) < self.at_most
             take = m.reward > self.solved_above and answer not in seen and room
             if take:

@@ -12,13 +12,13 @@ Amounts = Callable[[Sequence[Trajectory], Sequence[float]], Sequence[float]]
 
 
 def sampled_tokens(trajectory: Trajectory) -> int:
-    """Count the tokens that were sampled in a trajectory, each segment once."""
-    return sum(len(segment.tokens) for segment in trajectory.segments if segment.model is not None)
+    """Count the tokens that were sampled in the turns of a trajectory, each once."""
+    return sum(len(turn.tokens) for turn in trajectory.turns)
 
 
 def sampled_turns(trajectory: Trajectory) -> int:
-    """Count the replies that were sampled in a trajectory."""
-    return sum(segment.model is not None and bool(segment.tokens) for segment in trajectory.segments)
+    """Count the turns of a trajectory."""
+    return len(trajectory.turns)
 
 
 def shaped(group: Group, name: str, amounts: Amounts) -> Group:

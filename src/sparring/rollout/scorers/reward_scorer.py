@@ -17,7 +17,8 @@ class RewardScorer:
     """Implements `Scorer`: adds what a reward model says of the whole conversation, in the very tokens that were
     sampled, to the reward of the world; a world without one leaves it to the model alone.
 
-    A conversation is the last branch of the rollout's first role. The model is asked once for a whole group.
+    A conversation is the branch of the agent's last reply, in the rollout's first role. The model is asked once for a
+    whole group.
 
     Args:
         model: what says it; its tokenizer is the policy's.
@@ -43,5 +44,7 @@ class RewardScorer:
 
 
 def _text(rollout: Rollout) -> tuple[int, ...]:
-    branches = list(rollout.trajectories[0].branches())
-    return tuple(token for segment in branches[-1] for token in segment.tokens)
+    trajectory = rollout.trajectories[0]
+    answer = trajectory.answer
+    branch = list(trajectory.branches())[-1] if answer is None else trajectory.path(answer.index)
+    return tuple(token for segment in branch for token in segment.tokens)

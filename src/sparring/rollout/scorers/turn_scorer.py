@@ -23,10 +23,10 @@ class TurnScorer:
         per_turn_k += weight * p_k                         the process reward (Lightman et al., arXiv 2305.20050)
         reward     += weight * (p_1 + ... + p_K)           so that turns leave of it what the world gave
 
-    A turn is what one request sampled, in the context that it was sampled in; the order is that of `Score.per_turn`.
-    Where turns have steps, each is judged at its own end, `per_step` says what it earned, and a turn earns their sum;
-    to the last belongs what follows it in its turn. The model is asked once for a whole group, and what is read twice
-    is computed once.
+    A turn is what one request of an agent sampled, in the context that it was sampled in; the order is that of
+    `Score.per_turn`. Where turns have steps, each is judged at its own end, `per_step` says what it earned, and a turn
+    earns their sum; to the last belongs what follows it in its turn. The model is asked once for a whole group, and
+    what is read twice is computed once.
 
     Args:
         model: a scalar head that was trained on labelled turns, or steps; its tokenizer is the policy's.
@@ -100,7 +100,7 @@ def _turns(rollout: Rollout) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]
     read: dict[int | None, tuple[int, ...]] = {None: ()}
     for segment in rollout.trajectories[0].segments:
         read[segment.index] = read[segment.parent] + segment.tokens
-        if segment.model is not None and segment.tokens:
+        if segment.is_turn:
             yield read[segment.parent], segment.tokens
 
 

@@ -6,6 +6,7 @@ import msgspec
 
 from sparring.errors import refusal
 from sparring.rollout.window import check_window
+from sparring.harness.by_environment import mounts_of
 from sparring.sandbox.check import check_sandbox
 from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.data.contamination import check_unseen_files
@@ -71,7 +72,7 @@ async def check(context: Context) -> list[str]:
     facts += _held_out(context) + check_beside(context)
     tasks = first_tasks(context)
     task = tasks[0]
-    if task.box is not None:
+    if task.box is not None or mounts_of(context.harness) is not None:
         check_sandbox(config.sandbox)
         facts.append(f"sandbox: {config.sandbox.bwrap} isolates a command on this machine")
         proven, rows = await context.factory.prove(context.boxes) if config.sandbox.enabled else (0, 0)
