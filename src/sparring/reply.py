@@ -90,6 +90,14 @@ Show = Callable[[ReplyHead | ReplyPiece], None]
 class AnsweringSession(Session, Protocol):
     """A session that also returns replies that were cut short."""
 
+    @property
+    def max_context(self) -> int:
+        """Most ids that a prompt and its reply may have together."""
+
+    @property
+    def max_reply(self) -> int:
+        """Most ids of one reply."""
+
     async def reply(
         self,
         messages: Sequence[Message],

@@ -229,6 +229,9 @@ class Episode(Protocol):
         """Return the conversation of a role, the same one however often it is asked for. Where the environment has one
         role, that may be left out. Raises `BadInput` for a role that the environment does not name."""
 
+    def note(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Take note of an event for whoever reads the run. It decides nothing."""
+
 
 class Harness(Protocol):
     """Holds conversations. One harness serves many episodes at once."""

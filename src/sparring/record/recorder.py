@@ -142,6 +142,16 @@ class RecordedSession:
         """The record so far."""
         return self._tree.segments
 
+    @property
+    def max_context(self) -> int:
+        """Most ids that a prompt and its reply may have together."""
+        return self._recorder.max_context
+
+    @property
+    def max_reply(self) -> int:
+        """Most ids of one reply."""
+        return min(self._recorder.sampling.max_tokens, self._recorder.max_context)
+
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:

@@ -71,6 +71,16 @@ class TextSession:
         self._constraints: list[Constraint] = []
         self._usage = Usage()
 
+    @property
+    def max_context(self) -> int:
+        """Most ids of a prompt and its reply, of which text has none: what clients take for a common model."""
+        return 131072
+
+    @property
+    def max_reply(self) -> int:
+        """Most ids of one reply, of which text has none."""
+        return 16384
+
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:

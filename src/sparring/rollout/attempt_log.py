@@ -79,14 +79,15 @@ class AttemptLog:
         return LogEntry(stage=_stage(attempt), kind="observation", name=attempt, data=data)
 
     def note(self, kind: str, attempt: str, data: Mapping[str, Any]) -> None:
-        """Take note of an event of an attempt. A limit of time that struck is recorded.
+        """Take note of an event of an attempt. A limit of time that struck and a program that ended are
+        recorded.
 
         Raises:
             StoreError: it cannot be written.
         """
         self._recorded(kind, attempt, data)
-        if kind == "limit" and self._store is not None:
-            self._store.record(LogEntry(stage=_stage(attempt), kind="limit", name=attempt, data=data))
+        if (kind == "limit" or kind == "program") and self._store is not None:
+            self._store.record(LogEntry(stage=_stage(attempt), kind=kind, name=attempt, data=data))
 
     def start_over(self, rollout: str, attempt: str, number: int, reason: str) -> None:
         """Record that a rollout starts over as another attempt.

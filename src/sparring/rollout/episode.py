@@ -393,6 +393,10 @@ class RunningEpisode:
             self._limited[role] = LimitedSession(self._session(role), self.env.phases, role)
         return self._limited[role]
 
+    def note(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Take note of an event of the attempt."""
+        self.env.phases.note(kind, data)
+
     @property
     def failure(self) -> InfraError | None:
         """The failure of a request that was not made again and answered; a client may hide it."""

@@ -264,6 +264,16 @@ class LimitedSession:
         self._session, self._phases, self._role = session, phases, role
         self._failed: list[tuple[Sequence[Message], InfraError]] = []
 
+    @property
+    def max_context(self) -> int:
+        """Most ids that a prompt and its reply may have together."""
+        return self._session.max_context
+
+    @property
+    def max_reply(self) -> int:
+        """Most ids of one reply."""
+        return self._session.max_reply
+
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:
