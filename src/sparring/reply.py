@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from sparring.errors import LimitReached
 from sparring.generation import Constraint, FinishReason
@@ -21,6 +22,7 @@ class SampledReply:
         id: of the rollout's role and the request that it answers: `rl/12/3#5`. No other reply of the rollout has it.
         message: what was said, and the calls.
         finish_reason: `length` where it was cut short.
+        stop: the string of the client's that ended it, which its message does not have; None where none did.
         prompt_tokens: number of ids that it was sampled after.
         cached_tokens: number of these whose keys and values were there.
         tokens: the sampled ids.
@@ -37,6 +39,7 @@ class SampledReply:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     limit: LimitReached | None = None
+    stop: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +83,10 @@ NO_EVIDENCE = Evidence()
 """Evidence of a client that says nothing of a request beside the conversation."""
 
 
+Show = Callable[[ReplyHead | ReplyPiece], None]
+"""Takes the head of a reply when its first token is sampled, then its pieces as they are decided."""
+
+
 class AnsweringSession(Session, Protocol):
     """A session that also returns replies that were cut short."""
 
@@ -100,6 +107,7 @@ class AnsweringSession(Session, Protocol):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
+        show: Show | None = None,
     ) -> SampledReply:
         """Sample and record the reply to a conversation.
 
@@ -131,12 +139,40 @@ class AnsweringSession(Session, Protocol):
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
     ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
-        """Sample and record the reply to a conversation, in pieces: the head, pieces that together are the message,
-        and the whole reply, which is durable then. Leaving the iterator ends the sampling; what was sampled is
-        recorded."""
+        """Sample and record the reply to a conversation, in pieces: the head, pieces that together are the message, and
+        the whole reply, which is durable then. A consumer that leaves the iterator ends the sampling, as `abort` does;
+        one that is cancelled drops the request, which is the same turn when it is made again."""
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation."""
 
     def decode(self, token: int) -> str:
         """Return the text of one id."""
+
+
+async def in_pieces(
+    reply: Callable[[Show], Coroutine[Any, Any, SampledReply]], abort: Callable[[str], Awaitable[None]]
+) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
+    """Yield what a reply shows while it is sampled, then the reply: an implementation of `AnsweringSession.stream`.
+
+    Args:
+        reply: samples it.
+        abort: ends it, by its id.
+    """
+    parts: asyncio.Queue[ReplyHead | ReplyPiece | None] = asyncio.Queue()
+    sampling = asyncio.get_running_loop().create_task(reply(parts.put_nowait))
+    sampling.add_done_callback(lambda _: parts.put_nowait(None))
+    id = ""
+    try:
+        while (part := await parts.get()) is not None:
+            id = part.id if isinstance(part, ReplyHead) else id
+            yield part
+        yield sampling.result()
+    except GeneratorExit:
+        if id and not sampling.done():
+            await abort(id)
+            await asyncio.wait((sampling,))
+        raise
+    finally:
+        sampling.cancel()
+        await asyncio.gather(sampling, return_exceptions=True)

@@ -40,6 +40,10 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
+CODES = {401: "invalid_api_key", 404: "model_not_found"}
+"""Codes of errors, by status."""
+
+
 class ChatCompletions:
     """Dialect of OpenAI's chat completions. Implements `Dialect`."""
 
@@ -97,7 +101,7 @@ class ChatCompletions:
     def error(self, status: int, message: str, *, too_long: bool = False) -> dict[str, Any]:
         """Write an error."""
         kinds = {401: "authentication_error", 404: "invalid_request_error", 400: "invalid_request_error"}
-        code = "context_length_exceeded" if too_long else "invalid_api_key" if status == 401 else None
+        code = "context_length_exceeded" if too_long else CODES.get(status)
         return {"error": {"message": message, "type": kinds.get(status, "server_error"), "param": None, "code": code}}
 
     def error_event(self, status: int, message: str) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparring.errors import refusal
+from sparring.gateway.chat_completions import CODES
 from sparring.gateway.dialect import (
     ClientCall,
     ClientRequest,
@@ -89,7 +90,7 @@ class Responses:
 
     def error(self, status: int, message: str, *, too_long: bool = False) -> dict[str, Any]:
         """Write an error."""
-        code = "context_length_exceeded" if too_long else "invalid_api_key" if status == 401 else None
+        code = "context_length_exceeded" if too_long else CODES.get(status)
         kind = "server_error" if status >= 500 else "invalid_request_error"
         return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 

@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 import secrets
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,12 +25,14 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError, refusal
 from sparring.gateway.chat_completions import ChatCompletions
 from sparring.gateway.dialect import NO_RETRY, AnswerWriter, ClientCall, ClientRequest, Dialect, body_of, encoded
+from sparring.gateway.keys import PATH, WrongKey, key_of, wrong_key
 from sparring.gateway.messages import Messages
+from sparring.gateway.models import ModelTable, UnknownModel, model_listed
 from sparring.gateway.responses import Responses
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply, ShownReply
 
@@ -53,7 +55,9 @@ class Door:
     Attributes:
         url: of the server, without a path.
         key: what a client sends as its API key.
-        session: behind it.
+        session: behind it, of the policy.
+        models: that its client may name; the policy is one.
+        leave_out: types of tools of the vendor's servers that are left out of a request in the place of refusing it.
         tasks: that sample replies.
         broken: those whose connection broke, by the digest of the request.
     """
@@ -61,27 +65,10 @@ class Door:
     url: str
     key: str
     session: AnsweringSession
+    models: ModelTable
+    leave_out: frozenset[str] = frozenset()
     tasks: set[asyncio.Task[list[SampledReply]]] = field(default_factory=set)
     broken: dict[bytes, asyncio.Task[list[SampledReply]]] = field(default_factory=dict)
-
-
-MODELS = {
-    "object": "list",
-    "data": [
-        {
-            "id": "policy",
-            "object": "model",
-            "created": 0,
-            "owned_by": "sparring",
-            "type": "model",
-            "display_name": "policy",
-            "created_at": "1970-01-01T00:00:00Z",
-        }
-    ],
-    "has_more": False,
-    "first_id": "policy",
-    "last_id": "policy",
-}
 
 
 class Gateway:
@@ -94,12 +81,28 @@ class Gateway:
         self._url = ""
         self._changing = asyncio.Lock()
 
-    async def open(self, session: AnsweringSession) -> Door:
-        """Open a door to a session, and the server where none runs."""
+    async def open(
+        self,
+        session: AnsweringSession,
+        models: Mapping[str, AnsweringSession | str] = {},
+        leave_out: Sequence[str] = (),
+    ) -> Door:
+        """Open a door to a session, and the server where none runs.
+
+        Args:
+            session: of the policy.
+            models: other names that the client may have for models, as in `ModelTable`.
+            leave_out: types of the vendor's tools that are left out in the place of refusing them.
+
+        Raises:
+            BadInput: the table of models is wrong.
+        """
+        table = ModelTable(session, models)
         async with self._changing:
             if self._server is None:
                 await self._start()
-            door = Door(self._url, f"sk-{secrets.token_urlsafe(24)}", session)
+            key = f"sk-{secrets.token_urlsafe(24)}"
+            door = Door(self._url, key, session, table, frozenset(leave_out))
             self._doors[door.key] = door
             return door
 
@@ -137,8 +140,9 @@ class Gateway:
         routes = [Route(dialect.path, self._endpoint(dialect), methods=["POST"]) for dialect in DIALECTS]
         routes.append(Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]))
         routes.append(Route(Responses.path, self._no_socket, methods=["GET"]))
-        routes += [Route("/v1/models", self._models), Route("/health", self._health)]
-        return Starlette(routes=routes)
+        routes += [Route("/v1/models", self._models), Route("/v1/models/{name:path}", self._model)]
+        routes.append(Route("/health", self._health))
+        return Starlette(routes=[*routes, Mount(PATH, routes=routes)])
 
     def _endpoint(self, dialect: Dialect) -> Any:
         async def endpoint(request: Request) -> Response:
@@ -156,19 +160,29 @@ class Gateway:
         dialect = Messages()
         try:
             door = self._door(request)
-            client_request = dialect.read(_call(request, await _body(request)))
-            count = door.session.count(client_request.messages, client_request.tools)
+            client_request = dialect.read(_call(request, await _body(request), door))
+            session = door.models.session(client_request.model)
+            count = session.count(client_request.messages, client_request.tools)
         except SparringError as error:
             return _refused(dialect, error)
         return Response(msgspec.json.encode({"input_tokens": count}), media_type="application/json")
 
     async def _models(self, request: Request) -> Response:
-        """Name the one model, in the words of both vendors."""
+        """List the models, in the words of both vendors."""
         try:
-            self._door(request)
+            door = self._door(request)
         except SparringError as error:
             return _refused(DIALECTS[0], error)
-        return Response(msgspec.json.encode(MODELS), media_type="application/json")
+        return Response(msgspec.json.encode(door.models.listed()), media_type="application/json")
+
+    async def _model(self, request: Request) -> Response:
+        """Show one model, in the words of both vendors."""
+        try:
+            name = request.path_params["name"]
+            self._door(request).models.session(name)
+        except SparringError as error:
+            return _refused(DIALECTS["anthropic-version" in request.headers], error)
+        return Response(msgspec.json.encode(model_listed(name)), media_type="application/json")
 
     async def _no_socket(self, request: Request) -> Response:
         """Refuse a WebSocket: a client that gets this status goes on by HTTP at once."""
@@ -186,9 +200,10 @@ class Gateway:
         """
         door = self._door(request)
         data = await _body(request)
-        client_request = dialect.read(_call(request, data))
+        client_request = dialect.read(_call(request, data, door))
+        session = door.models.session(client_request.model)
         digest = hashlib.sha256(dialect.path.encode() + data).digest()
-        replies = self._replies(door, client_request, digest)
+        replies = self._replies(door, session, client_request, digest)
         headers = {NOTED: ", ".join(client_request.noted)} if client_request.noted else {}
         left = asyncio.ensure_future(_left(request))
         try:
@@ -236,12 +251,14 @@ class Gateway:
             if not delivered:
                 door.broken[digest] = replies
 
-    def _replies(self, door: Door, client_request: ClientRequest, digest: bytes) -> asyncio.Task[list[SampledReply]]:
+    def _replies(
+        self, door: Door, session: AnsweringSession, client_request: ClientRequest, digest: bytes
+    ) -> asyncio.Task[list[SampledReply]]:
         """Return the task that samples the replies: that of an equal request whose connection broke, or a new one."""
         before = door.broken.pop(digest, None)
         if before is not None and not (before.done() and (before.cancelled() or before.exception() is not None)):
             return before
-        task = asyncio.get_running_loop().create_task(_sampled(door.session, client_request))
+        task = asyncio.get_running_loop().create_task(_sampled(session, client_request))
         door.tasks.add(task)
         task.add_done_callback(door.tasks.discard)
         task.add_done_callback(_seen)
@@ -253,21 +270,10 @@ class Gateway:
         Raises:
             WrongKey: there is none, or two keys that are not the same.
         """
-        bearer = request.headers.get("authorization", "")
-        keys = {
-            bearer[7:] if bearer.lower().startswith("bearer ") else bearer,
-            request.headers.get("x-api-key", ""),
-            request.headers.get("x-goog-api-key", ""),
-        } - {""}
-        door = self._doors.get(next(iter(keys))) if len(keys) == 1 else None
+        door = self._doors.get(key_of(request))
         if door is None:
-            got = "none" if not keys else "several" if len(keys) > 1 else "one of a rollout that is over, or of none"
-            raise WrongKey(str(refusal("API key", "the key of a rollout", got, "send the key that the harness got")))
+            raise wrong_key("one of a rollout that is over, or of none")
         return door
-
-
-class WrongKey(BadInput):
-    """A key opens no door."""
 
 
 class _Server(uvicorn.Server):
@@ -283,15 +289,24 @@ _GATEWAYS: WeakKeyDictionary[asyncio.AbstractEventLoop, Gateway] = WeakKeyDictio
 
 
 @asynccontextmanager
-async def open_door(session: Any) -> AsyncIterator[Door]:
+async def open_door(
+    session: Any, *, models: Mapping[str, AnsweringSession | str] = {}, leave_out: Sequence[str] = ()
+) -> AsyncIterator[Door]:
     """Open a door to a session of the running event loop for as long as the context lasts.
 
     Args:
         session: of an episode.
+        models: other names that the client may have for models, each with what answers: a session, or the name of an
+            entry; `{"claude-*": "policy"}`.
+        leave_out: types of tools of the vendor's own servers, such as `web_search`, that are left out of a request in
+            the place of refusing it.
+
+    Raises:
+        BadInput: the table of models is wrong.
     """
     loop = asyncio.get_running_loop()
     gateway = _GATEWAYS.setdefault(loop, Gateway())
-    door = await gateway.open(session)
+    door = await gateway.open(session, models, leave_out)
     try:
         yield door
     finally:
@@ -351,13 +366,13 @@ async def _body(request: Request) -> bytes:
     return bytes(data)
 
 
-def _call(request: Request, data: bytes) -> ClientCall:
+def _call(request: Request, data: bytes, door: Door) -> ClientCall:
     """Return a client's call.
 
     Raises:
         BadInput: its body is no JSON object.
     """
-    return ClientCall(body=body_of(data), headers=request.headers, path=request.path_params)
+    return ClientCall(body=body_of(data), headers=request.headers, path=request.path_params, leave_out=door.leave_out)
 
 
 async def _left(request: Request) -> None:
@@ -370,6 +385,8 @@ def _status(error: SparringError) -> tuple[int, str, dict[str, str]]:
     """Return the status, the text and the headers of an error."""
     if isinstance(error, WrongKey):
         return 401, str(error), NO_RETRY
+    if isinstance(error, UnknownModel):
+        return 404, str(error), NO_RETRY
     if isinstance(error, (BadInput, PolicyFailure)):
         return 400, str(error), NO_RETRY
     return 503, str(error), {"retry-after": "1"}

@@ -151,7 +151,7 @@ class ProgramHarness:
         files = {**self._preset.files, **({"agent.py": self._script} if self._script else {})}
         for path, text in files.items():
             await box.write(f"{HOME}/{path}", fill(text, values).encode())
-        argv = [self._installation.program, *(fill(word, values) for word in self._preset.command[1:])]
+        argv = [*self._installation.start, *(fill(word, values) for word in self._preset.command[1:])]
         if max(len(word.encode()) for word in argv) >= LONGEST_ARGUMENT:
             raise refusal(self.name, "a prompt that fits an argument (128 KiB)", "a longer one", "give it as stdin")
         environment = {

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from itertools import count
 from typing import NamedTuple
 
 import xxhash
@@ -13,11 +15,25 @@ from sparring.errors import EngineError, LimitReached, boundary, refusal
 from sparring.generation import Completion, Constraint, GenerateRequest, Sampling
 from sparring.protocols import Engine, Renderer, Store
 from sparring.record.replies import RecordedReplies
+from sparring.record.streaming import ShowingReader, named, named_call, without_stop
 from sparring.record.transcript import Transcript
 from sparring.record.tree import Tree, Turn
 from sparring.record.turns import TurnQueue
-from sparring.reply import NO_EVIDENCE, Evidence, SampledReply
-from sparring.types import Limits, Message, Outcome, Segment, Task, Timing, ToolSpec, Trajectory, Usage
+from sparring.reply import NO_EVIDENCE, Evidence, ReplyHead, SampledReply, Show, in_pieces
+from sparring.types import (
+    Label,
+    Limits,
+    Message,
+    Outcome,
+    ReplyPiece,
+    Segment,
+    Task,
+    Timing,
+    ToolCall,
+    ToolSpec,
+    Trajectory,
+    Usage,
+)
 
 CHARACTERS_PER_TOKEN = 8
 """Characters for each token of the context up to which a prompt is rendered unseen; text has some 4."""
@@ -104,6 +120,7 @@ class ReplyRequest(NamedTuple):
     max_tokens: int | None
     stop: Sequence[str]
     evidence: Evidence
+    show: Show | None
 
 
 class RecordedSession:
@@ -133,6 +150,7 @@ class RecordedSession:
         self._seed = seed if role == "policy" else _derive(seed, role)
         self._tree = Tree(recorder.renderer)
         self._requests = 0
+        self._numbers: set[int] = set()
         self._granted = 0
         self._lanes: set[int] = set()
         self._tools: Sequence[ToolSpec] = ()
@@ -182,6 +200,7 @@ class RecordedSession:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
+        show: Show | None = None,
     ) -> SampledReply:
         """Ask for the next reply to a conversation; one that was cut short is returned too.
 
@@ -196,41 +215,77 @@ class RecordedSession:
             max_tokens: no more are sampled for this reply; a reply that this cuts has hit no limit of the rollout.
             stop: strings that end this reply, beside those of the run.
             evidence: what the client says of the request beside the conversation.
+            show: takes the reply while it is sampled.
+
+        Cancelled, it drops the request: nothing of the turn is in the record, and asked again, it is the same turn,
+        which samples the same tokens. A request that the engine ends with what it has, after `abort` or of itself, is
+        in the record as lost; asked again, it is another turn.
 
         Raises:
             BadInput: the constraint does not compile, or a stop string is empty; nothing was sampled.
             LimitReached: a limit of the task or the context leaves no token to sample.
-            EngineError: the engine failed; nothing of this turn is in the record.
+            EngineError: the engine failed, or gave up.
             StoreError: the turn could not be made durable.
         """
         try:
-            reply = await self._answered(ReplyRequest(messages, tools, constraint, max_tokens, stop, evidence))
+            reply = await self._answered(ReplyRequest(messages, tools, constraint, max_tokens, stop, evidence, show))
         except LimitReached as limit:
             self.limit = limit
             raise
         self.limit = reply.limit
         return reply
 
+    def stream(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        constraint: Constraint | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        evidence: Evidence = NO_EVIDENCE,
+    ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
+        """Ask for the next reply to a conversation, in pieces; see `AnsweringSession.stream`. The arguments and errors
+        are those of `reply`."""
+        ask = partial(
+            self.reply, messages, tools, constraint=constraint, max_tokens=max_tokens, stop=stop, evidence=evidence
+        )
+        return in_pieces(lambda show: ask(show=show), self.abort)
+
+    async def abort(self, reply: str) -> None:
+        """End a reply that is being sampled, by its id; see `AnsweringSession.abort`."""
+        await self._recorder.engine.abort(reply)
+
     async def _answered(self, request: ReplyRequest) -> SampledReply:
-        """Plan a turn, sample its reply and write it down."""
-        messages, tools = request.messages, request.tools
-        if self._requests >= self._limits.max_turns:
-            raise LimitReached("max_turns", f"{self.id}: {self._limits.max_turns} turns are used up")
-        if self.usage.tool_calls > self._limits.max_tool_calls:
-            raise self._too_many_calls()
-        if self._overflows(messages):
-            room = self._recorder.max_context
-            raise LimitReached("context_length", f"{self.id}: a prompt of more than {room} tokens, room for {room}")
-        turn, self._tools = self._tree.plan(messages, tools), tools
+        """Take turns until one is answered: the record may have some that the engine gave up."""
+        while True:
+            reply = await self._turn(request)
+            if reply is not None:
+                return reply
+
+    async def _turn(self, request: ReplyRequest) -> SampledReply | None:
+        """Plan a turn, sample its reply and write it down.
+
+        Returns:
+            The reply; None where it comes from the record, in which the engine gave it up.
+        """
+        self._check(request.messages)
+        turn, self._tools = self._tree.plan(request.messages, request.tools), request.tools
         sampling, cut_reason = self._sampling(turn, request)
+        number = self._number()
+        shown = self._showing(turn, request, number)
         self._requests += 1
         self._granted += sampling.max_tokens
         granted = sampling.max_tokens
         try:
             recorded = await self.replies.take(self._role, turn.prompt, sampling) if self.replies is not None else None
-            completion = await self._generate(turn, sampling) if recorded is None else recorded.completion()
+            if recorded is None:
+                completion = await self._generate(turn, sampling, f"{self.id}#{number}", shown)
+            else:
+                completion = recorded.completion()
         except BaseException:  # asked again, this turn is the same turn and samples the same tokens
             self._requests -= 1
+            self._numbers.discard(number)
             self._tree.abandon(turn)
             raise
         finally:
@@ -239,14 +294,20 @@ class RecordedSession:
             sampling = recorded.sampling
             cut_reason = "max_tokens" if sampling.max_tokens < self._room(turn) else "context_length"
             cut_reason = "" if sampling.max_tokens == request.max_tokens else cut_reason
-        message = self._named(self._recorder.renderer.parse(completion.tokens, tools, prompt=turn.added))
+        message, stop = self._message(turn, request, completion, number)
         new = self._write(turn, completion, message, sampling)
         tool_calls = self.usage.tool_calls
         if self._recorder.turns is not None and recorded is None:  # a task cancelled here leaves a whole record
             entries = () if self.replies is None else self.replies.take_entries()
             await self._recorder.turns.put(self.id, new, entries)
+        if completion.finish_reason == "abort":
+            if recorded is not None:
+                return None
+            raise EngineError(f"{self.id}#{number}: the engine gave up after {len(completion.tokens)} tokens")
+        if shown is not None:
+            shown.end(message)
         return SampledReply(
-            id=f"{self.id}#{new[-1].index}",
+            id=f"{self.id}#{number}",
             message=message,
             finish_reason=completion.finish_reason,
             prompt_tokens=turn.length,
@@ -254,6 +315,42 @@ class RecordedSession:
             tokens=completion.tokens,
             logprobs=completion.logprobs,
             limit=self._limit_hit(completion, cut_reason, tool_calls),
+            stop=stop,
+        )
+
+    def _check(self, messages: Sequence[Message]) -> None:
+        """Raise LimitReached if a limit leaves no turn, or messages are too long by far."""
+        if self._requests >= self._limits.max_turns:
+            raise LimitReached("max_turns", f"{self.id}: {self._limits.max_turns} turns are used up")
+        if self.usage.tool_calls > self._limits.max_tool_calls:
+            raise self._too_many_calls()
+        if self._overflows(messages):
+            room = self._recorder.max_context
+            raise LimitReached("context_length", f"{self.id}: a prompt of more than {room} tokens, room for {room}")
+
+    def _message(
+        self, turn: Turn, request: ReplyRequest, completion: Completion, number: int
+    ) -> tuple[Message, str | None]:
+        """Return what was said, and the string of the client's that ended it, if one did."""
+        message = self._recorder.renderer.parse(completion.tokens, request.tools, prompt=turn.added)
+        return without_stop(named(message, number), request.stop)
+
+    def _number(self) -> int:
+        """Take a number for a reply: by it, its id and those of its calls are known before its first token."""
+        number = next(number for number in count(self.usage.turns) if number not in self._numbers)
+        self._numbers.add(number)
+        return number
+
+    def _showing(self, turn: Turn, request: ReplyRequest, number: int) -> ShowingReader | None:
+        """Return what shows the reply of a turn; None where nobody wants to see it."""
+        if request.show is None:
+            return None
+        return ShowingReader(
+            self._recorder.renderer.reader(request.tools, prompt=turn.added),
+            ReplyHead(id=f"{self.id}#{number}", prompt_tokens=turn.length),
+            request.show,
+            stop=request.stop,
+            named=partial(named_call, number),
         )
 
     def _limit_hit(self, completion: Completion, cut_reason: str, tool_calls: int) -> LimitReached | None:
@@ -329,9 +426,9 @@ class RecordedSession:
         )
         return sampling, "" if by_client else "context_length" if context < most else "max_tokens"
 
-    async def _generate(self, turn: Turn, sampling: Sampling) -> Completion:
+    async def _generate(self, turn: Turn, sampling: Sampling, id: str, shown: ShowingReader | None) -> Completion:
         request = GenerateRequest(
-            id=f"{self.id}#{self._requests}",
+            id=id,
             tokens=self._tree.prompt(turn),
             sampling=sampling,
             conversation=self._conversation(turn.lane),
@@ -343,16 +440,18 @@ class RecordedSession:
         started = clock()
         try:
             with boundary(EngineError, f"engine of {self._recorder.model}"):
-                completion = await self._recorder.engine.generate(self._recorder.renderer.bind(request))
+                engine, bound = self._recorder.engine, self._recorder.renderer.bind(request)
+                completion = await (engine.generate(bound) if shown is None else shown.sampled(engine, bound))
         finally:
             self.generate_s += clock() - started
-        if completion.finish_reason == "abort" or not completion.tokens:
+        if not completion.tokens:
             raise EngineError(f"{request.id}: the engine gave up after {len(completion.tokens)} tokens")
         return completion
 
     def _write(self, turn: Turn, completion: Completion, reply: Message, sampling: Sampling) -> list[Segment]:
         """Write a turn into the record and the counts, and return the new segments."""
-        new = self._tree.append(turn, completion, reply, sampling, self._recorder.model)
+        label: Label = "lost" if completion.finish_reason == "abort" else "agent"
+        new = self._tree.append(turn, completion, reply, sampling, self._recorder.model, label=label)
         self.usage = Usage(
             sampled_tokens=self.usage.sampled_tokens + len(completion.tokens),
             prompt_tokens=self.usage.prompt_tokens + turn.length,
@@ -361,16 +460,6 @@ class RecordedSession:
             tool_calls=self.usage.tool_calls + len(reply.tool_calls),
         )
         return new
-
-    def _named(self, reply: Message) -> Message:
-        """Return the reply with ids of calls that are unique in the conversation. Ids of the format itself stay."""
-        if not reply.tool_calls:
-            return reply
-        calls = tuple(
-            dataclasses.replace(call, id=f"call_{self.usage.turns}_{number}") if call.id == f"call_{number}" else call
-            for number, call in enumerate(reply.tool_calls)
-        )
-        return dataclasses.replace(reply, tool_calls=calls)
 
     def _overflows(self, messages: Sequence[Message]) -> bool:
         """Return True if messages are too long for the context by far. Of an environment that returned too much, only a

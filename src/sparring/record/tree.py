@@ -21,7 +21,7 @@ from itertools import chain
 from sparring.generation import Completion, Sampling
 from sparring.protocols import Renderer
 from sparring.record.identity import message_key, tools_key
-from sparring.types import Message, Segment, Source, ToolSpec
+from sparring.types import Label, Message, Segment, Source, ToolSpec
 
 DIGEST_BYTES = 16
 """Length of a digest."""
@@ -144,7 +144,14 @@ class Tree:
         return tuple(chain.from_iterable(reversed(path)))
 
     def append(
-        self, turn: Turn, completion: Completion, reply: Message, sampling: Sampling, model: str
+        self,
+        turn: Turn,
+        completion: Completion,
+        reply: Message,
+        sampling: Sampling,
+        model: str,
+        *,
+        label: Label = "agent",
     ) -> list[Segment]:
         """Write a turn down.
 
@@ -175,6 +182,7 @@ class Tree:
                 sampling=sampling,
                 kept=completion.kept,
                 finish_reason=completion.finish_reason,
+                label=label,
             )
         )
         self.segments += new

@@ -16,16 +16,25 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from sparring.errors import EngineError, EnvError, InfraError, JudgeError, PolicyFailure, SandboxError, ToolHostError
 from sparring.generation import Constraint
 from sparring.observe.spans import Spans
-from sparring.reply import NO_EVIDENCE, AnsweringSession, Evidence, SampledReply
+from sparring.reply import (
+    NO_EVIDENCE,
+    AnsweringSession,
+    Evidence,
+    ReplyHead,
+    SampledReply,
+    Show,
+    in_pieces,
+)
 from sparring.rollout.config import RolloutConfig
-from sparring.types import POLICY, Message, ToolSpec
+from sparring.types import POLICY, Message, ReplyPiece, ToolSpec
 
 T = TypeVar("T")
 Phase = Literal["box queue", "box", "open", "turn", "tool", "score", "close", "harness"]
@@ -284,13 +293,34 @@ class LimitedSession:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
+        show: Show | None = None,
     ) -> SampledReply:
         """Ask for the next reply, which may be cut short. Raises as `complete` does."""
         return await self._asked(
             self._session.reply(
-                messages, tools, constraint=constraint, max_tokens=max_tokens, stop=stop, evidence=evidence
+                messages, tools, constraint=constraint, max_tokens=max_tokens, stop=stop, evidence=evidence, show=show
             )
         )
+
+    def stream(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        constraint: Constraint | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        evidence: Evidence = NO_EVIDENCE,
+    ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
+        """Ask for the next reply in pieces. Raises as `complete` does."""
+        ask = partial(
+            self.reply, messages, tools, constraint=constraint, max_tokens=max_tokens, stop=stop, evidence=evidence
+        )
+        return in_pieces(lambda show: ask(show=show), self.abort)
+
+    async def abort(self, reply: str) -> None:
+        """End a reply that is being sampled, by its id."""
+        await self._session.abort(reply)
 
     def deliver(self, reply: str, delivered: bool) -> None:
         """Take note of whether a client got a reply whole."""
