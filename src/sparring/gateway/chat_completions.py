@@ -216,7 +216,9 @@ def _tools(body: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
         if typed(tool, where, dict, "a tool").get("type") != "function":
             raise refusal(f"{where}.type", '"function"', repr(tool.get("type")), "leave it out")
         function = typed(tool.get("function"), f"{where}.function", dict, "a function")
-        parameters = typed(function.get("parameters", NO_PARAMETERS), f"{where}.function.parameters", dict, "a JSON schema")
+        parameters = typed(
+            function.get("parameters", NO_PARAMETERS), f"{where}.function.parameters", dict, "a JSON schema"
+        )
         name = typed(function.get("name"), f"{where}.function.name", str, "a name")
         specs.append(ToolSpec(name=name, description=function.get("description") or "", parameters=parameters))
     return () if choice == "none" else tuple(specs)
