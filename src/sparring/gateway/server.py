@@ -5,18 +5,18 @@
 
 The key is the rollout's capability: it names the session, and dies with the door. One server answers for all doors that
 are open on an event loop, and is there while one is. A request whose connection breaks is sampled to its end, because
-clients send it again: the same bytes then get that reply.
+clients send it again: an equal one then gets that reply.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,23 +24,22 @@ import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError, refusal
 from sparring.gateway.chat_completions import ChatCompletions
-from sparring.gateway.dialect import NO_RETRY, AnswerWriter, ClientCall, ClientRequest, Dialect, body_of, encoded
+from sparring.gateway.connection import Answer
+from sparring.gateway.dialect import NO_RETRY, ClientCall, Dialect, body_of
+from sparring.gateway.exchange import Exchange, Exchanges, is_retried, request_digest
 from sparring.gateway.keys import PATH, WrongKey, key_of, wrong_key
 from sparring.gateway.messages import Messages
 from sparring.gateway.models import ModelTable, UnknownModel, model_listed
 from sparring.gateway.responses import Responses
-from sparring.reply import AnsweringSession, ReplyHead, SampledReply, ShownReply
+from sparring.reply import AnsweringSession
 
 MOST_BYTES = 64 << 20
 """Largest body of a request."""
-
-PING_S = 10.0
-"""Seconds after which a client that waits for events is sent one that says nothing."""
 
 NOTED = "x-sparring-noted"
 """Header of an answer: fields of the request that had no effect."""
@@ -58,8 +57,7 @@ class Door:
         session: behind it, of the policy.
         models: that its client may name; the policy is one.
         leave_out: types of tools of the vendor's servers that are left out of a request in the place of refusing it.
-        tasks: that sample replies.
-        broken: those whose connection broke, by the digest of the request.
+        exchanges: of its client's requests.
     """
 
     url: str
@@ -67,8 +65,7 @@ class Door:
     session: AnsweringSession
     models: ModelTable
     leave_out: frozenset[str] = frozenset()
-    tasks: set[asyncio.Task[list[SampledReply]]] = field(default_factory=set)
-    broken: dict[bytes, asyncio.Task[list[SampledReply]]] = field(default_factory=dict)
+    exchanges: Exchanges = field(default_factory=Exchanges)
 
 
 class Gateway:
@@ -106,13 +103,23 @@ class Gateway:
             self._doors[door.key] = door
             return door
 
-    async def shut(self, door: Door) -> None:
-        """Close a door; what is under way behind it is cancelled. The last one stops the server."""
+    async def shut(self, door: Door, *, drop: bool = False) -> None:
+        """Close a door. The last one stops the server.
+
+        Args:
+            door: no request comes through it any more.
+            drop: whether the replies that are under way are dropped, to be the same turns when they are asked for
+                again. Otherwise they end with what was sampled, which is recorded.
+        """
+        self._doors.pop(door.key, None)
+        under_way = door.exchanges.under_way
+        for exchange in under_way:
+            if drop:
+                exchange.sampling.cancel()
+            else:
+                await exchange.end()
+        await asyncio.gather(*(exchange.sampling for exchange in under_way), return_exceptions=True)
         async with self._changing:
-            self._doors.pop(door.key, None)
-            for task in tuple(door.tasks):
-                task.cancel()
-            await asyncio.gather(*door.tasks, return_exceptions=True)
             if not self._doors:
                 await self._stop()
 
@@ -193,76 +200,29 @@ class Gateway:
         return Response(b"{}", media_type="application/json")
 
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
-        """Answer one request.
+        """Return the answer to one request, which samples from now on, or that of the request that it repeats.
 
         Raises:
-            SparringError: it is refused, or was not answered.
+            SparringError: it is refused.
         """
         door = self._door(request)
-        data = await _body(request)
-        client_request = dialect.read(_call(request, data, door))
+        call = _call(request, await _body(request), door)
+        client_request = dialect.read(call)
         session = door.models.session(client_request.model)
-        digest = hashlib.sha256(dialect.path.encode() + data).digest()
-        replies = self._replies(door, session, client_request, digest)
-        headers = {NOTED: ", ".join(client_request.noted)} if client_request.noted else {}
-        left = asyncio.ensure_future(_left(request))
-        try:
-            patience_s = PING_S if client_request.stream else None
-            await asyncio.wait((replies, left), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
-            if not replies.done() and not left.done():
-                events = self._events(dialect, door, client_request, replies, digest)
-                return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-        finally:
-            left.cancel()
-        if left.done() and not left.cancelled() or not replies.done():
-            door.broken[digest] = replies
-            raise ClientDisconnect
-        done, decode = _unwrapped(replies), door.session.decode
-        if client_request.stream:
-            content = b"".join(_events(dialect.writer(client_request, decode), done))
-            return Response(content, media_type="text/event-stream", headers=headers)
-        body = encoded(dialect.answer(client_request, done, decode))
-        return Response(body, media_type="application/json", headers=headers)
-
-    async def _events(
-        self,
-        dialect: Dialect,
-        door: Door,
-        client_request: ClientRequest,
-        replies: asyncio.Task[list[SampledReply]],
-        digest: bytes,
-    ) -> AsyncIterator[bytes]:
-        """Yield pings until the replies are there, then their events."""
-        delivered = False
-        try:
-            while not replies.done():
-                yield dialect.ping()
-                await asyncio.wait((replies,), timeout=PING_S)
-            try:
-                done = _unwrapped(replies)
-            except SparringError as error:
-                status, text, _ = _status(error)
-                yield dialect.error_event(status, text)
-                return
-            for event in _events(dialect.writer(client_request, door.session.decode), done):
-                yield event
-            delivered = True
-        finally:
-            if not delivered:
-                door.broken[digest] = replies
-
-    def _replies(
-        self, door: Door, session: AnsweringSession, client_request: ClientRequest, digest: bytes
-    ) -> asyncio.Task[list[SampledReply]]:
-        """Return the task that samples the replies: that of an equal request whose connection broke, or a new one."""
-        before = door.broken.pop(digest, None)
-        if before is not None and not (before.done() and (before.cancelled() or before.exception() is not None)):
-            return before
-        task = asyncio.get_running_loop().create_task(_sampled(session, client_request))
-        door.tasks.add(task)
-        task.add_done_callback(door.tasks.discard)
-        task.add_done_callback(_seen)
-        return task
+        digest = request_digest(dialect.path, call.body, client_request)
+        exchange = door.exchanges.of(digest, retried=is_retried(request.headers))
+        if exchange is None:
+            exchange = Exchange(session, client_request)
+            door.exchanges.add(digest, exchange)
+        return Answer(
+            exchange,
+            dialect,
+            client_request,
+            session.decode,
+            headers={NOTED: ", ".join(client_request.noted)} if client_request.noted else {},
+            refused=partial(_refused, dialect),
+            error_event=lambda error: dialect.error_event(*_status(error)[:2]),
+        )
 
     def _door(self, request: Request) -> Door:
         """Return the door that a request's key opens.
@@ -309,47 +269,10 @@ async def open_door(
     door = await gateway.open(session, models, leave_out)
     try:
         yield door
-    finally:
-        await gateway.shut(door)
-
-
-async def _sampled(session: AnsweringSession, client_request: ClientRequest) -> list[SampledReply]:
-    """Sample the replies to a request, side by side."""
-
-    async def one() -> SampledReply:
-        return await session.reply(
-            client_request.messages,
-            client_request.tools,
-            constraint=client_request.constraint,
-            max_tokens=client_request.max_tokens,
-            stop=client_request.stop,
-            evidence=client_request.evidence,
-        )
-
-    return list(await asyncio.gather(*(one() for _ in range(client_request.samples))))
-
-
-def _events(writer: AnswerWriter, replies: Sequence[SampledReply]) -> Iterator[bytes]:
-    """Yield the events of whole replies."""
-    yield writer.begin(ReplyHead(id=replies[0].id, prompt_tokens=replies[0].prompt_tokens))
-    for sample, reply in enumerate(replies):
-        for piece in ShownReply().rest(reply.message):
-            yield writer.piece(sample, piece)
-        yield writer.end(sample, reply)
-    yield writer.close()
-
-
-def _unwrapped(replies: asyncio.Task[list[SampledReply]]) -> list[SampledReply]:
-    """Return the result of a task that is done. Raises what it raised; cancelled, the rollout is over."""
-    if replies.cancelled():
-        raise LimitReached("cancelled", "the rollout is over")
-    return replies.result()
-
-
-def _seen(task: asyncio.Task[list[SampledReply]]) -> None:
-    """Look at the error of a task whose client is gone, so that nobody is warned of it."""
-    if not task.cancelled():
-        task.exception()
+    except BaseException:
+        await gateway.shut(door, drop=True)
+        raise
+    await gateway.shut(door)
 
 
 async def _body(request: Request) -> bytes:
@@ -373,12 +296,6 @@ def _call(request: Request, data: bytes, door: Door) -> ClientCall:
         BadInput: its body is no JSON object.
     """
     return ClientCall(body=body_of(data), headers=request.headers, path=request.path_params, leave_out=door.leave_out)
-
-
-async def _left(request: Request) -> None:
-    """Wait until the client closes its connection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _status(error: SparringError) -> tuple[int, str, dict[str, str]]:

@@ -83,10 +83,10 @@ def _earlier(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
 
 
 async def _run(config: RunConfig) -> Path:
-    from sparring.stages.preflight.run import check
-
     async with opened(config) as context:
         if any(context.done(stage) is None for stage in config.run.stages):
+            from sparring.stages.preflight.run import check  # not before a folder in use or a wrong world is refused
+
             for fact in await check(context):
                 context.sink.event("check", fact)
         _claim(context.folder, config)  # not before: a run that was refused may be corrected and started again
@@ -148,7 +148,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
     from sparring.harness.by_environment import mounts_of
     from sparring.rollout.load import CappedBoxes
     from sparring.sandbox.bubblewrap import BubblewrapBoxes
-    from sparring.stages.preflight.run import check_directory
+    from sparring.stages.preflight.directory import check_directory
     from sparring.store.sqlite import SqliteStore
 
     cluster = InlineCluster(
@@ -345,7 +345,7 @@ def check_recipe(config: RunConfig) -> list[str]:
     """
     import tempfile
 
-    from sparring.stages.preflight.run import check, check_directory
+    from sparring.stages.preflight.directory import check_directory
 
     async def checked() -> list[str]:
         check_directory(Path(config.run.directory))
@@ -355,6 +355,8 @@ def check_recipe(config: RunConfig) -> list[str]:
             run = msgspec.structs.replace(config.run, directory=folder)
             quiet = msgspec.structs.replace(config.observe, sinks=(), progress="off")  # their libraries were looked for
             async with opened(resolve(msgspec.structs.replace(config, run=run, observe=quiet))) as context:
+                from sparring.stages.preflight.run import check  # torch: not before what `opened` refuses
+
                 return await check(context)
 
     return block(checked())

@@ -7,14 +7,14 @@ import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from itertools import count
-from typing import NamedTuple
 
 import xxhash
 
-from sparring.errors import EngineError, LimitReached, boundary, refusal
+from sparring.errors import EngineError, LimitReached, RequestEnded, SparringError, boundary, refusal
 from sparring.generation import Completion, Constraint, GenerateRequest, Sampling
 from sparring.protocols import Engine, Renderer, Store
 from sparring.record.replies import RecordedReplies
+from sparring.record.request import Rank, ReplyRequest, joined_stop
 from sparring.record.streaming import ShowingReader, named, named_call, without_stop
 from sparring.record.transcript import Transcript
 from sparring.record.tree import Tree, Turn
@@ -29,7 +29,6 @@ from sparring.types import (
     Segment,
     Task,
     Timing,
-    ToolCall,
     ToolSpec,
     Trajectory,
     Usage,
@@ -104,25 +103,6 @@ class Recorder:
         return session
 
 
-class Rank(NamedTuple):
-    """Rank of a session's requests at the engine."""
-
-    priority: int
-    admission: int
-
-
-class ReplyRequest(NamedTuple):
-    """Request for a reply: the arguments of `RecordedSession.reply`."""
-
-    messages: Sequence[Message]
-    tools: Sequence[ToolSpec]
-    constraint: Constraint | None
-    max_tokens: int | None
-    stop: Sequence[str]
-    evidence: Evidence
-    show: Show | None
-
-
 class RecordedSession:
     """One role's conversation: the `Session` that harness and gateway talk to, and the only writer of segments.
 
@@ -132,7 +112,8 @@ class RecordedSession:
         max_reply: most ids of one reply.
         usage: counts so far.
         generate_s: seconds that replies were waited for, summed over requests.
-        limit: the limit that the latest request hit, None where that was answered.
+        limit: the limit that a request hit; None where none did, or a prompt was too long and a later request was
+            answered.
         replies: of the record that answers before the engine does; None where nothing is rebuilt.
     """
 
@@ -155,6 +136,7 @@ class RecordedSession:
         self._tree = Tree(recorder.renderer)
         self._requests = 0
         self._numbers: set[int] = set()
+        self._ended: set[str] = set()
         self._granted = 0
         self._lanes: set[int] = set()
         self._tools: Sequence[ToolSpec] = ()
@@ -219,15 +201,22 @@ class RecordedSession:
             BadInput: the constraint does not compile, or a stop string is empty; nothing was sampled.
             LimitReached: a limit of the task or the context leaves no token to sample.
             EngineError: the engine failed, or gave up.
+            RequestEnded: `abort` ended the reply.
             StoreError: the turn could not be made durable.
         """
         try:
             reply = await self._answered(ReplyRequest(messages, tools, constraint, max_tokens, stop, evidence, show))
         except LimitReached as limit:
-            self.limit = limit
+            self._note(limit)
             raise
-        self.limit = reply.limit
+        self._note(reply.limit)
         return reply
+
+    def _note(self, limit: LimitReached | None) -> None:
+        """Remember a limit. A prompt that was too long is forgotten when a request is answered: its client made it
+        shorter."""
+        if self.limit is None or self.limit.reason == "context_length":
+            self.limit = limit
 
     def stream(
         self,
@@ -248,6 +237,7 @@ class RecordedSession:
 
     async def abort(self, reply: str) -> None:
         """End a reply that is being sampled, by its id; see `AnsweringSession.abort`."""
+        self._ended.add(reply)
         await self._recorder.engine.abort(reply)
 
     async def _answered(self, request: ReplyRequest) -> SampledReply:
@@ -297,7 +287,7 @@ class RecordedSession:
         if completion.finish_reason == "abort":
             if recorded is not None:
                 return None
-            raise EngineError(f"{self.id}#{number}: the engine gave up after {len(completion.tokens)} tokens")
+            raise self._gave_up(f"{self.id}#{number}", len(completion.tokens))
         if shown is not None:
             shown.end(message)
         return SampledReply(
@@ -415,7 +405,7 @@ class RecordedSession:
             min_tokens=0 if constraint else min(base.min_tokens, most, context),
             constraint=constraint or base.constraint,
             stop=base.stop or self._recorder.renderer.stop_ids,
-            stop_strings=_joined(base.stop_strings, request.stop),
+            stop_strings=joined_stop(base.stop_strings, request.stop),
             seed=self._seed if turn.repeat == 0 else _derive(self._seed, "repeat", turn.repeat),
         )
         return sampling, "" if by_client else "context_length" if context < most else "max_tokens"
@@ -439,8 +429,15 @@ class RecordedSession:
         finally:
             self.generate_s += clock() - started
         if not completion.tokens:
-            raise EngineError(f"{request.id}: the engine gave up after {len(completion.tokens)} tokens")
+            raise self._gave_up(request.id, 0)
         return completion
+
+    def _gave_up(self, id: str, tokens: int) -> SparringError:
+        """Return the error of a reply that the engine did not end of itself."""
+        if id in self._ended:
+            self._ended.discard(id)
+            return RequestEnded(f"{id}: ended after {tokens} tokens")
+        return EngineError(f"{id}: the engine gave up after {tokens} tokens")
 
     def _write(self, turn: Turn, completion: Completion, reply: Message, sampling: Sampling) -> list[Segment]:
         """Write a turn into the record and the counts, and return the new segments."""
@@ -482,13 +479,6 @@ class RecordedSession:
 def trajectory_id(rollout_id: str, role: str) -> str:
     """Return the id of a role's trajectory: the policy's is its rollout's."""
     return rollout_id if role == "policy" else f"{rollout_id}/{role}"
-
-
-def _joined(of_run: tuple[str, ...], of_client: Sequence[str]) -> tuple[str, ...]:
-    """Return the stop strings of a run and, behind them, those that only a client has, each once."""
-    if not of_client:
-        return of_run
-    return of_run + tuple(dict.fromkeys(string for string in of_client if string not in of_run))
 
 
 def _derive(seed: int, *names: object) -> int:

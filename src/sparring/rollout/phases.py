@@ -258,15 +258,11 @@ class Phases:
 
 
 class LimitedSession:
-    """A session whose every turn has a limit of time. Implements `protocols.Session`.
-
-    Attributes:
-        failure: what the latest request failed for; None where it was answered. A client may hide it.
-    """
+    """A session whose every turn has a limit of time. Implements `protocols.Session`."""
 
     def __init__(self, session: AnsweringSession, phases: Phases, role: str) -> None:
         self._session, self._phases, self._role = session, phases, role
-        self.failure: InfraError | None = None
+        self._failed: list[tuple[Sequence[Message], InfraError]] = []
 
     @property
     def max_context(self) -> int:
@@ -282,7 +278,7 @@ class LimitedSession:
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:
         """Ask for the next reply. Raises EngineError where there is none in time, and what the session raises."""
-        return await self._asked(self._session.complete(messages, tools, constraint=constraint))
+        return await self._asked(messages, self._session.complete(messages, tools, constraint=constraint))
 
     async def reply(
         self,
@@ -296,11 +292,10 @@ class LimitedSession:
         show: Show | None = None,
     ) -> SampledReply:
         """Ask for the next reply, which may be cut short. Raises as `complete` does."""
-        return await self._asked(
-            self._session.reply(
-                messages, tools, constraint=constraint, max_tokens=max_tokens, stop=stop, evidence=evidence, show=show
-            )
+        turn = self._session.reply(
+            messages, tools, constraint=constraint, max_tokens=max_tokens, stop=stop, evidence=evidence, show=show
         )
+        return await self._asked(messages, turn)
 
     def stream(
         self,
@@ -334,21 +329,32 @@ class LimitedSession:
         """Return the text of one id."""
         return self._session.decode(token)
 
-    async def _asked(self, turn: Coroutine[Any, Any, T]) -> T:
+    @property
+    def failure(self) -> InfraError | None:
+        """What a request failed for that was not made again and answered. A client may hide it."""
+        return next((failure for _, failure in self._failed), None)
+
+    async def _asked(self, messages: Sequence[Message], turn: Coroutine[Any, Any, T]) -> T:
         """Await a turn within its limit."""
         try:
             with self._phases.within("turn", "" if self._role == POLICY else self._role):
                 answer = await turn
         except InfraError as failure:
-            self.failure = failure
+            self._settle(messages)
+            self._failed.append((messages, failure))
             raise
         except PolicyFailure:
-            self.failure = None
+            self._settle(messages)
             raise
         finally:
             turn.close()
-        self.failure = None
+        self._settle(messages)
         return answer
+
+    def _settle(self, messages: Sequence[Message]) -> None:
+        """Forget the failures of a request that was answered now."""
+        if self._failed:
+            self._failed = [(failed, failure) for failed, failure in self._failed if list(failed) != list(messages)]
 
 
 def _key(phase: Phase) -> str:

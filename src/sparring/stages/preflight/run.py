@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import msgspec
 
 from sparring.errors import refusal
@@ -157,15 +154,3 @@ def _held_out(context: Context) -> list[str]:
         few = f"at most {there}, the tasks of the evaluation"
         raise refusal("eval.no_tool_tasks", few, str(config.eval.no_tool_tasks), "lower it")
     return [f"eval: {there} held-out tasks", *check_against(context, tasks)]
-
-
-def check_directory(directory: Path) -> None:
-    """Prove that folders can be made in `directory`, without making any.
-
-    Raises:
-        BadInput: something else is in the way, or it is not ours to write.
-    """
-    there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        got = "one without the right to write" if there.is_dir() else "a file"
-        raise refusal("run.directory", f"a folder at {there}", got, "choose another")
