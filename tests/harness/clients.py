@@ -12,14 +12,15 @@ from sparring.types import Message
 
 @dataclass(frozen=True)
 class Client:
-    """A preset, the name and argument of its shell tool, and whether it writes its own history anew."""
+    """A preset, the name and argument of its shell tool, its package, whether it writes its own history anew, and the
+    call by which it ends (name, argument, value; None: it ends with a reply that calls nothing)."""
 
     preset: str
     shell: str
     argument: str = "command"
     package: str = ""
     edits: bool = False
-    ends_by_command: bool = False
+    last: tuple[str, str, str] | None = None
 
     def runs(self, *commands: str, content: str = "", **more: Any) -> Message:
         """A reply that runs commands side by side."""
@@ -27,10 +28,14 @@ class Client:
 
     def ends(self, content: str) -> Message:
         """The reply by which the program ends."""
-        if self.ends_by_command:
-            return self.runs("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT", content=content)
-        return says(content)
+        if self.last is None:
+            return says(content)
+        name, argument, value = self.last
+        return says(content, (name, {argument: value}))
 
+
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""Command by which mini-swe-agent knows that it is done."""
 
 CLIENTS = (
     Client("claude-code", "Bash", package="@anthropic-ai/claude-code"),
@@ -39,11 +44,11 @@ CLIENTS = (
     Client("gemini-cli", "run_shell_command", package="@google/gemini-cli"),
     Client("qwen-code", "run_shell_command", package="@qwen-code/qwen-code"),
     Client("opencode", "bash", package="opencode-ai"),
-    Client("mini-swe-agent", "bash", package="mini-swe-agent", ends_by_command=True),
+    Client("mini-swe-agent", "bash", package="mini-swe-agent", last=("bash", "command", SUBMIT)),
     Client("openai-agents", "bash", package="openai-agents"),
     Client("openai-agents-responses", "bash", package="openai-agents"),
     Client("langgraph", "bash", package="langgraph"),
     Client("langgraph-anthropic", "bash", package="langgraph"),
     Client("pydantic-ai", "bash", package="pydantic-ai-slim"),
-    Client("smolagents", "bash", package="smolagents", edits=True),
+    Client("smolagents", "bash", package="smolagents", edits=True, last=("final_answer", "answer", "Done.")),
 )

@@ -18,5 +18,10 @@ def bash(command: str) -> str:
     return done.stdout + done.stderr
 
 
-model = OpenAIModel(model_id=os.environ["MODEL"], api_base=os.environ["BASE_URL"], api_key=os.environ["API_KEY"])
+model = OpenAIModel(  # the policy decides whether it calls a tool
+    model_id=os.environ["MODEL"],
+    api_base=os.environ["BASE_URL"],
+    api_key=os.environ["API_KEY"],
+    tool_choice="auto",
+)
 print(ToolCallingAgent(tools=[bash], model=model, max_steps=1000).run(sys.stdin.read()))
