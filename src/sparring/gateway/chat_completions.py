@@ -19,16 +19,21 @@ from sparring.gateway.dialect import (
     in_order,
     sorted_fields,
     text_in,
+    texts_in,
     typed,
 )
+from sparring.gateway.evidence import evidence_of
 from sparring.generation import Constraint
 from sparring.reply import ReplyHead, SampledReply
 from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
 
 OBEYED = frozenset(
     "messages model tools tool_choice max_tokens max_completion_tokens stream stream_options n logprobs top_logprobs"
-    " response_format".split()
+    " response_format stop".split()
 )
+NO_PARAMETERS = {"type": "object", "properties": {}}
+"""Schema of a function that a request defines without one, as the vendor reads it."""
+
 NOTED = frozenset(
     "temperature top_p frequency_penalty presence_penalty seed user metadata store reasoning_effort verbosity"
     " parallel_tool_calls service_tier prompt_cache_key prompt_cache_retention safety_identifier".split()
@@ -76,6 +81,8 @@ class ChatCompletions:
             logprobs=bool(body.get("logprobs")),
             counts=bool(options.get("include_usage")),
             noted=noted,
+            stop=texts_in([stop] if isinstance(stop := body.get("stop"), str) else stop, "stop"),
+            evidence=evidence_of(call, noted),
         )
 
     def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:
@@ -213,7 +220,9 @@ def _tools(body: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
         if typed(tool, where, dict, "a tool").get("type") != "function":
             raise refusal(f"{where}.type", '"function"', repr(tool.get("type")), "leave it out")
         function = typed(tool.get("function"), f"{where}.function", dict, "a function")
-        parameters = typed(function.get("parameters"), f"{where}.function.parameters", dict, "a JSON schema")
+        parameters = typed(
+            function.get("parameters", NO_PARAMETERS), f"{where}.function.parameters", dict, "a JSON schema"
+        )
         name = typed(function.get("name"), f"{where}.function.name", str, "a name")
         specs.append(ToolSpec(name=name, description=function.get("description") or "", parameters=parameters))
     return () if choice == "none" else tuple(specs)

@@ -16,7 +16,7 @@ from sparring.record.budget import Budget
 from sparring.record.lines import Turn
 from sparring.record.replies import RecordedPlaces, RecordedReplies, RecordedReply
 from sparring.record.request import Rank, ReplyRequest, at_most, joined_stop, overflows
-from sparring.record.streaming import ShowingReader, named, named_call, without_stop
+from sparring.record.streaming import ShowingReader, named, without_stop
 from sparring.record.tool_lists import ToolLists
 from sparring.record.transcript import Transcript
 from sparring.record.tree import Tree
@@ -107,6 +107,8 @@ class RecordedSession:
 
     Attributes:
         id: the trajectory's id.
+        max_context: most ids that a prompt and its reply may have together.
+        max_reply: most ids of one reply.
         usage: counts so far.
         generate_s: seconds that replies were waited for, summed over requests.
         limit: the limit that a request hit; None where none did, or a prompt was too long and a later request was
@@ -118,6 +120,8 @@ class RecordedSession:
         self, recorder: Recorder, task: Task, *, rollout_id: str, seed: int, role: str, rank: Rank, limits: Limits
     ) -> None:
         self.id = trajectory_id(rollout_id, role)
+        self.max_context = recorder.max_context
+        self.max_reply = min(recorder.sampling.max_tokens, recorder.max_context)
         self.usage = Usage()
         self.generate_s = 0.0
         self.limit: LimitReached | None = None
@@ -132,6 +136,7 @@ class RecordedSession:
         self._budget = Budget(self.id, limits)
         self._places: RecordedPlaces | None = None
         self._closed = False
+        self._sampled: dict[str, str] = {}  # requests at the engine, by the ids of their replies
         self._ended: set[str] = set()
         self._lanes: set[int] = set()
         self._tools: Sequence[ToolSpec] = ()
@@ -140,16 +145,6 @@ class RecordedSession:
     def segments(self) -> tuple[Segment, ...]:
         """The record so far."""
         return self._tree.segments
-
-    @property
-    def max_context(self) -> int:
-        """Most ids that a prompt and its reply may have together."""
-        return self._recorder.max_context
-
-    @property
-    def max_reply(self) -> int:
-        """Most ids of one reply."""
-        return min(self._recorder.sampling.max_tokens, self._recorder.max_context)
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
@@ -205,8 +200,7 @@ class RecordedSession:
         Raises:
             BadInput: the constraint does not compile, or a stop string is empty; nothing was sampled.
             LimitReached: a limit of the task or the context leaves no token to sample.
-            EngineError: the engine failed, or gave up.
-            RequestEnded: `abort` ended the reply.
+            EngineError: the engine failed, or gave up; `RequestEnded` where `abort` ended the reply.
             StoreError: the turn could not be made durable.
         """
         try:
@@ -242,8 +236,10 @@ class RecordedSession:
 
     async def abort(self, reply: str) -> None:
         """End a reply that is being sampled, by its id; see `AnsweringSession.abort`."""
-        self._ended.add(reply)
-        await self._recorder.engine.abort(reply)
+        request = self._sampled.get(reply)
+        if request is not None:
+            self._ended.add(request)
+            await self._recorder.engine.abort(request)
 
     async def _answered(self, request: ReplyRequest) -> SampledReply:
         """Take turns until one is answered: the record may have some that the engine gave up."""
@@ -259,12 +255,11 @@ class RecordedSession:
             The reply; None where it comes from the record, in which the engine gave it up.
         """
         self._budget.check(self.usage)
-        room = self._recorder.max_context
-        if overflows(self._recorder.renderer, request.messages, room):
+        if overflows(request.messages, self._recorder.renderer, self._recorder.max_context):
+            room = self._recorder.max_context
             raise LimitReached("context_length", f"{self.id}: a prompt of more than {room} tokens, room for {room}")
         turn = self._planned(request)
-        id, shown = self._reply_id(turn), self._showing(turn, request)
-        granted, recorded = 0, None
+        granted, recorded, shown = 0, None, self._showing(turn, request)
         try:
             sampling = self._sampling(turn, request)
             if self.replies is not None:
@@ -272,10 +267,10 @@ class RecordedSession:
             if recorded is None:
                 granted = await self._budget.grant(sampling.max_tokens)
                 sampling = at_most(sampling, granted)
-                completion = await self._generate(turn, sampling, id, shown)
+                completion = await self._generate(turn, sampling, shown)
             else:
                 sampling, completion = recorded.sampling, recorded.completion()
-            message, stop = self._message(turn, request, completion, recorded)
+            message, stop = self._message(turn, request, completion, recorded, shown)
             new = self._write(turn, completion, message, sampling, recorded)
         except BaseException:  # asked again, this turn is the same turn and samples the same tokens
             self._tree.abandon(turn)
@@ -290,11 +285,11 @@ class RecordedSession:
         if completion.finish_reason == "abort":
             if recorded is not None:
                 return None
-            raise self._gave_up(id, len(completion.tokens))
+            raise self._gave_up(_request_id(self.id, turn), len(completion.tokens))
         if shown is not None:
             shown.end(message)
         return SampledReply(
-            id=id,
+            id=f"{self.id}#{turn.place}",
             message=message,
             finish_reason=completion.finish_reason,
             prompt_tokens=turn.length,
@@ -303,6 +298,18 @@ class RecordedSession:
             logprobs=completion.logprobs,
             limit=self._limit_hit(completion, self._cut_reason(turn, request, sampling.max_tokens), tool_calls),
             stop=stop,
+        )
+
+    def _showing(self, turn: Turn, request: ReplyRequest) -> ShowingReader | None:
+        """Return what shows the reply of a turn; None where nobody wants to see it."""
+        if request.show is None:
+            return None
+        return ShowingReader(
+            self._recorder.renderer.reader(request.tools, prompt=turn.added),
+            ReplyHead(id=f"{self.id}#{turn.place}", prompt_tokens=turn.length),
+            request.show,
+            stop=request.stop,
+            calls=self._tree.call_ids(turn),
         )
 
     def _planned(self, request: ReplyRequest) -> Turn:
@@ -318,32 +325,6 @@ class RecordedSession:
         turn = self._tree.plan(request.messages, request.tools, request.evidence, recorded)
         self._tools = request.tools
         return turn
-
-    def _message(
-        self, turn: Turn, request: ReplyRequest, completion: Completion, recorded: RecordedReply | None
-    ) -> tuple[Message, str | None]:
-        """Return what was said, and the string of the client's that ended it, if one did."""
-        if recorded is not None and recorded.segment.message is not None and not request.stop:
-            return recorded.segment.message, None
-        message = self._recorder.renderer.parse(completion.tokens, request.tools, prompt=turn.added)
-        return without_stop(named(message, turn.place - 1), request.stop)
-
-    def _reply_id(self, turn: Turn) -> str:
-        """Return the id of a turn's reply, and of its request to the engine: that of one which is asked again is
-        another."""
-        return f"{self.id}#{turn.place}" + (f".{turn.attempt}" if turn.attempt else "")
-
-    def _showing(self, turn: Turn, request: ReplyRequest) -> ShowingReader | None:
-        """Return what shows the reply of a turn; None where nobody wants to see it."""
-        if request.show is None:
-            return None
-        return ShowingReader(
-            self._recorder.renderer.reader(request.tools, prompt=turn.added),
-            ReplyHead(id=self._reply_id(turn), prompt_tokens=turn.length),
-            request.show,
-            stop=request.stop,
-            named=partial(named_call, turn.place - 1),
-        )
 
     def _limit_hit(self, completion: Completion, cut_reason: str, tool_calls: int) -> LimitReached | None:
         """Return the limit that a reply hit. `cut_reason`: of one that was cut short, empty where its client cut it."""
@@ -426,9 +407,9 @@ class RecordedSession:
     def _seed_of(self, repeat: int) -> int:
         return self._seed if repeat == 0 else _derive(self._seed, "repeat", repeat)
 
-    async def _generate(self, turn: Turn, sampling: Sampling, id: str, shown: ShowingReader | None) -> Completion:
+    async def _generate(self, turn: Turn, sampling: Sampling, shown: ShowingReader | None) -> Completion:
         request = GenerateRequest(
-            id=id,
+            id=_request_id(self.id, turn),
             tokens=self._tree.prompt(turn),
             sampling=sampling,
             conversation=self._conversation(turn.lane),
@@ -437,26 +418,33 @@ class RecordedSession:
         )
         self._lanes.add(turn.lane)
         clock = asyncio.get_running_loop().time
-        started = clock()
+        started, reply = clock(), f"{self.id}#{turn.place}"
+        self._sampled[reply] = request.id
         try:
             with boundary(EngineError, f"engine of {self._recorder.model}"):
                 engine, bound = self._recorder.engine, self._recorder.renderer.bind(request)
                 completion = await (engine.generate(bound) if shown is None else shown.sampled(engine, bound))
         finally:
+            del self._sampled[reply]
             self.generate_s += clock() - started
         if not completion.tokens:
             raise self._gave_up(request.id, 0)
         return completion
 
-    def _gave_up(self, id: str, tokens: int) -> SparringError:
-        """Return the error of a reply that the engine did not end of itself."""
-        if id in self._ended:
-            self._ended.discard(id)
-            return RequestEnded(f"{id}: ended after {tokens} tokens")
-        return EngineError(f"{id}: the engine gave up after {tokens} tokens")
+    def _gave_up(self, request: str, tokens: int) -> SparringError:
+        """Return the error of a request that the engine ended before its reply was whole."""
+        if request in self._ended:
+            self._ended.discard(request)
+            return RequestEnded(f"{request}: ended after {tokens} tokens")
+        return EngineError(f"{request}: the engine gave up after {tokens} tokens")
 
     def _write(
-        self, turn: Turn, completion: Completion, reply: Message, sampling: Sampling, recorded: RecordedReply | None
+        self,
+        turn: Turn,
+        completion: Completion,
+        reply: Message,
+        sampling: Sampling,
+        recorded: RecordedReply | None,
     ) -> list[Segment]:
         """Write a turn into the record and the counts, and return the new segments."""
         before = None if recorded is None else recorded.segment
@@ -470,6 +458,23 @@ class RecordedSession:
         )
         return new
 
+    def _message(
+        self,
+        turn: Turn,
+        request: ReplyRequest,
+        completion: Completion,
+        recorded: RecordedReply | None,
+        shown: ShowingReader | None,
+    ) -> tuple[Message, str | None]:
+        """Return the reply with ids of calls that are unique in the session, and the client's string that ended it, if
+        one did. Ids of the format itself stay."""
+        parsed = self._recorder.renderer.parse(completion.tokens, request.tools, prompt=turn.added)
+        message, stop = without_stop(parsed, request.stop)
+        if recorded is not None and recorded.segment.message is not None:
+            return recorded.segment.message, stop
+        calls = self._tree.call_ids(turn) if shown is None else shown.calls
+        return named(message, calls), stop
+
     def _room(self, turn: Turn) -> int:
         """Return how many tokens the context has for the reply of a turn."""
         return self._recorder.max_context - turn.length
@@ -481,6 +486,11 @@ class RecordedSession:
 def trajectory_id(rollout_id: str, role: str) -> str:
     """Return the id of a role's trajectory: the policy's is its rollout's."""
     return rollout_id if role == "policy" else f"{rollout_id}/{role}"
+
+
+def _request_id(session: str, turn: Turn) -> str:
+    """Return the id of a turn's request at the engine; no other request has it."""
+    return f"{session}#{turn.place}" + (f".{turn.attempt}" if turn.attempt else "")
 
 
 def _derive(seed: int, *names: object) -> int:

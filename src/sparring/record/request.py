@@ -41,21 +41,10 @@ def joined_stop(of_run: tuple[str, ...], of_client: Sequence[str]) -> tuple[str,
     return of_run + tuple(dict.fromkeys(string for string in of_client if string not in of_run))
 
 
-def at_most(sampling: Sampling, most: int) -> Sampling:
-    """Return settings of sampling for a reply of at most so many tokens."""
-    return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
-
-
-def overflows(renderer: Renderer, messages: Sequence[Message], room: int) -> bool:
-    """Return True if messages are too long by far for a context. Of an environment that returned too much, only a
-    beginning is rendered, four times as long each time until it does not fit: a megabyte of text takes seconds and
-    300 MB.
-
-    Args:
-        renderer: of the model.
-        messages: of a request.
-        room: tokens of the context.
-    """
+def overflows(messages: Sequence[Message], renderer: Renderer, room: int) -> bool:
+    """Return True if messages are too long for a context of `room` tokens by far. Of an environment that returned too
+    much, only a beginning is rendered, four times as long each time until it does not fit: a megabyte of text takes
+    seconds and 300 MB."""
     characters = sum(len(message.content) for message in messages)
     length = CHARACTERS_PER_TOKEN * room
     if characters <= length:
@@ -67,3 +56,8 @@ def overflows(renderer: Renderer, messages: Sequence[Message], room: int) -> boo
             return True
         length *= 4
     return False
+
+
+def at_most(sampling: Sampling, most: int) -> Sampling:
+    """Return settings of sampling for a reply of at most so many tokens."""
+    return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))

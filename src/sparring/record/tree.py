@@ -215,6 +215,11 @@ class Tree:
         self._written[place] = replace(segment, label=label, delivered=delivered)
         return self._written[place]
 
+    def call_ids(self, turn: Turn) -> str:
+        """Return the beginning of the ids of the calls of a turn's reply, which no other call of the session has; their
+        numbers follow. A turn of a record that comes again has the same."""
+        return f"call_{turn.place - 1}_"
+
     def deliver(self, reply: str, delivered: bool) -> Segment | None:
         """Take note of whether a client got a reply.
 

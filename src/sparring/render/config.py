@@ -18,7 +18,7 @@ class RenderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     to."""
 
     thoughts: Thoughts = "kept"
-    """What becomes of a reply's thought in later prompts, for a model that thinks: `kept` leaves it where it was
+    """Treatment of a reply's thought in later prompts, of a model that thinks: `kept` leaves it where it was
     sampled, so that a conversation is one sequence of ids; `template` does what the checkpoint's template does, which
     mostly drops the thoughts before a user's message: the conversation begins anew there, as a fork whose reason is
     `template`."""

@@ -118,6 +118,17 @@ def test_a_clients_smaller_bound_cuts_the_reply_and_not_the_rollout() -> None:
     assert whole.choices[0].finish_reason == "stop" and session.limit is None
 
 
+def test_a_stop_string_ends_the_reply_and_is_left_out_of_it() -> None:
+    engine = says(said("One, two, three."), said("One, two, three."))
+
+    async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
+        asked: Any = {"model": "policy", "messages": [{"role": "user", "content": "Count."}]}
+        return [await client.chat.completions.create(**asked, stop=stop) for stop in ("two", ["two", "three"])]
+
+    for answer in through(opened(engine), talk):
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("One, ", "stop")
+
+
 def test_limits_are_told_and_remembered() -> None:
     session = opened(says(said("A"), said("B")), max_turns=1)
 
@@ -219,7 +230,7 @@ def test_an_engine_that_fails_is_tried_again_by_the_client() -> None:
             400,
             "expected an answer to a call of the reply before it, got one to 'x'",
         ),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools[0].function.parameters: expected"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": None}}]}, 400, "tools[0].function.p"),
         ({"tool_choice": "required"}, 400, 'tool_choice: expected "auto" or "none"'),
         ({"max_tokens": 0}, 400, "max_tokens: expected at least 1"),
         ({"n": 0.5}, 400, "n: expected a whole number, got float"),
