@@ -72,7 +72,7 @@ def put_together(messages: Sequence[Message], place_of_call: Mapping[str, int]) 
     reply = -1  # place of the last one
     for message in messages:
         if message.role == "assistant":
-            calls = message.tool_calls if reply >= 0 and not message.content else ()
+            calls = message.tool_calls if reply >= 0 and not message.content.strip() else ()
             before = merged[reply].tool_calls[-1:] if calls else ()
             places = [place_of_call.get(call.id) for call in (*before, *calls[:1])]
             if merged and merged[-1].role == "assistant" or before and None is not places[0] == places[1]:
