@@ -77,7 +77,10 @@ def put_together(messages: Sequence[Message], place_of_call: Mapping[str, int]) 
             calls = message.tool_calls if reply >= 0 and not message.content.strip() else ()
             before = merged[reply].tool_calls[-1:] if calls else ()
             places = [place_of_call.get(call.id) for call in (*before, *calls[:1])]
-            if merged and merged[-1].role == "assistant" or before and None is not places[0] == places[1]:
+            interleaved = bool(before) and None is not places[0] == places[1]
+            if interleaved and any(between.role != "tool" for between in merged[reply + 1 :]):
+                interleaved = False
+            if merged and merged[-1].role == "assistant" or interleaved:
                 merged[reply] = _joined(merged[reply], message)
                 continue
             reply = len(merged)
