@@ -15,7 +15,7 @@ from sparring.protocols import Engine, Renderer, Store
 from sparring.record.budget import Budget
 from sparring.record.lines import Turn
 from sparring.record.replies import RecordedPlaces, RecordedReplies, RecordedReply
-from sparring.record.request import Rank, ReplyRequest, joined_stop, overflows
+from sparring.record.request import Rank, ReplyRequest, at_most, joined_stop, overflows
 from sparring.record.streaming import ShowingReader, named, without_stop
 from sparring.record.tool_lists import ToolLists
 from sparring.record.transcript import Transcript
@@ -155,18 +155,11 @@ class RecordedSession:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:
-        """Ask for the next reply to a conversation, as a harness does that ends with the first reply cut short.
-
-        Args:
-            messages: as for `reply`.
-            tools: as for `reply`.
-            constraint: as for `reply`.
+        """Ask for the next reply to a conversation, as a harness does that ends with the first reply cut short. The
+        arguments and the other errors are those of `reply`.
 
         Raises:
-            BadInput: as for `reply`.
             LimitReached: a limit of the task or the context was hit; a reply that was cut short is in the record.
-            EngineError: as for `reply`.
-            StoreError: as for `reply`.
         """
         reply = await self.reply(messages, tools, constraint=constraint)
         if reply.limit is not None:
@@ -272,7 +265,7 @@ class RecordedSession:
                 recorded = await self.replies.take(self._role, turn.prompt, sampling)
             if recorded is None:
                 granted = await self._budget.grant(sampling.max_tokens)
-                sampling = _at_most(sampling, granted)
+                sampling = at_most(sampling, granted)
                 completion = await self._generate(turn, sampling, shown)
             else:
                 sampling, completion = recorded.sampling, recorded.completion()
@@ -401,7 +394,7 @@ class RecordedSession:
             seed=self._seed_of(turn.repeat),
         )
         most = min(base.max_tokens, context)
-        return _at_most(sampling, most if request.max_tokens is None else min(most, request.max_tokens))
+        return at_most(sampling, most if request.max_tokens is None else min(most, request.max_tokens))
 
     def _cut_reason(self, turn: Turn, request: ReplyRequest, granted: int) -> str:
         """Return the limit that a reply hit which is cut short after the tokens that it was granted; empty where that
@@ -498,11 +491,6 @@ def trajectory_id(rollout_id: str, role: str) -> str:
 def _request_id(session: str, turn: Turn) -> str:
     """Return the id of a turn's request at the engine; no other request has it."""
     return f"{session}#{turn.place}" + (f".{turn.attempt}" if turn.attempt else "")
-
-
-def _at_most(sampling: Sampling, most: int) -> Sampling:
-    """Return settings of sampling for a reply of at most so many tokens."""
-    return dataclasses.replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
 
 
 def _derive(seed: int, *names: object) -> int:
