@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from sparring.types import Segment
+from sparring.types import Message, Segment, ToolSpec
 
 
 def settled(segments: Iterable[Segment]) -> tuple[Segment, ...]:
@@ -36,3 +36,27 @@ def _moved(segment: Segment, index: dict[int, int]) -> Segment:
         fork=None if fork is None else replace(fork, of=None if fork.of is None else index[fork.of]),
         quotes=tuple(index[place] for place in segment.quotes),
     )
+
+
+def conversation(segments: Sequence[Segment], index: int | None) -> tuple[Message, ...]:
+    """Return all messages up to the end of a segment of a trajectory: a conversation that left another has the messages
+    that both have from there. Records of before have only the last message of what was told at once."""
+    messages: list[tuple[Message, ...]] = []
+    while index is not None:
+        segment = segments[index]
+        messages.append(segment.told)
+        index = segment.parent
+        if index is None and segment.fork is not None and segment.fork.of is not None:
+            messages.append(conversation(segments, segment.fork.of)[: segment.fork.message])
+    return tuple(message for part in reversed(messages) for message in part)
+
+
+def tools_of(segments: Sequence[Segment], index: int) -> tuple[ToolSpec, ...]:
+    """Return the tools of the request that a segment of a trajectory belongs to."""
+    at: int | None = index
+    while at is not None:
+        segment = segments[at]
+        if segment.tools is not None:
+            return segment.tools
+        at = segment.parent if segment.parent is not None or segment.fork is None else segment.fork.of
+    return ()

@@ -122,6 +122,8 @@ class RecordedReplies:
             NotRebuildable: the rollout does something else than its record, now or in another of its requests.
             Suspended: the rollout is suspended at this request.
         """
+        if self.num_left and not self._in_line:
+            await asyncio.sleep(0)  # requests that were made at once are made at once again, before any is answered
         while self.num_left:
             self.check()
             replies = self._left.get(role)
@@ -201,8 +203,12 @@ def _replies(segments: Sequence[Segment]) -> list[RecordedReply]:
 
 
 def _is_line(segments: Sequence[Segment]) -> bool:
-    """Return whether each segment follows the one before. Such a conversation never had two requests at once."""
-    return all(segment.parent == (place - 1 if place else None) for place, segment in enumerate(segments))
+    """Return whether each segment follows the one before, without a gap. Such a conversation never had two requests at
+    once."""
+    return all(
+        segment.place is None and segment.parent == (index - 1 if index else None)
+        for index, segment in enumerate(segments)
+    )
 
 
 def _finish_reason(segment: Segment) -> FinishReason:
