@@ -31,6 +31,9 @@ OBEYED = frozenset(
     "messages model tools tool_choice max_tokens max_completion_tokens stream stream_options n logprobs top_logprobs"
     " response_format stop".split()
 )
+NO_PARAMETERS = {"type": "object", "properties": {}}
+"""Schema of a function that a request defines without one, as the vendor reads it."""
+
 NOTED = frozenset(
     "temperature top_p frequency_penalty presence_penalty seed user metadata store reasoning_effort verbosity"
     " parallel_tool_calls service_tier prompt_cache_key prompt_cache_retention safety_identifier".split()
@@ -217,7 +220,9 @@ def _tools(body: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
         if typed(tool, where, dict, "a tool").get("type") != "function":
             raise refusal(f"{where}.type", '"function"', repr(tool.get("type")), "leave it out")
         function = typed(tool.get("function"), f"{where}.function", dict, "a function")
-        parameters = typed(function.get("parameters"), f"{where}.function.parameters", dict, "a JSON schema")
+        parameters = typed(
+            function.get("parameters", NO_PARAMETERS), f"{where}.function.parameters", dict, "a JSON schema"
+        )
         name = typed(function.get("name"), f"{where}.function.name", str, "a name")
         description = typed(function.get("description") or "", f"{where}.function.description", str, "text")
         specs.append(ToolSpec(name=name, description=description, parameters=parameters))

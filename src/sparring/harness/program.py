@@ -8,8 +8,8 @@ rollout's box. A world with tools needs the box for these; there the program has
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from sparring.errors import EnvError, LimitReached, SandboxError, boundary, refu
 from sparring.harness.find import Installation, find_program
 from sparring.harness.preset import KEY, AgentProgram, fill, load_preset
 from sparring.harness.relay import relay_to
-from sparring.protocols import Episode, Sandbox, Session
+from sparring.protocols import Episode
 from sparring.types import BoxSpec, ExecResult, Message, Task
 
 PORT = 8700
@@ -45,8 +45,19 @@ class Address(Protocol):
     key: str
 
 
-OpenDoor = Callable[[Session], AbstractAsyncContextManager[Address]]
-"""Opens a session to programs, for as long as the context lasts."""
+class OpenDoor(Protocol):
+    """Opens sessions to programs."""
+
+    def __call__(
+        self, session: Any, *, models: Mapping[str, Any] = {}, leave_out: Sequence[str] = ()
+    ) -> AbstractAsyncContextManager[Address]:
+        """Open a session for as long as the context lasts.
+
+        Args:
+            session: of the policy.
+            models: other names that the program may have for models, each with the one that answers.
+            leave_out: types of the vendor's own tools that are left out of requests.
+        """
 
 
 class CountedSession:
@@ -74,10 +85,25 @@ class CountedSession:
         try:
             return await self._session.reply(messages, *arguments, **settings)
         except LimitReached as limit:
-            if limit.reason != "context_length":
-                self.limit = limit
-                self.over.set()
+            self._hit(limit)
             raise
+
+    async def stream(self, messages: Sequence[Message], *arguments: Any, **settings: Any) -> AsyncIterator[Any]:
+        """Ask the session for a reply in pieces. Raises what the session raises."""
+        self.requests += 1
+        async with aclosing(self._session.stream(messages, *arguments, **settings)) as pieces:
+            try:
+                async for piece in pieces:
+                    yield piece
+            except LimitReached as limit:
+                self._hit(limit)
+                raise
+
+    def _hit(self, limit: LimitReached) -> None:
+        """Take note of a limit of the rollout."""
+        if limit.reason != "context_length":
+            self.limit = limit
+            self.over.set()
 
 
 class ProgramHarness:
@@ -137,7 +163,7 @@ class ProgramHarness:
         session = CountedSession(episode.session())
         own = await box.beside(self._widened(BoxSpec())) if episode.env.tools else box
         try:
-            async with self._open_door(session) as door:  # type: ignore[arg-type]
+            async with self._open_door(session, models=self._preset.models, leave_out=self._preset.leave_out) as door:
                 result = await self._run(own, door, session, messages)
         finally:
             if own is not box:
@@ -151,7 +177,7 @@ class ProgramHarness:
         files = {**self._preset.files, **({"agent.py": self._script} if self._script else {})}
         for path, text in files.items():
             await box.write(f"{HOME}/{path}", fill(text, values).encode())
-        argv = [self._installation.program, *(fill(word, values) for word in self._preset.command[1:])]
+        argv = [*self._installation.start, *(fill(word, values) for word in self._preset.command[1:])]
         if max(len(word.encode()) for word in argv) >= LONGEST_ARGUMENT:
             raise refusal(self.name, "a prompt that fits an argument (128 KiB)", "a longer one", "give it as stdin")
         environment = {

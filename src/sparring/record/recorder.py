@@ -108,6 +108,8 @@ class RecordedSession:
 
     Attributes:
         id: the trajectory's id.
+        max_context: most ids that a prompt and its reply may have together.
+        max_reply: most ids of one reply.
         usage: counts so far.
         generate_s: seconds that replies were waited for, summed over requests.
         limit: the limit that a request hit; None where none did, or a prompt was too long and a later request was
@@ -119,6 +121,8 @@ class RecordedSession:
         self, recorder: Recorder, task: Task, *, rollout_id: str, seed: int, role: str, rank: Rank, limits: Limits
     ) -> None:
         self.id = trajectory_id(rollout_id, role)
+        self.max_context = recorder.max_context
+        self.max_reply = min(recorder.sampling.max_tokens, recorder.max_context)
         self.usage = Usage()
         self.generate_s = 0.0
         self.limit: LimitReached | None = None
@@ -142,16 +146,6 @@ class RecordedSession:
     def segments(self) -> tuple[Segment, ...]:
         """The record so far."""
         return self._tree.segments
-
-    @property
-    def max_context(self) -> int:
-        """Most ids that a prompt and its reply may have together."""
-        return self._recorder.max_context
-
-    @property
-    def max_reply(self) -> int:
-        """Most ids of one reply."""
-        return min(self._recorder.sampling.max_tokens, self._recorder.max_context)
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None

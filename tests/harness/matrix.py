@@ -1,0 +1,105 @@
+"""Write the matrix of docs/agents.md: every client plays one conversation on a scripted policy (`make test-harness`)."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+from agents import PROGRAMS, RENDERER, ROOT, Played, play, says
+from clients import CLIENTS, Client
+
+from sparring.errors import BadInput
+from sparring.harness.preset import load_preset
+
+PAGE = ROOT / "docs/agents.md"
+BEGIN, END = "<!-- matrix -->", "<!-- end of the matrix -->"
+HEAD = (
+    "client",
+    "version",
+    "dialect",
+    "turns",
+    "agent branches",
+    "reasons of forks",
+    "labels",
+    "sampled ids",
+    "exact",
+)
+
+
+def played(client: Client) -> Played:
+    """Parallel calls of which the last is done first, a call that does not parse, a tool that is not there, the end."""
+    broken = f'<tool_call>\n{{"name": "{client.shell}", "arguments": {{"comm\n</tool_call>'
+    return play(
+        client.preset,
+        [
+            client.runs("cat question.txt", content="I look."),
+            client.runs("sleep 0.5; echo 42 > answer.txt; echo uno", "echo dos"),
+            (*RENDERER.tokenizer.encode(broken), *RENDERER.stop_ids[:1]),
+            says("", ("wish", {"for": "more"})),
+            client.runs("echo tres"),
+            *[client.ends("All done.")] * 3,
+        ],
+    )
+
+
+def version(client: Client) -> str:
+    """The version that is installed; empty where none is."""
+    npm = PROGRAMS / "node_modules" / client.package / "package.json"
+    if npm.is_file():
+        return str(json.loads(npm.read_text())["version"])
+    name = client.package.replace("-", "_")
+    found = sorted(PROGRAMS.glob(f"venv/lib/python*/site-packages/{name}-*.dist-info"))
+    return found[0].name.removesuffix(".dist-info").rpartition("-")[2] if found else ""
+
+
+def counted(values: list[str]) -> str:
+    counts = Counter(values)
+    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items())) or "-"
+
+
+def row(client: Client) -> tuple[str, ...]:
+    """One line of the matrix."""
+    try:
+        dialect = load_preset(client.preset)[0].dialect
+        result = played(client)
+    except BadInput as error:
+        return (client.preset, "", "", "", "", "", "", "", f"unverified: {error}")
+    if result.finished.rollout.outcome.kind != "completed" or not result.turns:
+        failure = result.finished.rollout.outcome.failure
+        why = failure.message if failure is not None else result.ending
+        last = why.strip().splitlines()[-1][:160].replace("|", "/")
+        return (client.preset, version(client), dialect, str(result.turns), "", "", "", "", f"unverified: {last}")
+    sampled = [segment for segment in result.segments if segment.model is not None]
+    reasons = [segment.fork.reason for segment in result.segments if segment.fork is not None]
+    return (
+        client.preset,
+        version(client),
+        dialect.replace("_", " "),
+        str(result.turns),
+        str(result.branches),
+        counted(reasons),
+        counted([segment.label for segment in sampled]),
+        str(sum(len(segment.tokens) for segment in sampled)),
+        f"{result.exact:.0%}",
+    )
+
+
+def main() -> int:
+    """Write the matrix; 1 where a client that ran is not exact."""
+    rows = []
+    for client in CLIENTS:
+        rows.append(row(client))
+        print("  ".join(rows[-1]))
+    lines = [f"| {' | '.join(cells)} |" for cells in (HEAD, ("---",) * len(HEAD), *rows)]
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    table = re.sub(r" +\|", " |", "\n".join(lines))
+    PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
+    return int(any(cells[-1] != "100%" and not cells[-1].startswith("unverified") for cells in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
