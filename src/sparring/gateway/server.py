@@ -29,7 +29,7 @@ from starlette.routing import Mount, Route
 
 from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError, refusal
 from sparring.gateway.chat_completions import ChatCompletions
-from sparring.gateway.connection import Answer
+from sparring.gateway.connection import ExchangeResponse
 from sparring.gateway.dialect import NO_RETRY, ClientCall, Dialect, body_of
 from sparring.gateway.exchange import Exchange, Exchanges, is_retried, request_digest
 from sparring.gateway.gemini import Gemini
@@ -226,7 +226,7 @@ class Gateway:
         if exchange is None:
             exchange = Exchange(session, client_request)
             door.exchanges.add(digest, exchange)
-        return Answer(
+        return ExchangeResponse(
             exchange,
             dialect,
             client_request,

@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sparring.generation import Constraint
+from sparring.protocols import Renderer
 from sparring.reply import Evidence, Show
 from sparring.types import Message, ToolSpec
+
+CHARACTERS_PER_TOKEN = 8
+"""Characters for each token of the context up to which a prompt is rendered unseen; text has some 4."""
 
 
 class Rank(NamedTuple):
@@ -34,3 +38,20 @@ def joined_stop(of_run: tuple[str, ...], of_client: Sequence[str]) -> tuple[str,
     if not of_client:
         return of_run
     return of_run + tuple(dict.fromkeys(string for string in of_client if string not in of_run))
+
+
+def overflows(messages: Sequence[Message], renderer: Renderer, room: int) -> bool:
+    """Return True if messages are too long for a context of `room` tokens by far. Of an environment that returned too
+    much, only a beginning is rendered, four times as long each time until it does not fit: a megabyte of text takes
+    seconds and 300 MB."""
+    characters = sum(len(message.content) for message in messages)
+    length = CHARACTERS_PER_TOKEN * room
+    if characters <= length:
+        return False
+    text = "".join(message.content for message in messages)
+    while length < characters:
+        beginning = Message(role="user", content=text[:length])
+        if len(renderer.render([beginning], ()).tokens) > 2 * room:
+            return True
+        length *= 4
+    return False

@@ -331,7 +331,7 @@ class LimitedSession:
 
     @property
     def failure(self) -> InfraError | None:
-        """What a request failed for that was not made again and answered. A client may hide it."""
+        """The failure of a request that was not made again and answered. A client may hide it."""
         return next((failure for _, failure in self._failed), None)
 
     async def _asked(self, messages: Sequence[Message], turn: Coroutine[Any, Any, T]) -> T:
