@@ -110,6 +110,12 @@ def main() -> int:
         print("  ".join(rows[-1]))
     lines = [f"| {' | '.join(cells)} |" for cells in (HEAD, ("---",) * len(HEAD), *rows)]
     before, _, rest = PAGE.read_text().partition(BEGIN)
+    if "latest" in sys.argv[1:]:
+        old = dict(line.strip("| ").split(" | ", 1) for line in rest.partition(END)[0].splitlines() if line.startswith("|"))
+        new = {cells[0]: " | ".join(cells[1:]) for cells in rows}
+        for name in new:
+            print(f"{name}: {'as before' if old.get(name, '') == new[name] else f'was {old.get(name)}, is {new[name]}'}")
+        return int(any(cells[-1] != "100%" for cells in rows))
     after = rest.partition(END)[2]
     table = re.sub(r" +\|", " |", "\n".join(lines))
     PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
