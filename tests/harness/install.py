@@ -20,14 +20,16 @@ def main() -> int:
     listed = json.loads((HERE / "package.json").read_text())
     lines = [line for line in (HERE / "requirements.txt").read_text().splitlines() if line and line[0] != "#"]
     if latest:
-        listed["dependencies"] = dict.fromkeys(listed["dependencies"], "latest")
+        listed["dependencies"] = dict.fromkeys(listed["dependencies"], "latest")  # Node stays: 22 is what they name
         lines = [re.sub("==.*", "", line) for line in lines]
     (PROGRAMS / "package.json").write_text(json.dumps(listed, indent=2))
     run("npm", "install", "--no-fund", "--no-audit")
     run("node", "node_modules/@anthropic-ai/claude-code/install.cjs")
     run("node", "postinstall.mjs", folder=PROGRAMS / "node_modules/opencode-ai")
     # boxes see /usr: a virtual environment of an interpreter elsewhere needs that folder to be readable by any user
-    python = next(path for path in ("/usr/bin/python3", shutil.which("python3") or sys.executable) if Path(path).exists())
+    python = next(
+        path for path in ("/usr/bin/python3", shutil.which("python3") or sys.executable) if Path(path).exists()
+    )
     run(python, "-m", "venv", "venv")
     run("venv/bin/python", "-m", "pip", "install", "--quiet", "--upgrade", *lines)
     return 0

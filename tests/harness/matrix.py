@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections import Counter
-from pathlib import Path
 
 from agents import PROGRAMS, RENDERER, ROOT, Played, play, says
 from clients import CLIENTS, Client
@@ -111,10 +110,12 @@ def main() -> int:
     lines = [f"| {' | '.join(cells)} |" for cells in (HEAD, ("---",) * len(HEAD), *rows)]
     before, _, rest = PAGE.read_text().partition(BEGIN)
     if "latest" in sys.argv[1:]:
-        old = dict(line.strip("| ").split(" | ", 1) for line in rest.partition(END)[0].splitlines() if line.startswith("|"))
-        new = {cells[0]: " | ".join(cells[1:]) for cells in rows}
-        for name in new:
-            print(f"{name}: {'as before' if old.get(name, '') == new[name] else f'was {old.get(name)}, is {new[name]}'}")
+        old = dict(
+            line.strip("| ").split(" | ", 1) for line in rest.partition(END)[0].splitlines() if line.startswith("|")
+        )
+        for name, *cells in rows:
+            now, before = " | ".join(cells), old.get(name, "nothing")
+            print(f"{name}: as before" if now == before else f"{name}: was {before}; is {now}")
         return int(any(cells[-1] != "100%" for cells in rows))
     after = rest.partition(END)[2]
     table = re.sub(r" +\|", " |", "\n".join(lines))
