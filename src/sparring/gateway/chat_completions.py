@@ -19,15 +19,17 @@ from sparring.gateway.dialect import (
     in_order,
     sorted_fields,
     text_in,
+    texts_in,
     typed,
 )
+from sparring.gateway.evidence import evidence_of
 from sparring.generation import Constraint
 from sparring.reply import ReplyHead, SampledReply
 from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
 
 OBEYED = frozenset(
     "messages model tools tool_choice max_tokens max_completion_tokens stream stream_options n logprobs top_logprobs"
-    " response_format".split()
+    " response_format stop".split()
 )
 NOTED = frozenset(
     "temperature top_p frequency_penalty presence_penalty seed user metadata store reasoning_effort verbosity"
@@ -76,6 +78,8 @@ class ChatCompletions:
             logprobs=bool(body.get("logprobs")),
             counts=bool(options.get("include_usage")),
             noted=noted,
+            stop=texts_in([stop] if isinstance(stop := body.get("stop"), str) else stop, "stop"),
+            evidence=evidence_of(call, noted),
         )
 
     def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:

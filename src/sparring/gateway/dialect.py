@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -174,10 +175,34 @@ def sorted_fields(body: Mapping[str, Any], obeyed: frozenset[str], noted: frozen
     return tuple(sorted(name for name in body.keys() & noted if body[name] is not None))
 
 
+def is_left_out(kind: object, leave_out: Collection[str]) -> bool:
+    """Return whether a door leaves tools of this type out: it names the type, or the type without its date."""
+    return isinstance(kind, str) and any(kind == name or kind.startswith(f"{name}_") for name in leave_out)
+
+
+def texts_in(texts: Any, where: str) -> tuple[str, ...]:
+    """Return the texts of a field, none of which may be empty.
+
+    Raises:
+        BadInput: it is no list of such texts.
+    """
+    for text in typed(texts or [], where, list, "a list of texts"):
+        if not text_in(typed(text, where, str, "a list of texts"), where):
+            raise refusal(where, "texts that are not empty", '""', "leave it out")
+    return tuple(texts or ())
+
+
+def noted_headers(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the headers by which a client asks for what has no effect here."""
+    return tuple(name for name in ("anthropic-beta", "openai-beta") if headers.get(name))
+
+
 def call_of(id: str, name: str, arguments: str) -> ToolCall:
     """Return a call as the client sends it back: what does not parse is malformed, as it was shown."""
     try:
         parsed = json.loads(arguments, parse_constant=_no_constant)
+        if _ESCAPED_HALF.search(arguments.encode()) is not None:
+            _encoded(parsed)
     except ValueError:
         parsed = None
     if not isinstance(parsed, dict):
@@ -238,6 +263,15 @@ def _no_constant(name: str) -> Any:
     raise ValueError(name)
 
 
+_ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""An escape that stands for half of a surrogate pair, whether the other half follows or not."""
+
+
+def _encoded(value: Any) -> None:
+    """Raise UnicodeEncodeError for data with half of a surrogate pair."""
+    json.dumps(value, ensure_ascii=False).encode()
+
+
 def body_of(data: bytes) -> dict[str, Any]:
     """Read the body of a request.
 
@@ -246,6 +280,12 @@ def body_of(data: bytes) -> dict[str, Any]:
     """
     try:
         body = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+        if _ESCAPED_HALF.search(data) is not None:
+            _encoded(body)
+    except UnicodeEncodeError as error:
+        raise refusal(
+            "body", "text", f"half of a surrogate pair: {error.object[error.start]!r}", "correct it"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise refusal("body", "a JSON object in UTF-8", str(error), "correct the request") from None
     if not isinstance(body, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,21 +14,25 @@ from sparring.gateway.dialect import (
     arguments_of,
     encoded,
     in_order,
+    noted_headers,
     sorted_fields,
-    text_in,
+    texts_in,
     typed,
 )
+from sparring.gateway.evidence import evidence_of
+from sparring.gateway.handles import sealed
+from sparring.gateway.message_blocks import conversation_in, system_in, tools_in
+from sparring.generation import Constraint
 from sparring.reply import ReplyHead, SampledReply
-from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
+from sparring.types import Message, ReplyPiece
 
-OBEYED = frozenset("messages model system tools tool_choice max_tokens stream".split())
+OBEYED = frozenset(
+    "messages model system tools tool_choice max_tokens stream stop_sequences output_config output_format".split()
+)
 NOTED = frozenset(
-    "temperature top_p top_k metadata thinking service_tier context_management output_config betas container"
+    "temperature top_p top_k metadata thinking service_tier context_management betas container"
     " inference_geo speed cache_control".split()
 )
-BILLING = "x-anthropic-billing-header"
-"""First words of a system block by which claude-code counts; it changes between agents and says nothing to a model."""
-
 NOT_CACHED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 """Usage of a prompt of which nothing was cached."""
 
@@ -47,23 +52,24 @@ class Messages:
             BadInput: it is malformed, or asks for what cannot be had.
         """
         body = call.body
-        noted = sorted_fields(body, OBEYED, NOTED)
-        messages: list[Message] = []
-        system = _system(body.get("system"))
-        if system:
-            messages.append(Message(role="system", content=system))
-        for at, message in enumerate(typed(body.get("messages"), "messages", list, "a list of messages")):
-            messages += _messages(message, f"messages[{at}]")
+        noted = sorted_fields(body, OBEYED, NOTED) + noted_headers(call.headers)
+        tools, deferred = tools_in(body.get("tools"), call.leave_out)
+        system = system_in(body.get("system"))
+        messages = [Message(role="system", content=system)] if system else []
+        heard, handle = conversation_in(body.get("messages"), deferred)
         most = body.get("max_tokens")
         if most is not None and typed(most, "max_tokens", int, "a whole number") < 1:
             raise refusal("max_tokens", "at least 1", str(most), "raise it")
         return ClientRequest(
-            messages=in_order(messages),
-            tools=_tools(body),
+            messages=in_order([*messages, *heard]),
+            tools=() if _choice(body.get("tool_choice")) == "none" else tools,
             model=typed(body.get("model"), "model", str, "the name of a model"),
             max_tokens=most,
+            constraint=_constraint(body),
             stream=bool(body.get("stream")),
             noted=noted,
+            stop=texts_in(body.get("stop_sequences"), "stop_sequences"),
+            evidence=evidence_of(call, noted, handle),
         )
 
     def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:
@@ -71,8 +77,9 @@ class Messages:
         (reply,) = replies
         return {
             **_head(client_request, reply.id),
-            "content": _blocks(reply.message),
+            "content": _blocks(reply.message, sealed(reply.id)),
             "stop_reason": _reason(reply),
+            "stop_sequence": reply.stop,
             "usage": _usage(reply),
         }
 
@@ -102,9 +109,11 @@ class EventWriter:
         self._client_request = client_request
         self._num_blocks = 0
         self._open = ""  # the kind of the block that is open
+        self._handle = ""
 
     def begin(self, head: ReplyHead) -> bytes:
         """Write the head of the message. What was cached is known at its end."""
+        self._handle = sealed(head.id)
         usage = {"input_tokens": head.prompt_tokens, "output_tokens": 1}
         head_sent = {**_head(self._client_request, head.id), "content": [], "stop_reason": None}
         return _event("message_start", {"message": {**head_sent, "usage": {**NOT_CACHED, **usage}}})
@@ -125,7 +134,7 @@ class EventWriter:
     def end(self, sample: int, reply: SampledReply) -> bytes:
         """Write the end of the last block, why the message ended, and the usage."""
         empty = b"" if self._num_blocks else self._block("text", {"type": "text", "text": ""})
-        ended = {"stop_reason": _reason(reply), "stop_sequence": None}
+        ended = {"stop_reason": _reason(reply), "stop_sequence": reply.stop}
         last = _event("message_delta", {"delta": ended, "usage": _usage(reply)})
         return empty + self._closed() + last + _event("message_stop", {})
 
@@ -149,97 +158,41 @@ class EventWriter:
         kind, self._open = self._open, ""
         if not kind:
             return b""
-        signature = self._delta({"type": "signature_delta", "signature": ""}) if kind == "thinking" else b""
+        signature = self._delta({"type": "signature_delta", "signature": self._handle}) if kind == "thinking" else b""
         return signature + _event("content_block_stop", {"index": self._num_blocks - 1})
 
 
-def _system(system: Any) -> str:
-    """Return the text of `system`, which may stand in blocks."""
-    if system is None or isinstance(system, str):
-        return text_in(system or "", "system")
-    texts = [_text(block, f"system[{at}]") for at, block in enumerate(typed(system, "system", list, "text or blocks"))]
-    return "\n\n".join(text for text in texts if not text.startswith(BILLING))
+def _choice(choice: Any) -> str:
+    """Return whether tools may be called: `auto` or `none`.
+
+    Raises:
+        BadInput: one has to be.
+    """
+    kind = typed(choice or {"type": "auto"}, "tool_choice", dict, "a choice").get("type")
+    if kind not in ("auto", "none"):
+        raise refusal("tool_choice", "auto or none", repr(kind), "leave it out: the policy decides")
+    return str(kind)
 
 
-def _text(block: Any, where: str) -> str:
-    kind = typed(block, where, dict, "a block").get("type")
-    if kind != "text":
-        raise refusal(where, "a block of text", repr(kind), "this model reads text alone")
-    return text_in(typed(block.get("text"), f"{where}.text", str, "text"), where)
+def _constraint(body: Mapping[str, Any]) -> Constraint | None:
+    """Return what the text of the reply must be."""
+    config = typed(body.get("output_config") or {}, "output_config", dict, "settings of the output")
+    format = config.get("format") or body.get("output_format")
+    if format is None:
+        return None
+    kind = typed(format, "output_config.format", dict, "a format").get("type")
+    if kind != "json_schema":
+        raise refusal("output_config.format.type", "json_schema", repr(kind), "correct the request")
+    schema = typed(format.get("schema"), "output_config.format.schema", dict, "a JSON schema")
+    return Constraint(kind="json_schema", source=json.dumps(schema))
 
 
-def _messages(data: Any, where: str) -> list[Message]:
-    """Return the messages of one: answers of tools stand by themselves, before the text beside them."""
-    data = typed(data, where, dict, "a message")
-    role, content = data.get("role"), data.get("content")
-    if role not in ("user", "assistant", "system"):
-        raise refusal(f"{where}.role", "user, assistant or system", repr(role), "correct the request")
-    if isinstance(content, str):
-        return [Message(role=role, content=text_in(content, f"{where}.content"))]
-    blocks = typed(content, f"{where}.content", list, "text or blocks")
-    if role == "assistant":
-        return [_reply(blocks, where)]
-    answers, texts = [], []
-    for at, block in enumerate(blocks):
-        place = f"{where}.content[{at}]"
-        if typed(block, place, dict, "a block").get("type") == "tool_result":
-            id = typed(block.get("tool_use_id"), f"{place}.tool_use_id", str, "the id of a call")
-            answers.append(Message(role="tool", content=_answer(block.get("content"), place), tool_call_id=id))
-        else:
-            texts.append(_text(block, place))
-    return [*answers, *([Message(role=role, content="".join(texts))] if texts or not answers else [])]
-
-
-def _answer(content: Any, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return text_in(content or "", where)
-    return "".join(_text(block, where) for block in typed(content, where, list, "text or blocks"))
-
-
-def _reply(blocks: Sequence[Any], where: str) -> Message:
-    """Return a reply as the client sends it back."""
-    texts, thoughts, calls = [], [], []
-    for at, block in enumerate(blocks):
-        place = f"{where}.content[{at}]"
-        kind = typed(block, place, dict, "a block").get("type")
-        if kind == "thinking":
-            thoughts.append(text_in(typed(block.get("thinking"), place, str, "text"), place))
-        elif kind == "tool_use":
-            name = typed(block.get("name"), f"{place}.name", str, "a name")
-            arguments = typed(block.get("input"), f"{place}.input", dict, "the arguments")
-            calls.append(
-                ToolCall(id=typed(block.get("id"), f"{place}.id", str, "an id"), name=name, arguments=arguments)
-            )
-        elif kind != "redacted_thinking":
-            texts.append(_text(block, place))
-    return Message(
-        role="assistant", content="".join(texts), reasoning="".join(thoughts) or None, tool_calls=tuple(calls)
-    )
-
-
-def _tools(body: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
-    choice = (body.get("tool_choice") or {"type": "auto"}).get("type")
-    if choice not in ("auto", "none"):
-        raise refusal("tool_choice", "auto or none", repr(choice), "leave it out: the policy decides")
-    specs = []
-    for at, tool in enumerate(typed(body.get("tools") or [], "tools", list, "a list of tools")):
-        where = f"tools[{at}]"
-        if typed(tool, where, dict, "a tool").get("type") not in (None, "custom"):
-            do = "switch it off: nobody runs it"
-            raise refusal(f"{where}.type", "a tool that the client runs", repr(tool["type"]), do)
-        if tool.get("defer_loading"):
-            raise refusal(f"{where}.defer_loading", "false", "true", "switch the client's tool search off")
-        name = typed(tool.get("name"), f"{where}.name", str, "a name")
-        schema = typed(tool.get("input_schema"), f"{where}.input_schema", dict, "a JSON schema")
-        specs.append(ToolSpec(name=name, description=tool.get("description") or "", parameters=schema))
-    return () if choice == "none" else tuple(specs)
-
-
-def _blocks(message: Message) -> list[dict[str, Any]]:
-    """Return the blocks of a reply. A call that does not parse is text, because a block has parsed arguments."""
+def _blocks(message: Message, handle: str) -> list[dict[str, Any]]:
+    """Return the blocks of a reply, its thoughts signed with its handle. A call that does not parse is text, because a
+    block has parsed arguments."""
     blocks: list[dict[str, Any]] = []
     if message.reasoning:
-        blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
+        blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": handle})
     if message.content:
         blocks.append({"type": "text", "text": message.content})
     for call in message.tool_calls:
@@ -255,6 +208,8 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
 def _reason(reply: SampledReply) -> str:
     if reply.finish_reason == "length":
         return "max_tokens"
+    if reply.stop is not None:
+        return "stop_sequence"
     return "tool_use" if any(call.arguments is not None for call in reply.message.tool_calls) else "end_turn"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sparring.errors import refusal
-from sparring.gateway.dialect import arguments_of, call_of, text_in, typed
+from sparring.gateway.dialect import arguments_of, call_of, is_left_out, text_in, typed
 from sparring.types import ToolCall, ToolSpec
 
 UNREADABLE = "unreadable_"
@@ -70,7 +70,7 @@ def tools_in(
             ]
         elif kind in ("function", "custom"):
             pairs = [_tool(tool, place, None, "")]
-        elif kind in leave_out:
+        elif is_left_out(kind, leave_out):
             continue
         else:
             do = "switch it off in the client, or let the door leave it out" if kind in HOSTED else "leave it out"
@@ -134,9 +134,7 @@ def _tool(tool: Any, where: str, namespace: str | None, before: str) -> tuple[To
     form = ToolForm(kind=kind, name=name, namespace=namespace)
     texts = [before, _description(tool, where)]
     if kind == "function":
-        schema = tool.get("parameters")
-        parameters = {"type": "object", "properties": {}} if schema is None else schema
-        typed(parameters, f"{where}.parameters", dict, "a JSON schema")
+        parameters = typed(tool.get("parameters"), f"{where}.parameters", dict, "a JSON schema")
     else:
         format = tool.get("format") or {"type": "text"}
         grammar = typed(format, f"{where}.format", dict, "a format")

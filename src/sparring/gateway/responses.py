@@ -17,12 +17,13 @@ from sparring.gateway.dialect import (
     text_in,
     typed,
 )
+from sparring.gateway.evidence import evidence_of
 from sparring.gateway.handles import unsealed
 from sparring.gateway.response_events import ResponseWriter, event, response_of
 from sparring.gateway.response_items import conversation_in
 from sparring.gateway.response_tools import tools_in
 from sparring.generation import Constraint
-from sparring.reply import Evidence, SampledReply
+from sparring.reply import SampledReply
 from sparring.types import Message
 
 OBEYED = frozenset(
@@ -70,7 +71,7 @@ class Responses:
             stream=bool(body.get("stream")),
             logprobs="message.output_text.logprobs" in include,
             noted=noted,
-            evidence=Evidence(handle=handle),
+            evidence=evidence_of(call, noted, handle),
             samples_nothing=samples_nothing,
             echo={
                 "forms": forms,

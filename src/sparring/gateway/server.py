@@ -32,9 +32,10 @@ from sparring.gateway.chat_completions import ChatCompletions
 from sparring.gateway.connection import Answer
 from sparring.gateway.dialect import NO_RETRY, ClientCall, Dialect, body_of
 from sparring.gateway.exchange import Exchange, Exchanges, is_retried, request_digest
+from sparring.gateway.gemini import Gemini
 from sparring.gateway.keys import PATH, WrongKey, key_of, wrong_key
 from sparring.gateway.messages import Messages
-from sparring.gateway.models import ModelTable, UnknownModel, model_listed
+from sparring.gateway.models import ModelTable, UnknownModel, model_listed, model_listed_for_google
 from sparring.gateway.responses import Responses
 from sparring.reply import AnsweringSession
 
@@ -44,7 +45,7 @@ MOST_BYTES = 64 << 20
 NOTED = "x-sparring-noted"
 """Header of an answer: fields of the request that had no effect."""
 
-DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses())
+DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses(), Gemini(), Gemini(streams=True))
 
 
 @dataclass(eq=False, slots=True)
@@ -144,10 +145,15 @@ class Gateway:
             await serving
 
     def _application(self) -> Starlette:
-        routes = [Route(dialect.path, self._endpoint(dialect), methods=["POST"]) for dialect in DIALECTS]
-        routes.append(Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]))
+        posted = {path: self._endpoint(dialect) for dialect in DIALECTS for path in _paths(dialect)}
+        posted[Messages.path + "/count_tokens"] = self._counting(Messages(), "input_tokens")
+        for version in ("v1beta", "v1"):
+            posted[f"/{version}/models/{{model}}:countTokens"] = self._counting(Gemini(), "totalTokens")
+        routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()]
         routes.append(Route(Responses.path, self._no_socket, methods=["GET"]))
-        routes += [Route("/v1/models", self._models), Route("/v1/models/{name:path}", self._model)]
+        for version in ("v1beta", "v1"):
+            routes.append(Route(f"/{version}/models", self._models))
+            routes.append(Route(f"/{version}/models/{{name:path}}", self._model))
         routes.append(Route("/health", self._health))
         return Starlette(routes=[*routes, Mount(PATH, routes=routes)])
 
@@ -162,34 +168,40 @@ class Gateway:
 
         return endpoint
 
-    async def _count_tokens(self, request: Request) -> Response:
-        """Count the tokens of a prompt as Anthropic's clients want to know them."""
-        dialect = Messages()
-        try:
-            door = self._door(request)
-            client_request = dialect.read(_call(request, await _body(request), door))
-            session = door.models.session(client_request.model)
-            count = session.count(client_request.messages, client_request.tools)
-        except SparringError as error:
-            return _refused(dialect, error)
-        return Response(msgspec.json.encode({"input_tokens": count}), media_type="application/json")
+    def _counting(self, dialect: Dialect, field: str) -> Any:
+        """Return the endpoint that counts the tokens of a prompt, and writes them into a field of this name."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                door = self._door(request)
+                client_request = dialect.read(_call(request, await _body(request), door))
+                session = door.models.session(client_request.model)
+                count = session.count(client_request.messages, client_request.tools)
+            except SparringError as error:
+                return _refused(dialect, error)
+            return Response(msgspec.json.encode({field: count}), media_type="application/json")
+
+        return endpoint
 
     async def _models(self, request: Request) -> Response:
-        """List the models, in the words of both vendors."""
+        """List the models in the words of the client's vendor."""
+        dialect = _dialect_of(request)
         try:
-            door = self._door(request)
+            models = self._door(request).models
         except SparringError as error:
-            return _refused(DIALECTS[0], error)
-        return Response(msgspec.json.encode(door.models.listed()), media_type="application/json")
+            return _refused(dialect, error)
+        body = models.listed_for_google() if isinstance(dialect, Gemini) else models.listed()
+        return Response(msgspec.json.encode(body), media_type="application/json")
 
     async def _model(self, request: Request) -> Response:
-        """Show one model, in the words of both vendors."""
+        """Show one model in the words of the client's vendor."""
+        dialect, name = _dialect_of(request), request.path_params["name"]
         try:
-            name = request.path_params["name"]
             self._door(request).models.session(name)
         except SparringError as error:
-            return _refused(DIALECTS["anthropic-version" in request.headers], error)
-        return Response(msgspec.json.encode(model_listed(name)), media_type="application/json")
+            return _refused(dialect, error)
+        body = model_listed_for_google(name) if isinstance(dialect, Gemini) else model_listed(name)
+        return Response(msgspec.json.encode(body), media_type="application/json")
 
     async def _no_socket(self, request: Request) -> Response:
         """Refuse a WebSocket: a client that gets this status goes on by HTTP at once."""
@@ -209,7 +221,7 @@ class Gateway:
         call = _call(request, await _body(request), door)
         client_request = dialect.read(call)
         session = door.models.session(client_request.model)
-        digest = request_digest(dialect.path, call.body, client_request)
+        digest = request_digest(f"{dialect.path} {client_request.model}", call.body, client_request)
         exchange = door.exchanges.of(digest, retried=is_retried(request.headers))
         if exchange is None:
             exchange = Exchange(session, client_request)
@@ -307,6 +319,18 @@ def _status(error: SparringError) -> tuple[int, str, dict[str, str]]:
     if isinstance(error, (BadInput, PolicyFailure)):
         return 400, str(error), NO_RETRY
     return 503, str(error), {"retry-after": "1"}
+
+
+def _paths(dialect: Dialect) -> tuple[str, ...]:
+    """Return the paths of a dialect: Google's clients have two versions of it."""
+    return (dialect.path, dialect.path.replace("/v1beta/", "/v1/")) if isinstance(dialect, Gemini) else (dialect.path,)
+
+
+def _dialect_of(request: Request) -> Dialect:
+    """Return the dialect of a client at an endpoint that several vendors have."""
+    if "/v1beta/" in request.url.path or "x-goog-api-key" in request.headers:
+        return Gemini()
+    return Messages() if "anthropic-version" in request.headers else ChatCompletions()
 
 
 def _refused(dialect: Dialect, error: SparringError) -> Response:

@@ -118,6 +118,17 @@ def test_a_clients_smaller_bound_cuts_the_reply_and_not_the_rollout() -> None:
     assert whole.choices[0].finish_reason == "stop" and session.limit is None
 
 
+def test_a_stop_string_ends_the_reply_and_is_left_out_of_it() -> None:
+    engine = says(said("One, two, three."), said("One, two, three."))
+
+    async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
+        asked: Any = {"model": "policy", "messages": [{"role": "user", "content": "Count."}]}
+        return [await client.chat.completions.create(**asked, stop=stop) for stop in ("two", ["two", "three"])]
+
+    for answer in through(opened(engine), talk):
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("One, ", "stop")
+
+
 def test_limits_are_told_and_remembered() -> None:
     session = opened(says(said("A"), said("B")), max_turns=1)
 

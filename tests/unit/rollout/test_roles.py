@@ -129,7 +129,7 @@ def test_each_role_has_its_reward_its_turns_and_its_states() -> None:
     assert (white.reward, black.reward) == (1.0, -1.0)
     assert (white.per_turn(), black.per_turn()) == ([0.1, 0.3], [0.2])
     assert (white.states(), black.states()) == (["0", "2"], ["1"])
-    assert white.step_rewards()[-1] == pytest.approx(0.9) and black.step_rewards()[-1] == pytest.approx(-1.0)
+    assert white.step_rewards(1.0)[-1] == pytest.approx(0.9) and black.step_rewards(1.0)[-1] == pytest.approx(-1.0)
 
 
 def test_a_limit_ends_the_role_that_hit_it() -> None:

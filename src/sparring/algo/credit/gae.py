@@ -21,10 +21,12 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
         A_t      = sum_{l >= 0} (discount * lambda_policy)^l * delta_(t+l)
         return_t = sum_{l >= 0} (discount * lambda_value)^l * delta_(t+l) + V_t       the critic's target
 
+    t + 1 is the next sampled token of its branch; at the end of a branch that another quotes, or left for, it is the
+    first sampled there (`succession`). What a branch beside it earned, such as a sub-agent, is part of r_t of the turn
+    that it hangs on.
     Schulman et al., arXiv 1506.02438, equation 16. A token's reward r_t is its own (annotation `reward`, such as a KL
     penalty), its turn's at the turn's last token, and what is left of the outcome at the last token. The annotation
-    `value` at a token is the critic's value of the context that the token was sampled in. Tokens between turns are
-    skipped: the next sampled token follows. Two values of lambda are decoupled GAE (VC-PPO, arXiv 2503.01491).
+    `value` at a token is the critic's value of the context that the token was sampled in. Two values of lambda are decoupled GAE (VC-PPO, arXiv 2503.01491).
     `length_alpha` makes the policy's lambda adapt to the number l of sampled tokens, 1 - 1 / (length_alpha * l), and 0
     where that is below 0 (VAPO, arXiv 2504.05118, section 4.2). Use it for PPO: long rollouts, dense rewards, one
     rollout per task. The target is written as the annotation `return`.
@@ -102,11 +104,13 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
 
     def _member(self, member: Member) -> tuple[list[float], list[float]]:
         """Return advantages before whitening, and the critic's targets."""
-        values, rewards = member.read(Annotation.VALUE, "gae"), member.step_rewards()
-        after = [*values[1:], 0.0][: len(values)]  # who never spoke has no steps
+        values, rewards = member.read(Annotation.VALUE, "gae"), member.step_rewards(self.discount)
+        following = member.following()
+        after = [0.0 if step is None else values[step] for step in following]
         deltas = [r + self.discount * later - now for r, later, now in zip(rewards, after, values, strict=True)]
         lambda_policy = self.lambda_policy
         if self.length_alpha is not None and values:
             lambda_policy = max(0.0, 1 - 1 / (self.length_alpha * len(values)))
-        targets = [g + v for g, v in zip(returns(deltas, self.discount * self.lambda_value), values, strict=True)]
-        return returns(deltas, self.discount * lambda_policy), targets
+        seen = returns(deltas, self.discount * self.lambda_value, following)
+        targets = [g + v for g, v in zip(seen, values, strict=True)]
+        return returns(deltas, self.discount * lambda_policy, following), targets

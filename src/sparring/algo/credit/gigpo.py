@@ -18,12 +18,13 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
     state.
 
         A^E_i   = (R_i - mean(R)) / F                           over the members
-        G_i,t   = sum_{s >= t} discount^(s - t) * r_i,s         over the turns; the outcome's rest is the last turn's
+        G_i,t   = sum_{s >= t} discount^(s - t) * r_i,s         over the turns; the outcome's rest is earned at the end
         A^S_i,t = (G_i,t - mean(G)) / F                         over the turns with the same state key (anchor state)
         A_i,t   = A^E_i + step_weight * A^S_i,t                 for every token of the turn
 
     Feng et al., arXiv 2505.10978. F is the standard deviation + epsilon, or 1. A state that occurs once, and one that
-    the scorer does not name, has no A^S. Use it for long multi-turn tasks whose episodes revisit states. `Score.states`
+    the scorer does not name, has no A^S. The next turn is the one that follows on the branch or along a link, and what
+    branches beside a turn earned is part of its r. Use it for long multi-turn tasks whose episodes revisit states. `Score.states`
     names them. A group of one leaves the update unless it revisits a state.
     """
 
@@ -75,7 +76,7 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
     def _role(self, role: Sequence[Member]) -> list[list[float]] | None:
         """Compute each member's advantage per turn; None where nothing can be compared."""
         episodes = self._compared([m.reward for m in role])
-        to_go = [returns(_turn_rewards(m), self.discount) for m in role]
+        to_go = [self._to_go(m) for m in role]
         places: dict[str, list[tuple[int, int]]] = {}
         for number, m in enumerate(role):
             for turn, state in enumerate(m.states()):
@@ -91,13 +92,12 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
                 turns[number][turn] += self.step_weight * value
         return turns
 
+    def _to_go(self, member: Member) -> list[float]:
+        """Return the reward to go of each turn, along branches and links."""
+        order, rewards = member.succession(), member.per_turn()
+        rest = member.reward - sum(rewards)
+        earned = order.earned([[reward] for reward in rewards], self.discount, rest)
+        return returns([value for [value] in earned], self.discount, order.following)
+
     def _compared(self, values: Sequence[float]) -> list[float]:
         return standardised(values, epsilon=self.epsilon) if self.divide else centred(values)
-
-
-def _turn_rewards(member: Member) -> list[float]:
-    """Return the reward of each turn; the last gets the rest of the trajectory's reward too."""
-    rewards = member.per_turn()
-    if rewards:
-        rewards[-1] += member.reward - sum(rewards)
-    return rewards

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import compress
 from typing import TypeVar
 
+from sparring.algo.credit.succession import Succession, succession
 from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.types import Group, Sample, Score, Trajectory
@@ -30,8 +31,9 @@ class Member:
     """One trajectory of a group. `rollout` is its rollout's id; `rows` are its branches, none where another model
     played it.
 
-    Its steps are its sampled tokens that carry policy weight, in the order in which they were sampled, whatever branch
-    they lie in. A token that several branches share has weight in one of them only, so it is one step.
+    Its steps are its sampled tokens that carry policy weight, turn by turn in the order of the requests. A token that
+    several branches share has weight in one of them only, so it is one step. What follows a step is said by
+    `following`.
     """
 
     trajectory: Trajectory
@@ -134,9 +136,24 @@ class Member:
         recorded = [row.logprobs or () for row in self.rows]
         return [recorded[row][at] for turn in self.steps() for row, at in turn]
 
-    def step_rewards(self) -> list[float]:
-        """Return the reward of each step: its own, what the score says of its turn's parts at their last tokens and the
-        turn's rest at the turn's last, and what is left of the outcome at the end."""
+    def succession(self) -> Succession:
+        """Return the order of its turns along branches and links."""
+        return succession(self.trajectory)
+
+    def following(self) -> list[int | None]:
+        """Return the number of the step that follows each step; None is the end."""
+        return self.succession().behind([len(turn) for turn in self.steps()])
+
+    def earned(self, values: Sequence[float], discount: float, rest: float = 0.0) -> list[float]:
+        """Return what was earned at each step, of one value per step; see `Succession.earned`."""
+        left = iter(values)
+        by_turn = [[next(left) for _ in turn] for turn in self.steps()]
+        return [value for turn in self.succession().earned(by_turn, discount, rest) for value in turn]
+
+    def step_rewards(self, discount: float) -> list[float]:
+        """Return what was earned at each step: its own reward, what the score says of its turn's parts at their last
+        tokens and the turn's rest at the turn's last, there also what branches beside it earned, discounted per step,
+        and what is left of the outcome at the end."""
         steps, turns = self.steps(), self.per_turn()
         parts = [()] * len(turns) if self.score.per_step is None else self.per_step()
         flat = [step for turn in steps for step in turn]
@@ -151,8 +168,8 @@ class Member:
             last += len(turn)
             if turn:
                 rewards[last] += reward - math.fsum(earned for _, earned in of_turn)
-        rewards[-1] += self.outcome - math.fsum(reward for turn, reward in zip(steps, turns, strict=True) if turn)
-        return rewards
+        rest = self.outcome - math.fsum(reward for turn, reward in zip(steps, turns, strict=True) if turn)
+        return self.earned(rewards, discount, rest)
 
     def with_steps(self, values: Sequence[float], name: str = "") -> tuple[Sample, ...]:
         """Return its rows with one value per step: as advantages, or as the annotation `name`; 0.0 elsewhere."""
@@ -238,7 +255,7 @@ def per_turn(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule:
 
 
 def per_token(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule: TurnRule) -> list[list[Sample]]:
-    """Set one advantage for each sampled token that carries weight, in the order of time, likewise."""
+    """Set one advantage for each sampled token that carries weight, turn by turn, likewise."""
     return [_compared(group, rows, rule, Member.with_steps) for group, rows in zip(groups, samples, strict=True)]
 
 
@@ -272,10 +289,16 @@ def _weighted(row: Sample, values: Sequence[float] | None) -> Iterable[float]:
     return compress(values or (), row.weights["policy"])
 
 
-def returns(rewards: Sequence[float], discount: float) -> list[float]:
-    """Compute the reward to go: G_t = r_t + discount * G_(t+1), and 0 after the end."""
-    to_go, total = [], 0.0
-    for reward in reversed(rewards):
-        total = reward + discount * total
-        to_go.append(total)
-    return to_go[::-1]
+def returns(rewards: Sequence[float], discount: float, following: Sequence[int | None]) -> list[float]:
+    """Compute the reward to go: G_t = r_t + discount * G_next, and 0 after the end.
+
+    Args:
+        rewards: of each step.
+        discount: per step.
+        following: the number of the step that follows each, a later one; None is the end.
+    """
+    to_go = [0.0] * len(rewards)
+    for step in reversed(range(len(rewards))):
+        after = following[step]
+        to_go[step] = rewards[step] + discount * (0.0 if after is None else to_go[after])
+    return to_go

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, by_role, in_order, members, returns
+from sparring.algo.credit.succession import Address, StepPlace
 from sparring.algo.facts import Facts
 from sparring.annotations import Annotation
 from sparring.types import Group, Sample
@@ -18,8 +18,8 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
     """Optimal token baseline: returns are compared per position, weighted by the gradient collected up to there.
 
         w_i,t = 1 - 2 * p(y_t) + sum_v p(v)^2            squared norm of the gradient in the logits
-        W_i,t = sum_{s <= t} w_i,s
-        B_t   = sum_i W_i,t * G_i,t / sum_i W_i,t        over the members that have a token t
+        W_i,t = sum_{s <= t} w_i,s                       along the branch, from the turn on that it hangs on
+        B_t   = sum_i W_i,t * G_i,t / sum_i W_i,t        over the members that have a token in place t
         A_i,t = G_i,t - B_t                              G: reward to go
 
     Li et al., arXiv 2602.07078. p(y_t) is the recorded probability of the sampled token; the annotation
@@ -60,22 +60,30 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
     def _role(self, role: Sequence[Member]) -> dict[str, list[float]]:
         if len(role) < 2:
             return {}
-        to_go = [returns(m.step_rewards(), 1.0) for m in role]
-        weights = [list(accumulate(_norms(m))) for m in role]
+        to_go = [returns(m.step_rewards(1.0), 1.0, m.following()) for m in role]
+        places = [m.succession().steps([len(turn) for turn in m.steps()]) for m in role]
+        weights = [_collected(m, of) for m, of in zip(role, places, strict=True)]
         values = [list(own) for own in to_go]
-        for t in range(max(map(len, to_go))):
-            reached = [number for number, own in enumerate(to_go) if t < len(own)]
-            if len(reached) == 1 and self.zero_tail:
+        reached: dict[Address, list[tuple[int, int]]] = {}
+        for number, of_member in enumerate(places):
+            for t, place in enumerate(of_member):
+                reached.setdefault(place.address, []).append((number, t))
+        for same in reached.values():
+            if len(same) == 1 and self.zero_tail:
                 continue  # its advantage is its return
-            total = math.fsum(weights[n][t] for n in reached)
-            same = len({to_go[n][t] for n in reached}) == 1
-            baseline = math.fsum(weights[n][t] * to_go[n][t] for n in reached) / total if total > 0 else 0.0
-            for n in reached:
-                values[n][t] = 0.0 if same else to_go[n][t] - baseline
+            total = math.fsum(weights[n][t] for n, t in same)
+            equal = len({to_go[n][t] for n, t in same}) == 1
+            baseline = math.fsum(weights[n][t] * to_go[n][t] for n, t in same) / total if total > 0 else 0.0
+            for n, t in same:
+                values[n][t] = 0.0 if equal else to_go[n][t] - baseline
         return {m.trajectory.id: own for m, own in zip(role, values, strict=True)}
 
 
-def _norms(member: Member) -> list[float]:
-    """Return w of each step."""
+def _collected(member: Member, places: Sequence[StepPlace]) -> list[float]:
+    """Return W of each step."""
     squares = member.read(Annotation.PROBABILITY_SQUARES, "optimal_token_baseline")
-    return [1 - 2 * math.exp(logprob) + square for logprob, square in zip(member.logprobs(), squares, strict=True)]
+    collected: list[float] = []
+    for logprob, square, place in zip(member.logprobs(), squares, places, strict=True):
+        before = 0.0 if place.before is None else collected[place.before]
+        collected.append(before + (1 - 2 * math.exp(logprob) + square))
+    return collected

@@ -105,7 +105,7 @@ class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
         values = {}
         for m, rewards, own, less, outcome in zip(role, implied, means, against_others(means), outcomes, strict=True):
             others = own - less
-            values[m.trajectory.id] = [
-                value + outcome for value in returns([r - others for r in rewards], self.discount)
-            ]
+            implicit = m.earned([r - others for r in rewards], self.discount)
+            to_go = returns(implicit, self.discount, m.following())
+            values[m.trajectory.id] = [value + outcome for value in to_go]
         return values

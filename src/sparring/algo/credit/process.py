@@ -9,6 +9,7 @@ from typing import ClassVar
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_token, returns
 from sparring.algo.credit.statistics import standardised
+from sparring.algo.credit.succession import Values
 from sparring.algo.credit.turn_level import want_turns
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
@@ -18,7 +19,7 @@ class Process(BaseCredit, frozen=True, kw_only=True, tag="process"):
     """GRPO's process supervision: a token is credited with all normalised step rewards from its step on.
 
         r~_i,k = (r_i,k - mean(r)) / (std(r) + epsilon)      over all steps of all members
-        A_i,t  = sum of r~_i,k over the steps k that end at or after token t
+        A_i,t  = sum of r~_i,k over the steps k that end at or after token t, along branches and links
 
     Shao et al. (DeepSeekMath), arXiv 2402.03300, section 4.1.3. A step is one of `Score.per_step` where a score has
     those, else a turn, whose reward is `Score.per_turn`; from a process reward model or the world. The outcome counts
@@ -55,16 +56,19 @@ class Process(BaseCredit, frozen=True, kw_only=True, tag="process"):
         if len(rewards) < 2:
             return None
         normal = iter(standardised(rewards, epsilon=self.epsilon))
-        to_go = [returns([next(normal) for turn in turns for _ in turn], 1.0) for turns in per_member]
-        return [_of_tokens(m, turns, values) for m, turns, values in zip(role, per_member, to_go, strict=True)]
+        # behind the last step of a turn stands one that earns nothing, in which the rest of its tokens lie
+        rewarded = [[[*(next(normal) for _ in turn), 0.0] for turn in turns] for turns in per_member]
+        return [_of_tokens(m, turns, values) for m, turns, values in zip(role, per_member, rewarded, strict=True)]
 
 
-def _of_tokens(member: Member, turns: Sequence[Sequence[tuple[int, float]]], to_go: Sequence[float]) -> list[float]:
+def _of_tokens(member: Member, turns: Sequence[Sequence[tuple[int, float]]], rewards: Values) -> list[float]:
     """Return, for each token, the rewards to go from the step that it is in, or from the next where it is in none."""
+    order = member.succession()
+    earned = [value for turn in order.earned(rewards, 1.0) for value in turn]
+    to_go = returns(earned, 1.0, order.behind([len(turn) for turn in rewards]))
     per_token_values, first = [], 0
-    values = [*to_go, 0.0]
     for tokens, steps in zip(member.steps(), turns, strict=True):
         ends = [end for end, _ in steps]
-        per_token_values += [values[first + bisect_right(ends, position)] for position in range(len(tokens))]
-        first += len(steps)
+        per_token_values += [to_go[first + bisect_right(ends, position)] for position in range(len(tokens))]
+        first += len(steps) + 1
     return per_token_values

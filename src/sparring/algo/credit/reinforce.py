@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import in_order, members, returns
+from sparring.algo.credit.members import Member, in_order, members, returns
 from sparring.algo.facts import Facts
 from sparring.types import Group, Sample
 
@@ -46,8 +46,10 @@ class Reinforce(BaseCredit, frozen=True, kw_only=True, tag="reinforce"):
         credited = []
         for group, rows in zip(groups, samples, strict=True):
             everyone = members(group, rows)
-            values = {
-                m.trajectory.id: [g - self.baseline for g in returns(m.step_rewards(), self.discount)] for m in everyone
-            }
+            values = {m.trajectory.id: self._advantages(m) for m in everyone}
             credited.append(in_order(rows, (m.with_steps(values[m.trajectory.id]) for m in everyone), values))
         return credited
+
+    def _advantages(self, member: Member) -> list[float]:
+        rewards = member.step_rewards(self.discount)
+        return [g - self.baseline for g in returns(rewards, self.discount, member.following())]

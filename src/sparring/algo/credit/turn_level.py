@@ -8,6 +8,7 @@ from typing import ClassVar
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_turn
 from sparring.algo.credit.statistics import standardised
+from sparring.algo.credit.succession import Address
 from sparring.algo.facts import Facts
 from sparring.errors import refusal
 from sparring.types import Group, Sample
@@ -23,7 +24,8 @@ class TurnLevel(BaseCredit, frozen=True, kw_only=True, tag="turn_level"):
         A_i,K   = A^O_i                                                    in the last turn
 
     Zeng et al., arXiv 2505.11821 (version 1), section 4.2, with any number of turns. Use it where every turn can be
-    verified, such as tool calls before an answer. `Score.per_turn` says what turns earned. A group of one leaves the
+    verified, such as tool calls before an answer. Turns are counted along the main chain, those of a branch beside it
+    from the turn that it hangs on (`succession`). `Score.per_turn` says what turns earned. A group of one leaves the
     update.
     """
 
@@ -58,20 +60,22 @@ class TurnLevel(BaseCredit, frozen=True, kw_only=True, tag="turn_level"):
     def _role(self, role: Sequence[Member]) -> list[list[float]] | None:
         if len(role) < 2:
             return None
-        turns = [m.per_turn() for m in role]
+        orders, turns = [m.succession() for m in role], [m.per_turn() for m in role]
+        earlier = [[turn for turn in range(len(o.following)) if turn not in o.main[-1:]] for o in orders]
         outcomes = standardised(
-            [m.reward - sum(rewards[:-1]) for m, rewards in zip(role, turns, strict=True)], epsilon=self.epsilon
+            [m.reward - sum(of[k] for k in ks) for m, of, ks in zip(role, turns, earlier, strict=True)],
+            epsilon=self.epsilon,
         )
-        values = [
-            [self.outcome_weight * o] * (len(rewards) - 1) + [o] * bool(rewards)
-            for o, rewards in zip(outcomes, turns, strict=True)
-        ]
-        for k in range(max(map(len, turns)) - 1):
-            reached = [number for number, rewards in enumerate(turns) if k < len(rewards) - 1]
-            for number, value in zip(
-                reached, standardised([turns[n][k] for n in reached], epsilon=self.epsilon), strict=True
-            ):
-                values[number][k] += value
+        values = [[o] * len(rewards) for o, rewards in zip(outcomes, turns, strict=True)]
+        reached: dict[Address, list[tuple[int, int]]] = {}
+        for number, (order, ks) in enumerate(zip(orders, earlier, strict=True)):
+            addresses = order.addresses()
+            for k in ks:
+                reached.setdefault(addresses[k], []).append((number, k))
+        for same in reached.values():
+            normal = standardised([turns[number][k] for number, k in same], epsilon=self.epsilon)
+            for (number, k), value in zip(same, normal, strict=True):
+                values[number][k] = value + self.outcome_weight * outcomes[number]
         return values
 
 

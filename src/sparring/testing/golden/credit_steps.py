@@ -1,6 +1,7 @@
 """References of the credit rules that tell tokens or turns of a trajectory apart; see `credit_outcome` for their form.
 
 Where a rule works backwards through a sum, its reference adds the terms up one by one, as the equation is written.
+What follows what is said by `order`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,20 @@ import numpy as np
 
 from sparring.testing.golden.credit_outcome import Credited, spread, total
 from sparring.testing.golden.groups import Plain
+from sparring.testing.golden.order import (
+    following,
+    hanging,
+    next_of,
+    places,
+    preceding,
+    to_go,
+    with_branches,
+)
 
 
-def rewards_of(member: Plain) -> np.ndarray:
+def rewards_of(member: Plain, discount: float) -> np.ndarray:
     """The reward of each token: its own, its steps' at their last tokens, what is left of its turn's at the turn's
-    last, and what is left of the outcome at the last."""
+    last, there also what hangs on it, and what is left of the outcome at every end."""
     r = np.array(member["tokens"].get("reward", [0.0] * sum(member["turns"])), dtype=float)
     per_turn = member.get("per_turn", [0.0] * len(member["turns"]))
     for end, earned in zip(np.cumsum(member["turns"]), per_turn, strict=True):
@@ -24,8 +34,7 @@ def rewards_of(member: Plain) -> np.ndarray:
     for at, earned, last in _steps(member) if "per_step" in member else ():
         r[at - 1] += earned
         r[last - 1] -= earned
-    r[-1] += member["reward"] - sum(per_turn)
-    return r
+    return with_branches(member, r, member["turns"], discount, member["reward"] - sum(per_turn))
 
 
 def _steps(member: Plain) -> list[tuple[int, float, int]]:
@@ -38,9 +47,9 @@ def _steps(member: Plain) -> list[tuple[int, float, int]]:
     return [(b + at, r, end) for b, end, of in zip(begins, ends, member["per_step"], strict=True) for at, r in of]
 
 
-def discounted(r: np.ndarray, discount: float) -> np.ndarray:
-    """sum_{s >= t} discount^(s - t) * r_s for each t."""
-    return np.array([sum(discount ** (s - t) * r[s] for s in range(t, len(r))) for t in range(len(r))])
+def discounted(member: Plain, r: np.ndarray, discount: float) -> np.ndarray:
+    """sum_n discount^n * r of the n-th token from each token on."""
+    return to_go(r, discount, next_of(member, member["turns"]))
 
 
 def whitened(credited: Credited, epsilon: float) -> Credited:
@@ -67,12 +76,12 @@ def _turns_to_tokens(member: Plain, values: np.ndarray) -> np.ndarray:
 def reinforce(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
     """Token rewards 0, 0 and an outcome of 1, discount 0.5, baseline 0.25: returns 0.5, 1, so 0.25, 0.75."""
     discount, baseline = settings.get("discount", 1.0), settings.get("baseline", 0.0)
-    return [[discounted(rewards_of(m), discount) - baseline for m in group["members"]] for group in groups]
+    return [[discounted(m, rewards_of(m, discount), discount) - baseline for m in group["members"]] for group in groups]
 
 
 def reinforce_plus_plus(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
     """Two rollouts of one token with rewards 1 and 0: mean and deviation are 0.5: 1, -1."""
-    returns = [[discounted(rewards_of(m), 1.0) for m in group["members"]] for group in groups]
+    returns = [[discounted(m, rewards_of(m, 1.0), 1.0) for m in group["members"]] for group in groups]
     x = np.concatenate([of for group in returns for of in group])
     scale = x.std() + settings.get("epsilon", 1e-8) if np.ptp(x) else np.inf
     return [[(of - x.mean()) / scale for of in group] for group in returns]
@@ -102,7 +111,7 @@ def gae(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
         of = []
         for m in group["members"]:
             lam = settings.get("lambda_policy", 0.95) if alpha is None else max(0.0, 1 - 1 / (alpha * sum(m["turns"])))
-            of.append(discounted(_differences(m, settings), settings.get("discount", 1.0) * lam))
+            of.append(discounted(m, _differences(m, settings), settings.get("discount", 1.0) * lam))
         credited.append(of)
     return whitened(credited, settings.get("epsilon", 1e-8)) if settings.get("whiten", True) else credited
 
@@ -112,14 +121,15 @@ def gae_returns(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
     end."""
     decay = settings.get("discount", 1.0) * settings.get("lambda_value", 1.0)
     return [
-        [discounted(_differences(m, settings), decay) + np.array(m["tokens"]["value"]) for m in group["members"]]
+        [discounted(m, _differences(m, settings), decay) + np.array(m["tokens"]["value"]) for m in group["members"]]
         for group in groups
     ]
 
 
 def _differences(member: Plain, settings: dict[str, Any]) -> np.ndarray:
-    v = np.array([*member["tokens"]["value"], 0.0])
-    return rewards_of(member) + settings.get("discount", 1.0) * v[1:] - v[:-1]
+    v, discount = np.array(member["tokens"]["value"]), settings.get("discount", 1.0)
+    after = np.array([0.0 if t is None else v[t] for t in next_of(member, member["turns"])])
+    return rewards_of(member, discount) + discount * after - v
 
 
 def gigpo(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
@@ -134,9 +144,9 @@ def gigpo(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
         episode = _normal(np.array([total(m) for m in members]), divide, epsilon)
         returns, places = [], dict[str, list[tuple[int, int]]]()
         for i, m in enumerate(members):
-            r = np.array(m["per_turn"])
-            r[-1] += total(m) - r.sum()
-            returns.append(discounted(r, settings.get("discount", 0.95)))
+            r, discount, ones = np.array(m["per_turn"]), settings.get("discount", 0.95), [1] * len(m["turns"])
+            r = with_branches(m, r, ones, discount, total(m) - r.sum())
+            returns.append(to_go(r, discount, following(m)))
             for t, state in enumerate(m["states"]):
                 if state is not None:
                     places.setdefault(state, []).append((i, t))
@@ -164,15 +174,21 @@ def turn_level(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
         if len(members) < 2:
             credited.append(None)
             continue
-        outcome = _normal(np.array([total(m) - sum(m["per_turn"][:-1]) for m in members]), True, epsilon)
+        earned = [dict(zip(places(m), m["per_turn"], strict=True)) for m in members]
+        last = [dict(zip(places(m), following(m), strict=True)) for m in members]
+        end = [max((p for p in of if len(p) == 1), default=None) for of in last]
+        before = [{p: r for p, r in of.items() if p != at} for of, at in zip(earned, end, strict=True)]
+        outcome = _normal(
+            np.array([total(m) - sum(of.values()) for m, of in zip(members, before, strict=True)]), True, epsilon
+        )
         of = []
-        for m, o in zip(members, outcome, strict=True):
+        for i, (m, o) in enumerate(zip(members, outcome, strict=True)):
             a = np.full(len(m["turns"]), o)
-            for k in range(len(a) - 1):
-                same = [p for p in members if len(p["turns"]) > k + 1]
-                own = [p is m for p in same].index(True)
-                a[k] = _normal(np.array([p["per_turn"][k] for p in same]), True, epsilon)[own]
-                a[k] += settings.get("outcome_weight", 1.0) * o
+            for k, place in enumerate(places(m)):
+                if place in before[i]:
+                    same = [j for j, other in enumerate(before) if place in other]
+                    a[k] = _normal(np.array([before[j][place] for j in same]), True, epsilon)[same.index(i)]
+                    a[k] += settings.get("outcome_weight", 1.0) * o
             of.append(_turns_to_tokens(m, a))
         credited.append(of)
     return credited
@@ -192,8 +208,10 @@ def process(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
         normal = [(r - np.mean(every)) / scale for r in every]
         of = []
         for m in group["members"]:
-            steps = [(end, normal.pop(0)) for end, _, _ in _steps(m)]
-            of.append(np.array([sum(r for end, r in steps if end > t) for t in range(sum(m["turns"]))], dtype=float))
+            r = np.zeros(sum(m["turns"]))
+            for end, _, _ in _steps(m):
+                r[end - 1] += normal.pop(0)
+            of.append(discounted(m, with_branches(m, r, m["turns"], 1.0, 0.0), 1.0))
         credited.append(of)
     return credited
 
@@ -212,7 +230,9 @@ def prime(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
                 others = [p for j, p in enumerate(members) if j != i and p["role"] == m["role"]]
                 baseline = np.mean([_implied(p, settings).mean() for p in others])
                 outcome = total(m) - np.mean([total(p) for p in others])
-                values[i] = discounted(_implied(m, settings) - baseline, settings.get("discount", 1.0)) + outcome
+                discount = settings.get("discount", 1.0)
+                r = with_branches(m, _implied(m, settings) - baseline, m["turns"], discount, 0.0)
+                values[i] = discounted(m, r, discount) + outcome
         credited.append(values if roles else None)
     return credited
 
@@ -235,18 +255,47 @@ def optimal_token_baseline(groups: Sequence[Plain], settings: dict[str, Any]) ->
         for m in group["members"]:
             same = [p for p in group["members"] if p["role"] == m["role"]]
             compared = compared or len(same) > 1
-            a = np.zeros(sum(m["turns"]))
-            for t in range(len(a)):
-                reached = [p for p in same if sum(p["turns"]) > t]
-                g = np.array([rewards_of(p)[t:].sum() for p in reached])
-                w = np.array([_norms(p)[: t + 1].sum() for p in reached])
+            a, own = np.zeros(sum(m["turns"])), _placed(m)
+            for t, place in enumerate(own):
+                reached = [p for p in same if place in _placed(p)]
+                at = [_placed(p).index(place) for p in reached]
+                g = np.array([_summed(p)[s] for p, s in zip(reached, at, strict=True)])
+                w = np.array([_collected(p)[s] for p, s in zip(reached, at, strict=True)])
                 if len(same) > 1 and len(reached) == 1:
                     a[t] = lonely * g[0]
                 elif len(same) > 1 and np.ptp(g) > 0:
-                    a[t] = rewards_of(m)[t:].sum() - ((w @ g) / w.sum() if w.sum() > 0 else 0.0)
+                    a[t] = _summed(m)[t] - ((w @ g) / w.sum() if w.sum() > 0 else 0.0)
             values.append(a)
         credited.append(values if compared else None)
     return credited
+
+
+def _placed(member: Plain) -> list[tuple[int, ...]]:
+    """Where each token stands: as its reply does, but counted in tokens."""
+    count: dict[tuple[int, ...], int] = {}
+    placed = []
+    for length, place in zip(member["turns"], places(member), strict=True):
+        first = count.get(place[:-1], 0)
+        placed += [(*place[:-1], first + at) for at in range(length)]
+        count[place[:-1]] = first + length
+    return placed
+
+
+def _summed(member: Plain) -> np.ndarray:
+    return discounted(member, rewards_of(member, 1.0), 1.0)
+
+
+def _collected(member: Plain) -> np.ndarray:
+    """The sum of squared norms up to each token."""
+    ends, before, on = np.cumsum(member["turns"]), preceding(member), hanging(member)
+    norms = _norms(member)
+    collected = np.zeros(len(norms))
+    for at, length in enumerate(member["turns"]):
+        first = on.get(at) if before[at] is None else before[at]
+        earlier = 0.0 if first is None else collected[ends[first] - 1]
+        own = slice(ends[at] - length, ends[at])
+        collected[own] = earlier + np.cumsum(norms[own])
+    return collected
 
 
 def _norms(member: Plain) -> np.ndarray:
