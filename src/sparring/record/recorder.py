@@ -14,6 +14,7 @@ from sparring.generation import Completion, Constraint, GenerateRequest, Samplin
 from sparring.protocols import Engine, Renderer, Store
 from sparring.record.budget import Budget
 from sparring.record.lines import Turn
+from sparring.record.order import conversation_of
 from sparring.record.replies import RecordedPlaces, RecordedReplies, RecordedReply
 from sparring.record.request import Rank, ReplyRequest, at_most, joined_stop, overflows
 from sparring.record.streaming import ShowingReader, named, without_stop
@@ -149,18 +150,11 @@ class RecordedSession:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:
-        """Ask for the next reply to a conversation, as a harness does that ends with the first reply cut short.
-
-        Args:
-            messages: as for `reply`.
-            tools: as for `reply`.
-            constraint: as for `reply`.
+        """Ask for the next reply to a conversation, as a harness does that ends with the first reply cut short. The
+        arguments and the other errors are those of `reply`.
 
         Raises:
-            BadInput: as for `reply`.
             LimitReached: a limit of the task or the context was hit; a reply that was cut short is in the record.
-            EngineError: as for `reply`.
-            StoreError: as for `reply`.
         """
         reply = await self.reply(messages, tools, constraint=constraint)
         if reply.limit is not None:
@@ -338,6 +332,10 @@ class RecordedSession:
         segment = self._tree.deliver(reply, delivered)
         if segment is not None and self._recorder.turns is not None and not self._closed:
             self._recorder.turns.note(self.id, segment)
+
+    def conversation(self, reply: str) -> tuple[Message, ...] | None:
+        """Return all messages up to a reply, itself included; None where there is no such reply."""
+        return conversation_of(self.segments, self.id, reply)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation that is rendered whole."""
