@@ -9,10 +9,14 @@ the one in use. With `hardware=True` it runs only where the processor itself com
 of a run over two paths, on the best alone.
 
 There are no cases of what cannot be computed. The last line of the run names the paths without any, and why.
+
+Beside it, garbage collections of the tests' process are as rare as the program's, and leave out what is there before the
+first test: modules and the tests themselves.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +37,11 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "kernel_paths(*names, hardware=False, portable=True): the paths that a test is for"
     )
     config.stash[COMPUTED] = {}
+    gc.set_threshold(50_000)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()
 
 
 def paths_of(config: pytest.Config) -> tuple[str, ...]:

@@ -81,6 +81,10 @@ class Suspended(InfraError):
     """A rollout gives back its box and its cache before its next turn, to be rebuilt later. Nothing broke."""
 
 
+class RequestEnded(SparringError):
+    """A reply was ended before it was whole, by its client. Nothing broke."""
+
+
 class Outage(SparringError):
     """An environment's infrastructure stays down, or nothing is left to train: the run ends and can be gone on with."""
 

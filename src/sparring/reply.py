@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from sparring.errors import LimitReached
 from sparring.generation import Constraint, FinishReason
 from sparring.protocols import Session
 from sparring.types import Evidence as Evidence
-from sparring.types import Message, ToolSpec
+from sparring.types import Message, ReplyPiece, ToolSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,9 +19,10 @@ class SampledReply:
     """Reply that was sampled and recorded.
 
     Attributes:
-        id: of the rollout's role and the place of the reply in its record: `rl/12/3#5`.
+        id: of the rollout's role and the request that it answers: `rl/12/3#5`. No other reply of the rollout has it.
         message: what was said, and the calls.
         finish_reason: `length` where it was cut short.
+        stop: the string of the client's that ended it, which its message does not have; None where none did.
         prompt_tokens: number of ids that it was sampled after.
         cached_tokens: number of these whose keys and values were there.
         tokens: the sampled ids.
@@ -37,14 +39,64 @@ class SampledReply:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     limit: LimitReached | None = None
+    stop: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyHead:
+    """Head of a streamed reply, known when its first token is sampled.
+
+    Attributes:
+        id: as the whole reply's.
+        prompt_tokens: number of ids that it is sampled after.
+    """
+
+    id: str
+    prompt_tokens: int
+
+
+class ShownReply:
+    """Account of the pieces of a reply that were shown."""
+
+    def __init__(self) -> None:
+        self._reasoning = self._text = self._calls = 0
+
+    def add(self, piece: ReplyPiece) -> None:
+        """Count a piece."""
+        if piece.kind == "reasoning":
+            self._reasoning += len(piece.text)
+        elif piece.kind == "text":
+            self._text += len(piece.text)
+        else:
+            self._calls += 1
+
+    def rest(self, message: Message) -> tuple[ReplyPiece, ...]:
+        """Return the pieces that are left to show of a whole reply."""
+        reasoning, text = (message.reasoning or "")[self._reasoning :], message.content[self._text :]
+        pieces = [ReplyPiece(kind="reasoning", text=reasoning)] if reasoning else []
+        if text:
+            pieces.append(ReplyPiece(kind="text", text=text))
+        return (*pieces, *(ReplyPiece(kind="call", call=call) for call in message.tool_calls[self._calls :]))
 
 
 NO_EVIDENCE = Evidence()
 """Evidence of a client that says nothing of a request beside the conversation."""
 
 
+Show = Callable[[ReplyHead | ReplyPiece], None]
+"""Takes the head of a reply when its first token is sampled, then its pieces as they are decided."""
+
+
 class AnsweringSession(Session, Protocol):
     """A session that also returns replies that were cut short."""
+
+    @property
+    def max_context(self) -> int:
+        """Most ids that a prompt and its reply may have together."""
+
+    @property
+    def max_reply(self) -> int:
+        """Most ids of one reply."""
 
     async def reply(
         self,
@@ -55,6 +107,7 @@ class AnsweringSession(Session, Protocol):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
+        show: Show | None = None,
     ) -> SampledReply:
         """Sample and record the reply to a conversation.
 
@@ -76,8 +129,53 @@ class AnsweringSession(Session, Protocol):
             delivered: False where its connection broke before.
         """
 
+    def stream(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        constraint: Constraint | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        evidence: Evidence = NO_EVIDENCE,
+    ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
+        """Sample and record the reply to a conversation, in pieces: the head, pieces that together are the message, and
+        the whole reply, which is durable then. A consumer that leaves the iterator ends the sampling, as `abort` does;
+        one that is cancelled drops the request, which is the same turn when it is made again."""
+
+    def conversation(self, reply: str) -> tuple[Message, ...] | None:
+        """Return all messages up to a reply, itself included, by its id; None where it is no reply of this session."""
+
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation."""
 
     def decode(self, token: int) -> str:
         """Return the text of one id."""
+
+
+async def in_pieces(
+    reply: Callable[[Show], Coroutine[Any, Any, SampledReply]], abort: Callable[[str], Awaitable[None]]
+) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
+    """Yield what a reply shows while it is sampled, then the reply: an implementation of `AnsweringSession.stream`.
+
+    Args:
+        reply: samples it.
+        abort: ends it, by its id.
+    """
+    parts: asyncio.Queue[ReplyHead | ReplyPiece | None] = asyncio.Queue()
+    sampling = asyncio.get_running_loop().create_task(reply(parts.put_nowait))
+    sampling.add_done_callback(lambda _: parts.put_nowait(None))
+    id = ""
+    try:
+        while (part := await parts.get()) is not None:
+            id = part.id if isinstance(part, ReplyHead) else id
+            yield part
+        yield sampling.result()
+    except GeneratorExit:
+        if id and not sampling.done():
+            await abort(id)
+            await asyncio.wait((sampling,))
+        raise
+    finally:
+        sampling.cancel()
+        await asyncio.gather(sampling, return_exceptions=True)

@@ -7,13 +7,14 @@ import hashlib
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Forked
+from forked import finished as ended
 
 TINY = Path(__file__).parent / "tiny.toml"
 WORLD = Path(__file__).parent / "tiny_world.py:Sums"
@@ -78,14 +79,13 @@ def killed_and_finished() -> Callable[[Sequence[str], Sequence[str]], None]:
     lets it finish. Every start is a process of its own, which knows nothing of those before it."""
 
     def finished(words: Sequence[str], moments: Sequence[str]) -> None:
-        command = [sys.executable, "-m", "sparring.cli.main", *words]
         for moment in moments:
-            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+            with Forked(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
                 _wait_for(run, moment)
                 run.kill()
                 run.communicate()
             assert run.returncode == -signal.SIGKILL
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = ended(words)
         assert done.returncode == 0, done.stdout + done.stderr
 
     return finished
@@ -135,18 +135,8 @@ def served() -> Callable[..., AbstractContextManager[tuple[subprocess.Popen[str]
 
     @contextmanager
     def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-        command = [
-            sys.executable,
-            "-m",
-            "sparring.cli.main",
-            "serve",
-            "--port",
-            "0",
-            "--threads",
-            "1",
-            *map(str, arguments),
-        ]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        words = ("serve", "--port", "0", "--threads", "1", *map(str, arguments))
+        with Forked(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             try:
                 assert process.stdout is not None and process.stderr is not None
                 line = process.stdout.readline()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from forked import Forked, finished
 
 from sparring.cli.main import main
 
@@ -57,18 +58,19 @@ def test_a_killed_run_says_when_it_goes_on_what_it_was_told(
     given: Path, wait_for: Callable[[subprocess.Popen[str], str], None]
 ) -> None:
     """A kernel that is short of memory kills so."""
-    command = [*COMMAND, *words(given, "rl.steps=24")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+    command = ["run", *words(given, "rl.steps=24")]
+    with Forked(command, stdout=subprocess.PIPE) as run:
         wait_for(run, "rl 1/24")
         run.kill()
-    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    again = finished(command)
+    assert again.returncode == 0, again.stderr
     assert re.search(
         r"^run: the process before this one was killed; before it began, it was told: memory: about 0\.",
         again.stdout,
         re.M,
     )
-    finished = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "was killed" not in finished.stdout
+    once_more = finished(command)
+    assert once_more.returncode == 0 and "was killed" not in once_more.stdout
 
 
 MEASURED = "import os, subprocess, sys; print(os.wait4(subprocess.Popen(sys.argv[1:]).pid, 0)[2].ru_maxrss)"

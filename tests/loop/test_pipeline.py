@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forked import Forked, finished
 from safetensors.numpy import load_file
 
 from sparring.cli.main import main
@@ -32,7 +33,7 @@ def command(folder: Path) -> list[str]:
 
 def finish(folder: Path) -> None:
     """In a process of its own, which knows nothing of the runs before it."""
-    done = subprocess.run(command(folder), capture_output=True, text=True, timeout=300)
+    done = finished(arguments(folder))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -113,7 +114,7 @@ def test_another_config_in_the_same_folder_is_refused(whole: Path, capsys: pytes
 
 
 def test_two_runs_in_one_folder_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], wait_for) -> None:
-    with subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as first:
+    with Forked(arguments(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as first:
         wait_for(first, "check:")
         second = main(arguments(tmp_path))
         first.kill()
@@ -123,7 +124,7 @@ def test_two_runs_in_one_folder_are_refused(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_control_c_says_how_to_go_on_and_the_run_goes_on(whole: Path, tmp_path: Path, wait_for) -> None:
-    with subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+    with Forked(arguments(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         wait_for(run, "rl 1/6")
         run.send_signal(signal.SIGINT)
         _, error = run.communicate(timeout=60)

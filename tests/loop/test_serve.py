@@ -6,11 +6,10 @@ import asyncio
 import os
 import re
 import signal
-import subprocess
-import sys
 from contextlib import aclosing
 
 import pytest
+from forked import finished
 
 from sparring.cli.main import main
 from sparring.engine.adapters.remote import RemoteEngine
@@ -52,8 +51,7 @@ def on(url, scenario):
 
 def refused(*arguments):
     """In a process of its own; what it says."""
-    command = [sys.executable, "-m", "sparring.cli.main", "serve", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = finished(("serve", *map(str, arguments)))
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     return done.stderr
 

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import Forked, finished
 from safetensors.numpy import load_file
 
 from sparring.cli.main import main
@@ -125,18 +126,8 @@ def test_the_report_is_written_again(run: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_a_run_that_is_going_on_may_be_looked_at(home: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = (
-        *COMMAND,
-        "run",
-        "first try.toml",
-        "--name",
-        "live",
-        "--set",
-        "rl.steps=100000",
-        "--set",
-        "observe.lines_every_s=0",
-    )
-    with subprocess.Popen(words, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    words = ["run", "first try.toml", "--name", "live", "--set", "rl.steps=100000", "--set", "observe.lines_every_s=0"]
+    with Forked(words, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         assert any(line.startswith("rl 3/") for line in process.stdout)
         live = run.with_name("live")
@@ -152,9 +143,8 @@ def test_a_run_that_is_going_on_may_be_looked_at(home: Path, run: Path, capsys: 
 
 
 def test_chat_answers_also_where_it_is_cut_short(run: Path) -> None:
-    command = [*COMMAND, "chat", str(run), "--system", "Be brief.", "--max-tokens", "4"]
     lines = "hello\nand again\n/new\nhello\n/quit\nnever\n"
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)
+    done = finished(("chat", str(run), "--system", "Be brief.", "--max-tokens", "4"), lines)
     assert done.returncode == 0, done.stderr
     answers = [part for part in done.stdout.split("you> ") if part.startswith("it> ")]
     assert len(answers) == 3
@@ -165,8 +155,7 @@ def test_chat_answers_also_where_it_is_cut_short(run: Path) -> None:
 
 def test_chat_proposes_tasks_of_the_run(run: Path, home: Path) -> None:
     """In the folder that the run was started from, where its world is."""
-    talk = [*COMMAND, "chat", str(run), "--max-tokens", "4"]
-    done = subprocess.run(talk, cwd=home, input="/2\n/quit\n", capture_output=True, text=True, timeout=120)
+    done = finished(("chat", str(run), "--max-tokens", "4"), "/2\n/quit\n", cwd=home)
     assert (done.returncode, done.stderr) == (0, "")
     proposed = dict(re.findall(r"^  (/\d)  (\d+ \+ \d+ = \?)$", done.stdout, flags=re.MULTILINE))
     assert list(proposed) == ["/1", "/2", "/3"]

@@ -40,7 +40,6 @@ from sparring.engine.prometheus import exposition
 from sparring.errors import BadInput, EngineError, RequestRefused, SparringError, WeightsError, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest
 from sparring.protocols import Engine
-from sparring.types import WeightRef
 
 MOST_BYTES = 64 << 20
 """Largest body of a request."""
@@ -92,6 +91,7 @@ class TokenServer:
         self._numbers = itertools.count(1)
         self._counts: Counter[tuple[str, str]] = Counter()
         self._branches: dict[str, GenerateRequest] = {}
+        self._base = served.base
 
     def application(self) -> ASGIApp:
         """Return the ASGI application."""
@@ -117,7 +117,11 @@ class TokenServer:
 
             async def signed(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    here = ((wire.INSTANCE, self._served.instance), (wire.VERSION, str(self._engine.version)))
+                    here = (
+                        (wire.INSTANCE, self._served.instance),
+                        (wire.VERSION, str(self._engine.version)),
+                        (wire.BASE, str(self._base)),
+                    )
                     message["headers"] = [
                         *message["headers"],
                         *((name.encode(), value.encode()) for name, value in here),
@@ -136,7 +140,7 @@ class TokenServer:
         return application
 
     async def _model(self, request: Request) -> Response:
-        return _json({**_plain(self._served), "version": self._engine.version})
+        return _json({**_plain(self._served), "version": self._engine.version, "base": self._base})
 
     async def _health(self, request: Request) -> Response:
         problem = self._engine.problem
@@ -198,11 +202,13 @@ class TokenServer:
         return _json({})
 
     async def _weights(self, request: Request) -> Response:
-        ref = wire.noun(await _body(request, wire.WeightForm), WeightRef)
+        form = await _body(request, wire.WeightForm)
+        ref = wire.weight_ref(form)
         if ref.transport == "inline":
             where, got = f"weights of {ref.model} version {ref.version}", "'inline', which works in one process only"
             raise WeightsError(f"{where}: expected transport 'shared_memory', got {got}; publish them there")
         await _unless_left(request.receive, self._engine.pull(ref))
+        self._base = self._base if form.base is None else form.base
         return _json({})
 
     async def _drop(self, request: Request) -> Response:

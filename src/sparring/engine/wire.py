@@ -16,8 +16,9 @@ from sparring.errors import BadInput, EngineError, RequestRefused, SparringError
 from sparring.generation import GenerateRequest, Sampling, ScoreRequest
 from sparring.types import WeightRef
 
-INSTANCE, VERSION = "x-sparring-instance", "x-sparring-version"
-"""Headers of every answer: one start of the server, and the version of the weights it serves."""
+INSTANCE, VERSION, BASE = "x-sparring-instance", "x-sparring-version", "x-sparring-base"
+"""Headers of every answer: one start of the server, the version of the weights it serves, and which version the run
+calls 0."""
 
 EVENTS = "text/event-stream"
 STATUS: Mapping[type[SparringError], int] = {
@@ -50,7 +51,7 @@ def _form(noun: type, without: tuple[str, ...] = (), **replaced: tuple[Any, Any]
 
 SamplingForm = _form(Sampling)
 ScoreForm = _form(ScoreRequest, id=(str, ""))
-WeightForm = _form(WeightRef, transport=(str, "shared_memory"))
+_Weights = _form(WeightRef, transport=(str, "shared_memory"))
 _Generate = _form(GenerateRequest, ("ends", "allowed"), id=(str, ""), sampling=(SamplingForm, SamplingForm()))
 
 
@@ -60,6 +61,12 @@ class GenerateForm(_Generate, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     stream: bool = False
     deltas: bool = True
+
+
+class WeightForm(_Weights, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[misc, valid-type]
+    """Request to serve other weights. `base` is the version that the run which sends them calls 0; None leaves it."""
+
+    base: int | None = None
 
 
 class AbortForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,6 +101,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
         context: most tokens of one conversation.
         token_bytes: size of one token's keys and values.
         instance: random name of this start of the server.
+        base: version that the run calls 0.
     """
 
     model: str
@@ -105,6 +113,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     token_bytes: int
     instance: str
+    base: int = 0
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +164,16 @@ def generate_request(form: GenerateForm) -> GenerateRequest:
     """Turn a form back into the request."""
     values = {name: getattr(form, name) for name in _Generate.__struct_fields__ if name != "sampling"}
     return GenerateRequest(**values, sampling=Sampling(**_values(form.sampling)))
+
+
+def weight_form(ref: WeightRef, base: int) -> WeightForm:
+    """Write weights as they are sent by a run that calls version `base` 0."""
+    return WeightForm(**_fields(ref), base=base)
+
+
+def weight_ref(form: WeightForm) -> WeightRef:
+    """Turn a form back into what was published."""
+    return WeightRef(**{name: getattr(form, name) for name in _Weights.__struct_fields__})
 
 
 def noun(form: msgspec.Struct, kind: type[T]) -> T:

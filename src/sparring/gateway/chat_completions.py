@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
 from sparring.gateway.dialect import (
+    ClientCall,
     ClientRequest,
     Decode,
     arguments_of,
     call_of,
+    encoded,
     in_order,
     sorted_fields,
     text_in,
+    texts_in,
     typed,
 )
+from sparring.gateway.evidence import evidence_of
 from sparring.generation import Constraint
-from sparring.reply import SampledReply
-from sparring.types import Message, ToolCall, ToolSpec
+from sparring.reply import ReplyHead, SampledReply
+from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
 
 OBEYED = frozenset(
     "messages model tools tool_choice max_tokens max_completion_tokens stream stream_options n logprobs top_logprobs"
-    " response_format".split()
+    " response_format stop".split()
 )
+NO_PARAMETERS = {"type": "object", "properties": {}}
+"""Schema of a function that a request defines without one, as the vendor reads it."""
+
 NOTED = frozenset(
     "temperature top_p frequency_penalty presence_penalty seed user metadata store reasoning_effort verbosity"
     " parallel_tool_calls service_tier prompt_cache_key prompt_cache_retention safety_identifier".split()
@@ -34,17 +42,22 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
+CODES = {401: "invalid_api_key", 404: "model_not_found"}
+"""Codes of errors, by status."""
+
+
 class ChatCompletions:
     """Dialect of OpenAI's chat completions. Implements `Dialect`."""
 
     path = "/v1/chat/completions"
 
-    def read(self, body: Mapping[str, Any]) -> ClientRequest:
+    def read(self, call: ClientCall) -> ClientRequest:
         """Read a request.
 
         Raises:
             BadInput: it is malformed, or asks for what cannot be had.
         """
+        body = call.body
         noted = sorted_fields(body, OBEYED, NOTED)
         messages = typed(body.get("messages"), "messages", list, "a list of messages")
         limits = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
@@ -54,7 +67,7 @@ class ChatCompletions:
         samples = typed(body.get("n") or 1, "n", int, "a whole number")
         if not 1 <= samples <= 128:
             raise refusal("n", "from 1 to 128", str(samples), "correct the request")
-        options = body.get("stream_options") or {}
+        options = typed(body.get("stream_options") or {}, "stream_options", dict, "settings of the stream")
         if body.get("top_logprobs"):
             raise refusal("top_logprobs", "0: the likeliest tokens are not sent", "more", "leave it out")
         return ClientRequest(
@@ -68,6 +81,8 @@ class ChatCompletions:
             logprobs=bool(body.get("logprobs")),
             counts=bool(options.get("include_usage")),
             noted=noted,
+            stop=texts_in([stop] if isinstance(stop := body.get("stop"), str) else stop, "stop"),
+            evidence=evidence_of(call, noted),
         )
 
     def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:
@@ -81,32 +96,16 @@ class ChatCompletions:
             }
             for index, reply in enumerate(replies)
         ]
-        return {**_head(client_request, replies, "chat.completion"), "choices": choices, "usage": _usage(replies)}
+        return {**_head(client_request, replies[0].id, "chat.completion"), "choices": choices, "usage": _usage(replies)}
 
-    def events(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> Iterator[bytes]:
-        """Write the answer as server-sent events."""
-        head = _head(client_request, replies, "chat.completion.chunk")
-
-        def event(index: int, delta: Mapping[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
-            choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
-            return _event({**head, "choices": [choice]})
-
-        for index, reply in enumerate(replies):
-            message_sent = _message_sent(reply.message)
-            calls = message_sent.pop("tool_calls", [])
-            logprobs = _logprobs(reply, decode) if client_request.logprobs else None
-            yield event(index, message_sent, logprobs=logprobs)
-            for number, call in enumerate(calls):
-                yield event(index, {"tool_calls": [{"index": number, **call}]})
-            yield event(index, {}, _reason(reply))
-        if client_request.counts:
-            yield _event({**head, "choices": [], "usage": _usage(replies)})
-        yield b"data: [DONE]\n\n"
+    def writer(self, client_request: ClientRequest, decode: Decode) -> ChunkWriter:
+        """Open the writer of one streamed answer."""
+        return ChunkWriter(client_request, decode)
 
     def error(self, status: int, message: str, *, too_long: bool = False) -> dict[str, Any]:
         """Write an error."""
         kinds = {401: "authentication_error", 404: "invalid_request_error", 400: "invalid_request_error"}
-        code = "context_length_exceeded" if too_long else "invalid_api_key" if status == 401 else None
+        code = "context_length_exceeded" if too_long else CODES.get(status)
         return {"error": {"message": message, "type": kinds.get(status, "server_error"), "param": None, "code": code}}
 
     def error_event(self, status: int, message: str) -> bytes:
@@ -118,9 +117,57 @@ class ChatCompletions:
         return b": ping\n\n"
 
 
+class ChunkWriter:
+    """Writer of one answer as chunks. Implements `AnswerWriter`."""
+
+    def __init__(self, client_request: ClientRequest, decode: Decode) -> None:
+        self._client_request = client_request
+        self._decode = decode
+        self._head: dict[str, Any] = {}
+        self._num_calls: Counter[int] = Counter()
+        self._shown: set[int] = set()
+        self._replies: list[SampledReply] = []
+
+    def begin(self, head: ReplyHead) -> bytes:
+        """Write the role of every reply."""
+        self._head = _head(self._client_request, head.id, "chat.completion.chunk")
+        first = {"role": "assistant", "content": None, "refusal": None}
+        return b"".join(self._event(sample, first) for sample in range(self._client_request.samples))
+
+    def piece(self, sample: int, piece: ReplyPiece) -> bytes:
+        """Write a piece of a reply as the delta of a choice."""
+        self._shown.add(sample)
+        if piece.call is not None:
+            number = self._num_calls[sample]
+            self._num_calls[sample] += 1
+            return self._event(sample, {"tool_calls": [{"index": number, **_call_sent(piece.call)}]})
+        return self._event(sample, {"reasoning_content" if piece.kind == "reasoning" else "content": piece.text})
+
+    def end(self, sample: int, reply: SampledReply) -> bytes:
+        """Write why a choice ended, behind its log-probabilities."""
+        self._replies.append(reply)
+        last = self._event(sample, {}, _reason(reply))
+        if sample not in self._shown:
+            last = self._event(sample, {"content": ""}) + last
+        if self._client_request.logprobs:
+            last = self._event(sample, {}, logprobs=_logprobs(reply, self._decode)) + last
+        return last
+
+    def close(self) -> bytes:
+        """Write the usage, if it is wanted, and the last line."""
+        usage = b""
+        if self._client_request.counts:
+            usage = _event({**self._head, "choices": [], "usage": _usage(self._replies)})
+        return usage + b"data: [DONE]\n\n"
+
+    def _event(self, sample: int, delta: Mapping[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
+        choice = {"index": sample, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
+        return _event({**self._head, "choices": [choice]})
+
+
 def _message(data: Any, where: str) -> Message:
     data = typed(data, where, dict, "a message")
-    role = ROLES.get(data.get("role"))
+    role = ROLES.get(str(data.get("role")))
     if role is None:
         raise refusal(f"{where}.role", f"one of {', '.join(ROLES)}", repr(data.get("role")), "correct the request")
     content = _text(data.get("content"), f"{where}.content")
@@ -129,7 +176,7 @@ def _message(data: Any, where: str) -> Message:
         return Message(role="tool", content=content, tool_call_id=id)
     if role == "assistant":
         reasoning = data.get("reasoning_content") or data.get("reasoning")
-        calls = data.get("tool_calls") or []
+        calls = typed(data.get("tool_calls") or [], f"{where}.tool_calls", list, "a list of calls")
         return Message(
             role="assistant",
             content=content,
@@ -173,9 +220,12 @@ def _tools(body: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
         if typed(tool, where, dict, "a tool").get("type") != "function":
             raise refusal(f"{where}.type", '"function"', repr(tool.get("type")), "leave it out")
         function = typed(tool.get("function"), f"{where}.function", dict, "a function")
-        parameters = typed(function.get("parameters"), f"{where}.function.parameters", dict, "a JSON schema")
+        parameters = typed(
+            function.get("parameters", NO_PARAMETERS), f"{where}.function.parameters", dict, "a JSON schema"
+        )
         name = typed(function.get("name"), f"{where}.function.name", str, "a name")
-        specs.append(ToolSpec(name=name, description=function.get("description") or "", parameters=parameters))
+        description = typed(function.get("description") or "", f"{where}.function.description", str, "text")
+        specs.append(ToolSpec(name=name, description=description, parameters=parameters))
     return () if choice == "none" else tuple(specs)
 
 
@@ -197,13 +247,14 @@ def _message_sent(message: Message) -> dict[str, Any]:
     if message.reasoning:
         message_sent["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        message_sent["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_of(call)}}
-            for call in message.tool_calls
-        ]
+        message_sent["tool_calls"] = [_call_sent(call) for call in message.tool_calls]
     elif message.content == "":
         message_sent["content"] = ""
     return message_sent
+
+
+def _call_sent(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_of(call)}}
 
 
 def _reason(reply: SampledReply) -> str:
@@ -222,9 +273,9 @@ def _logprobs(reply: SampledReply, decode: Decode) -> dict[str, Any]:
     }
 
 
-def _head(client_request: ClientRequest, replies: Sequence[SampledReply], kind: str) -> dict[str, Any]:
+def _head(client_request: ClientRequest, id: str, kind: str) -> dict[str, Any]:
     return {
-        "id": f"chatcmpl-{replies[0].id}",
+        "id": f"chatcmpl-{id}",
         "object": kind,
         "created": int(time.time()),
         "model": client_request.model,
@@ -242,4 +293,4 @@ def _usage(replies: Sequence[SampledReply]) -> dict[str, Any]:
 
 
 def _event(data: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False).encode() + b"\n\n"
+    return b"data: " + encoded(data) + b"\n\n"

@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import msgspec
 
 from sparring.errors import refusal
 from sparring.generation import Constraint
-from sparring.reply import SampledReply
-from sparring.types import Message, ToolCall, ToolSpec
+from sparring.reply import Evidence, ReplyHead, SampledReply
+from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
 
 NO_RETRY = {"x-should-retry": "false"}
 """Header by which the vendors' clients know that the same request would fail again."""
+
+
+def _forgets(id: str) -> None:
+    """Return None: no reply has this id."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientCall:
+    """Call of a client, as it came.
+
+    Attributes:
+        body: the JSON object that it sent.
+        headers: of its request, by names in lower case.
+        path: parameters that the path of the endpoint has.
+        leave_out: types of tools of the vendor's own servers that the door leaves out of a request, in the place of
+            refusing them.
+        conversation: gives the conversation up to a reply of this session, the reply included, by the reply's id; None
+            for an id of no reply.
+    """
+
+    body: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    path: Mapping[str, str] = field(default_factory=dict)
+    leave_out: frozenset[str] = frozenset()
+    conversation: Callable[[str], Sequence[Message] | None] = _forgets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +59,10 @@ class ClientRequest:
         logprobs: whether it wants the log-probabilities.
         counts: whether the last event of a stream has the usage.
         noted: fields that have no effect on sampling, which is the trainer's.
+        stop: strings that end the reply.
+        evidence: what the client says of the request beside the conversation.
+        samples_nothing: whether the client only tells the conversation, for a later request to continue it.
+        echo: what the writer of the answer needs of the request, by names of the dialect's own.
     """
 
     messages: tuple[Message, ...]
@@ -43,6 +75,10 @@ class ClientRequest:
     logprobs: bool = False
     counts: bool = False
     noted: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()
+    evidence: Evidence = field(default_factory=Evidence)
+    samples_nothing: bool = False
+    echo: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Dialect(Protocol):
@@ -54,7 +90,7 @@ class Dialect(Protocol):
 
     path: str
 
-    def read(self, body: Mapping[str, Any]) -> ClientRequest:
+    def read(self, call: ClientCall) -> ClientRequest:
         """Read a request.
 
         Raises:
@@ -64,8 +100,8 @@ class Dialect(Protocol):
     def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:
         """Write the answer."""
 
-    def events(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> Iterator[bytes]:
-        """Write the answer as server-sent events."""
+    def writer(self, client_request: ClientRequest, decode: Decode) -> AnswerWriter:
+        """Open the writer of one streamed answer."""
 
     def error(self, status: int, message: str, *, too_long: bool = False) -> dict[str, Any]:
         """Write an error; `too_long`: of a prompt that leaves no room for a reply."""
@@ -77,11 +113,41 @@ class Dialect(Protocol):
         """Write the event that says that the answer is under way."""
 
 
+class AnswerWriter(Protocol):
+    """Writer of one answer as server-sent events. Its replies come side by side, one for each sample: the pieces of one
+    in order, then its end. All that was shown of a reply is what `Dialect.answer` says of it. Any method may return
+    nothing."""
+
+    def begin(self, head: ReplyHead) -> bytes:
+        """Write what stands before all replies.
+
+        Args:
+            head: of the reply that begins first.
+        """
+
+    def piece(self, sample: int, piece: ReplyPiece) -> bytes:
+        """Write a piece of a reply."""
+
+    def end(self, sample: int, reply: SampledReply) -> bytes:
+        """Write the end of a reply. All its pieces were written, and it is durable."""
+
+    def close(self) -> bytes:
+        """Write what stands behind all replies."""
+
+
 class Decode(Protocol):
     """Text of one sampled id."""
 
     def __call__(self, token: int) -> str:
         """Return the text."""
+
+
+def encoded(data: Any) -> bytes:
+    """Return plain data as JSON in UTF-8; integers may have any size."""
+    try:
+        return msgspec.json.encode(data)
+    except OverflowError:
+        return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def typed(data: Any, where: str, kind: type | tuple[type, ...], expected: str) -> Any:
@@ -109,10 +175,34 @@ def sorted_fields(body: Mapping[str, Any], obeyed: frozenset[str], noted: frozen
     return tuple(sorted(name for name in body.keys() & noted if body[name] is not None))
 
 
+def is_left_out(kind: object, leave_out: Collection[str]) -> bool:
+    """Return whether a door leaves tools of this type out: it names the type, or the type without its date."""
+    return isinstance(kind, str) and any(kind == name or kind.startswith(f"{name}_") for name in leave_out)
+
+
+def texts_in(texts: Any, where: str) -> tuple[str, ...]:
+    """Return the texts of a field, none of which may be empty.
+
+    Raises:
+        BadInput: it is no list of such texts.
+    """
+    for text in typed(texts or [], where, list, "a list of texts"):
+        if not text_in(typed(text, where, str, "a list of texts"), where):
+            raise refusal(where, "texts that are not empty", '""', "leave it out")
+    return tuple(texts or ())
+
+
+def noted_headers(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the headers by which a client asks for what has no effect here."""
+    return tuple(name for name in ("anthropic-beta", "openai-beta") if headers.get(name))
+
+
 def call_of(id: str, name: str, arguments: str) -> ToolCall:
     """Return a call as the client sends it back: what does not parse is malformed, as it was shown."""
     try:
         parsed = json.loads(arguments, parse_constant=_no_constant)
+        if _ESCAPED_HALF.search(arguments.encode()) is not None:
+            _encoded(parsed)
     except ValueError:
         parsed = None
     if not isinstance(parsed, dict):
@@ -173,6 +263,15 @@ def _no_constant(name: str) -> Any:
     raise ValueError(name)
 
 
+_ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""An escape that stands for half of a surrogate pair, whether the other half follows or not."""
+
+
+def _encoded(value: Any) -> None:
+    """Raise UnicodeEncodeError for data with half of a surrogate pair."""
+    json.dumps(value, ensure_ascii=False).encode()
+
+
 def body_of(data: bytes) -> dict[str, Any]:
     """Read the body of a request.
 
@@ -181,6 +280,12 @@ def body_of(data: bytes) -> dict[str, Any]:
     """
     try:
         body = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+        if _ESCAPED_HALF.search(data) is not None:
+            _encoded(body)
+    except UnicodeEncodeError as error:
+        raise refusal(
+            "body", "text", f"half of a surrogate pair: {error.object[error.start]!r}", "correct it"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise refusal("body", "a JSON object in UTF-8", str(error), "correct the request") from None
     if not isinstance(body, dict):

@@ -5,18 +5,19 @@
 
 The key is the rollout's capability: it names the session, and dies with the door. One server answers for all doors that
 are open on an event loop, and is there while one is. A request whose connection breaks is sampled to its end, because
-clients send it again: the same bytes then get that reply.
+clients send it again: an equal one then gets that reply.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,25 +25,34 @@ import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import Response
+from starlette.routing import Mount, Route
 
 from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError, refusal
 from sparring.gateway.chat_completions import ChatCompletions
-from sparring.gateway.dialect import NO_RETRY, ClientRequest, Dialect, body_of
+from sparring.gateway.connection import ExchangeResponse
+from sparring.gateway.dialect import NO_RETRY, ClientCall, ClientRequest, Dialect, body_of, encoded
+from sparring.gateway.exchange import Exchange, Exchanges, is_retried, request_digest
+from sparring.gateway.gemini import Gemini
+from sparring.gateway.keys import PATH, WrongKey, key_of, wrong_key
 from sparring.gateway.messages import Messages
-from sparring.reply import AnsweringSession, SampledReply
+from sparring.gateway.models import ModelTable, UnknownModel, model_listed, model_listed_for_google
+from sparring.gateway.responses import Responses
+from sparring.gateway.tool_server import answer_tools
+from sparring.protocols import ToolHost
+from sparring.reply import AnsweringSession, ReplyHead, SampledReply
+from sparring.types import Message
 
 MOST_BYTES = 64 << 20
 """Largest body of a request."""
 
-PING_S = 10.0
-"""Seconds after which a client that waits for events is sent one that says nothing."""
+MOST_HEARD = 64
+"""Conversations of one door that were told without asking for a reply, and that a later request may continue."""
 
 NOTED = "x-sparring-noted"
 """Header of an answer: fields of the request that had no effect."""
 
-DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages())
+DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses(), Gemini(), Gemini(streams=True))
 
 
 @dataclass(eq=False, slots=True)
@@ -52,35 +62,39 @@ class Door:
     Attributes:
         url: of the server, without a path.
         key: what a client sends as its API key.
-        session: behind it.
-        tasks: that sample replies.
-        broken: those whose connection broke, by the digest of the request.
+        session: behind it, of the policy.
+        models: that its client may name; the policy is one.
+        leave_out: types of tools of the vendor's servers that are left out of a request in the place of refusing it.
+        exchanges: of its client's requests.
+        tools: of the world, as an MCP server at `/mcp`; None where it has none.
     """
 
     url: str
     key: str
     session: AnsweringSession
-    tasks: set[asyncio.Task[list[SampledReply]]] = field(default_factory=set)
-    broken: dict[bytes, asyncio.Task[list[SampledReply]]] = field(default_factory=dict)
+    models: ModelTable
+    leave_out: frozenset[str] = frozenset()
+    exchanges: Exchanges = field(default_factory=Exchanges)
+    tools: ToolHost | None = None
+    _heard: OrderedDict[str, tuple[Message, ...]] = field(default_factory=OrderedDict)
+    _num_heard: int = 0
 
+    def conversation(self, reply: str) -> Sequence[Message] | None:
+        """Return all messages up to a reply or up to where one would have stood, by its id; None for an unknown id."""
+        return self._heard.get(reply) or self.models.conversation(reply)
 
-MODELS = {
-    "object": "list",
-    "data": [
-        {
-            "id": "policy",
-            "object": "model",
-            "created": 0,
-            "owned_by": "sparring",
-            "type": "model",
-            "display_name": "policy",
-            "created_at": "1970-01-01T00:00:00Z",
-        }
-    ],
-    "has_more": False,
-    "first_id": "policy",
-    "last_id": "policy",
-}
+    def hear(self, client_request: ClientRequest) -> SampledReply:
+        """Take note of a conversation that a client tells without asking for a reply. Return what stands in the place
+        of the reply: nothing was sampled, and a later request may continue it by its id."""
+        self._num_heard += 1
+        id = f"heard#{self._num_heard}"
+        self._heard[id] = client_request.messages
+        if len(self._heard) > MOST_HEARD:
+            self._heard.popitem(last=False)
+        nothing = Message(role="assistant")
+        return SampledReply(
+            id=id, message=nothing, finish_reason="stop", prompt_tokens=0, cached_tokens=0, tokens=(), logprobs=()
+        )
 
 
 class Gateway:
@@ -93,30 +107,61 @@ class Gateway:
         self._url = ""
         self._changing = asyncio.Lock()
 
-    async def open(self, session: AnsweringSession) -> Door:
-        """Open a door to a session, and the server where none runs."""
+    async def open(
+        self,
+        session: AnsweringSession,
+        models: Mapping[str, AnsweringSession | str] = {},
+        leave_out: Sequence[str] = (),
+    ) -> Door:
+        """Open a door to a session, and the server where none runs.
+
+        Args:
+            session: of the policy.
+            models: other names that the client may have for models, as in `ModelTable`.
+            leave_out: types of the vendor's tools that are left out in the place of refusing them.
+
+        Raises:
+            BadInput: the table of models is wrong.
+        """
+        table = ModelTable(session, models)
         async with self._changing:
             if self._server is None:
                 await self._start()
-            door = Door(self._url, f"sk-{secrets.token_urlsafe(24)}", session)
+            key = f"sk-{secrets.token_urlsafe(24)}"
+            door = Door(self._url, key, session, table, frozenset(leave_out))
             self._doors[door.key] = door
             return door
 
-    async def shut(self, door: Door) -> None:
-        """Close a door; what is under way behind it is cancelled. The last one stops the server."""
+    async def shut(self, door: Door, *, drop: bool = False) -> None:
+        """Close a door. The last one stops the server.
+
+        Args:
+            door: no request comes through it any more.
+            drop: whether the replies that are under way are dropped, to be the same turns when they are asked for
+                again. Otherwise they end with what was sampled, which is recorded.
+        """
+        self._doors.pop(door.key, None)
+        under_way = door.exchanges.under_way
+        for exchange in under_way:
+            if drop:
+                exchange.sampling.cancel()
+            else:
+                await exchange.end()
+        await asyncio.gather(*(exchange.sampling for exchange in under_way), return_exceptions=True)
         async with self._changing:
-            self._doors.pop(door.key, None)
-            for task in tuple(door.tasks):
-                task.cancel()
-            await asyncio.gather(*door.tasks, return_exceptions=True)
             if not self._doors:
                 await self._stop()
 
     async def _start(self) -> None:
         listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
-        self._url = "http://127.0.0.1:{}".format(listening.getsockname()[1])
+        self._url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         config = uvicorn.Config(
-            self._application(), log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1
+            self._application(),
+            log_config=None,
+            lifespan="off",
+            access_log=False,
+            timeout_graceful_shutdown=1,
+            ws="none",  # a client that asks for a socket is answered like any other, by a route
         )
         self._server = _Server(config)
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
@@ -128,10 +173,17 @@ class Gateway:
             await serving
 
     def _application(self) -> Starlette:
-        routes = [Route(dialect.path, self._endpoint(dialect), methods=["POST"]) for dialect in DIALECTS]
-        routes.append(Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]))
-        routes += [Route("/v1/models", self._models), Route("/health", self._health)]
-        return Starlette(routes=routes)
+        posted = {path: self._endpoint(dialect) for dialect in DIALECTS for path in _paths(dialect)}
+        posted[Messages.path + "/count_tokens"] = self._counting(Messages(), "input_tokens")
+        for version in ("v1beta", "v1"):
+            posted[f"/{version}/models/{{model}}:countTokens"] = self._counting(Gemini(), "totalTokens")
+        routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()]
+        routes.append(Route(Responses.path, self._no_socket, methods=["GET"]))
+        for version in ("v1beta", "v1"):
+            routes.append(Route(f"/{version}/models", self._models))
+            routes.append(Route(f"/{version}/models/{{name:path}}", self._model))
+        routes += [Route("/mcp", self._tools, methods=["GET", "POST", "DELETE"]), Route("/health", self._health)]
+        return Starlette(routes=[*routes, Mount(PATH, routes=routes)])
 
     def _endpoint(self, dialect: Dialect) -> Any:
         async def endpoint(request: Request) -> Response:
@@ -144,96 +196,85 @@ class Gateway:
 
         return endpoint
 
-    async def _count_tokens(self, request: Request) -> Response:
-        """Count the tokens of a prompt as Anthropic's clients want to know them."""
-        dialect = Messages()
-        try:
-            door = self._door(request)
-            client_request = dialect.read(body_of(await _body(request)))
-            count = door.session.count(client_request.messages, client_request.tools)
-        except SparringError as error:
-            return _refused(dialect, error)
-        return Response(msgspec.json.encode({"input_tokens": count}), media_type="application/json")
+    def _counting(self, dialect: Dialect, field: str) -> Any:
+        """Return the endpoint that counts the tokens of a prompt, and writes them into a field of this name."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                door = self._door(request)
+                client_request = dialect.read(_call(request, await _body(request), door))
+                session = door.models.session(client_request.model)
+                count = session.count(client_request.messages, client_request.tools)
+            except SparringError as error:
+                return _refused(dialect, error)
+            return Response(msgspec.json.encode({field: count}), media_type="application/json")
+
+        return endpoint
 
     async def _models(self, request: Request) -> Response:
-        """Name the one model, in the words of both vendors."""
+        """List the models in the words of the client's vendor."""
+        dialect = _dialect_of(request)
         try:
-            self._door(request)
+            models = self._door(request).models
         except SparringError as error:
-            return _refused(DIALECTS[0], error)
-        return Response(msgspec.json.encode(MODELS), media_type="application/json")
+            return _refused(dialect, error)
+        body = models.listed_for_google() if isinstance(dialect, Gemini) else models.listed()
+        return Response(msgspec.json.encode(body), media_type="application/json")
+
+    async def _model(self, request: Request) -> Response:
+        """Show one model in the words of the client's vendor."""
+        dialect, name = _dialect_of(request), request.path_params["name"]
+        try:
+            self._door(request).models.session(name)
+        except SparringError as error:
+            return _refused(dialect, error)
+        body = model_listed_for_google(name) if isinstance(dialect, Gemini) else model_listed(name)
+        return Response(msgspec.json.encode(body), media_type="application/json")
+
+    async def _no_socket(self, request: Request) -> Response:
+        """Refuse a WebSocket: a client that gets this status goes on by HTTP at once."""
+        body = msgspec.json.encode(Responses().error(426, "expected POST, got a WebSocket; send requests by POST"))
+        return Response(body, status_code=426, media_type="application/json")
+
+    async def _tools(self, request: Request) -> Response:
+        """Answer a client of the world's tools."""
+        try:
+            door = self._door(request)
+            return await answer_tools(door.tools, request.method, await _body(request))
+        except SparringError as error:
+            status, text, headers = _status(error)
+            return Response(text, status_code=status, headers=headers)
 
     async def _health(self, request: Request) -> Response:
         return Response(b"{}", media_type="application/json")
 
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
-        """Answer one request.
+        """Return the answer to one request, which samples from now on, or that of the request that it repeats.
 
         Raises:
-            SparringError: it is refused, or was not answered.
+            SparringError: it is refused.
         """
         door = self._door(request)
-        data = await _body(request)
-        client_request = dialect.read(body_of(data))
-        digest = hashlib.sha256(dialect.path.encode() + data).digest()
-        replies = self._replies(door, client_request, digest)
+        call = _call(request, await _body(request), door)
+        client_request = dialect.read(call)
+        session = door.models.session(client_request.model)
         headers = {NOTED: ", ".join(client_request.noted)} if client_request.noted else {}
-        left = asyncio.ensure_future(_left(request))
-        try:
-            patience_s = PING_S if client_request.stream else None
-            await asyncio.wait((replies, left), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
-            if not replies.done() and not left.done():
-                events = self._events(dialect, door, client_request, replies, digest)
-                return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-        finally:
-            left.cancel()
-        if left.done() and not left.cancelled() or not replies.done():
-            door.broken[digest] = replies
-            raise ClientDisconnect
-        done, decode = _unwrapped(replies), door.session.decode
-        if client_request.stream:
-            content = b"".join(dialect.events(client_request, done, decode))
-            return Response(content, media_type="text/event-stream", headers=headers)
-        body = msgspec.json.encode(dialect.answer(client_request, done, decode))
-        return Response(body, media_type="application/json", headers=headers)
-
-    async def _events(
-        self,
-        dialect: Dialect,
-        door: Door,
-        client_request: ClientRequest,
-        replies: asyncio.Task[list[SampledReply]],
-        digest: bytes,
-    ) -> AsyncIterator[bytes]:
-        """Yield pings until the replies are there, then their events."""
-        delivered = False
-        try:
-            while not replies.done():
-                yield dialect.ping()
-                await asyncio.wait((replies,), timeout=PING_S)
-            try:
-                done = _unwrapped(replies)
-            except SparringError as error:
-                status, text, _ = _status(error)
-                yield dialect.error_event(status, text)
-                return
-            for event in dialect.events(client_request, done, door.session.decode):
-                yield event
-            delivered = True
-        finally:
-            if not delivered:
-                door.broken[digest] = replies
-
-    def _replies(self, door: Door, client_request: ClientRequest, digest: bytes) -> asyncio.Task[list[SampledReply]]:
-        """Return the task that samples the replies: that of an equal request whose connection broke, or a new one."""
-        before = door.broken.pop(digest, None)
-        if before is not None and not (before.done() and (before.cancelled() or before.exception() is not None)):
-            return before
-        task = asyncio.get_running_loop().create_task(_sampled(door.session, client_request))
-        door.tasks.add(task)
-        task.add_done_callback(door.tasks.discard)
-        task.add_done_callback(_seen)
-        return task
+        if client_request.samples_nothing:
+            return _nothing(dialect, client_request, door.hear(client_request), headers)
+        digest = request_digest(f"{dialect.path} {client_request.model}", call.body, client_request)
+        exchange = door.exchanges.of(digest, retried=is_retried(request.headers))
+        if exchange is None:
+            exchange = Exchange(session, client_request)
+            door.exchanges.add(digest, exchange)
+        return ExchangeResponse(
+            exchange,
+            dialect,
+            client_request,
+            session.decode,
+            headers=headers,
+            refused=partial(_refused, dialect),
+            error_event=lambda error: dialect.error_event(*_status(error)[:2]),
+        )
 
     def _door(self, request: Request) -> Door:
         """Return the door that a request's key opens.
@@ -241,21 +282,10 @@ class Gateway:
         Raises:
             WrongKey: there is none, or two keys that are not the same.
         """
-        bearer = request.headers.get("authorization", "")
-        keys = {
-            bearer[7:] if bearer.lower().startswith("bearer ") else bearer,
-            request.headers.get("x-api-key", ""),
-            request.headers.get("x-goog-api-key", ""),
-        } - {""}
-        door = self._doors.get(next(iter(keys))) if len(keys) == 1 else None
+        door = self._doors.get(key_of(request))
         if door is None:
-            got = "none" if not keys else "several" if len(keys) > 1 else "one of a rollout that is over, or of none"
-            raise WrongKey(str(refusal("API key", "the key of a rollout", got, "send the key that the harness got")))
+            raise wrong_key("one of a rollout that is over, or of none")
         return door
-
-
-class WrongKey(BadInput):
-    """A key opens no door."""
 
 
 class _Server(uvicorn.Server):
@@ -271,46 +301,30 @@ _GATEWAYS: WeakKeyDictionary[asyncio.AbstractEventLoop, Gateway] = WeakKeyDictio
 
 
 @asynccontextmanager
-async def open_door(session: Any) -> AsyncIterator[Door]:
+async def open_door(
+    session: Any, *, models: Mapping[str, AnsweringSession | str] = {}, leave_out: Sequence[str] = ()
+) -> AsyncIterator[Door]:
     """Open a door to a session of the running event loop for as long as the context lasts.
 
     Args:
         session: of an episode.
+        models: other names that the client may have for models, each with what answers: a session, or the name of an
+            entry; `{"claude-*": "policy"}`.
+        leave_out: types of tools of the vendor's own servers, such as `web_search`, that are left out of a request in
+            the place of refusing it.
+
+    Raises:
+        BadInput: the table of models is wrong.
     """
     loop = asyncio.get_running_loop()
     gateway = _GATEWAYS.setdefault(loop, Gateway())
-    door = await gateway.open(session)
+    door = await gateway.open(session, models, leave_out)
     try:
         yield door
-    finally:
-        await gateway.shut(door)
-
-
-async def _sampled(session: AnsweringSession, client_request: ClientRequest) -> list[SampledReply]:
-    """Sample the replies to a request, side by side."""
-
-    async def one() -> SampledReply:
-        return await session.reply(
-            client_request.messages,
-            client_request.tools,
-            constraint=client_request.constraint,
-            max_tokens=client_request.max_tokens,
-        )
-
-    return list(await asyncio.gather(*(one() for _ in range(client_request.samples))))
-
-
-def _unwrapped(replies: asyncio.Task[list[SampledReply]]) -> list[SampledReply]:
-    """Return the result of a task that is done. Raises what it raised; cancelled, the rollout is over."""
-    if replies.cancelled():
-        raise LimitReached("cancelled", "the rollout is over")
-    return replies.result()
-
-
-def _seen(task: asyncio.Task[list[SampledReply]]) -> None:
-    """Look at the error of a task whose client is gone, so that nobody is warned of it."""
-    if not task.cancelled():
-        task.exception()
+    except BaseException:
+        await gateway.shut(door, drop=True)
+        raise
+    await gateway.shut(door)
 
 
 async def _body(request: Request) -> bytes:
@@ -327,19 +341,58 @@ async def _body(request: Request) -> bytes:
     return bytes(data)
 
 
-async def _left(request: Request) -> None:
-    """Wait until the client closes its connection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+def _call(request: Request, data: bytes, door: Door) -> ClientCall:
+    """Return a client's call.
+
+    Raises:
+        BadInput: its body is no JSON object.
+    """
+    return ClientCall(
+        body=body_of(data),
+        headers=request.headers,
+        path=request.path_params,
+        leave_out=door.leave_out,
+        conversation=door.conversation,
+    )
+
+
+def _nothing(
+    dialect: Dialect, client_request: ClientRequest, reply: SampledReply, headers: Mapping[str, str]
+) -> Response:
+    """Return the answer to a request for which nothing is sampled."""
+
+    def decode(token: int) -> str:
+        return ""
+
+    if not client_request.stream:
+        body = encoded(dialect.answer(client_request, [reply], decode))
+        return Response(body, media_type="application/json", headers=headers)
+    writer = dialect.writer(client_request, decode)
+    events = writer.begin(ReplyHead(id=reply.id, prompt_tokens=0)) + writer.end(0, reply) + writer.close()
+    return Response(events, media_type="text/event-stream", headers=headers)
 
 
 def _status(error: SparringError) -> tuple[int, str, dict[str, str]]:
     """Return the status, the text and the headers of an error."""
     if isinstance(error, WrongKey):
         return 401, str(error), NO_RETRY
+    if isinstance(error, UnknownModel):
+        return 404, str(error), NO_RETRY
     if isinstance(error, (BadInput, PolicyFailure)):
         return 400, str(error), NO_RETRY
     return 503, str(error), {"retry-after": "1"}
+
+
+def _paths(dialect: Dialect) -> tuple[str, ...]:
+    """Return the paths of a dialect: Google's clients have two versions of it."""
+    return (dialect.path, dialect.path.replace("/v1beta/", "/v1/")) if isinstance(dialect, Gemini) else (dialect.path,)
+
+
+def _dialect_of(request: Request) -> Dialect:
+    """Return the dialect of a client at an endpoint that several vendors have."""
+    if "/v1beta/" in request.url.path or "x-goog-api-key" in request.headers:
+        return Gemini()
+    return Messages() if "anthropic-version" in request.headers else ChatCompletions()
 
 
 def _refused(dialect: Dialect, error: SparringError) -> Response:

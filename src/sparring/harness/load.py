@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sparring.envs.named import named
 from sparring.errors import BadInput, EnvError, boundary, refusal
 from sparring.harness.chat import ChatHarness
+from sparring.harness.clients import CLIENTS, clients_of, with_clients
+from sparring.harness.preset import KEY, preset_names
+from sparring.harness.program import OpenDoor, load_program
 from sparring.protocols import Episode, Harness
 
-KEY = "rollout.harness"
 BUILT_IN: dict[str, type[Harness]] = {"chat": ChatHarness}
-EXPECTED = "a coroutine function `async def name(episode)`, or a class with `async def run(self, episode)`"
+EXPECTED = (
+    "a coroutine function `async def name(episode)`, which may have further parameters of the names "
+    f"{', '.join(CLIENTS)}, or a class with `async def run(self, episode)`"
+)
 
 
 class CallableHarness:
@@ -36,31 +43,40 @@ class CallableHarness:
             await self._function(episode)
 
 
-def load_harness(name: str, roles: Sequence[str]) -> Harness:
+def load_harness(
+    name: str, roles: Sequence[str], open_door: OpenDoor | None = None, programs: Path = Path(".harnesses")
+) -> Harness:
     """Find the harness of a recipe. One object serves all rollouts of a run.
 
     Args:
-        name: `[rollout] harness`: `chat`, `package.module:name` or `path/to/file.py:name`.
+        name: `[rollout] harness`: `chat`, the name of a preset, `path/to/preset.toml`, `package.module:name` or
+            `path/to/file.py:name`.
         roles: that the world names.
+        open_door: opens a session to a client outside this process; None where no gateway is there.
+        programs: folder in which agent programs are looked for before PATH.
 
     Raises:
-        BadInput: there is no such harness, what is there is none, or it cannot speak for these roles.
+        BadInput: there is no such harness, what is there is none, its program is not installed, or it cannot speak for
+            these roles.
     """
+    is_program = name in preset_names() or name.endswith(".toml")
+    if (name in BUILT_IN or is_program) and len(roles) > 1:
+        do = f"name one that uses episode.session(role) for each: {KEY} = 'file.py:function'"
+        raise refusal(KEY, f"a harness for the roles {', '.join(roles)}", f"{name!r}, which speaks for one role", do)
     if name in BUILT_IN:
-        if len(roles) > 1:
-            do = f"name one that uses episode.session(role) for each: {KEY} = 'file.py:function'"
-            raise refusal(
-                KEY, f"a harness for the roles {', '.join(roles)}", f"{name!r}, which speaks for one role", do
-            )
         return BUILT_IN[name]()
+    if is_program and open_door is not None:
+        return load_program(name, programs, open_door)
     if ":" not in name:
-        expected = f"one of {', '.join(sorted(BUILT_IN))}, or package.module:name, or path/to/file.py:name"
+        names = ", ".join(sorted((*BUILT_IN, *preset_names())))
+        expected = f"one of {names}, or package.module:name, path/to/file.py:name or path/to/preset.toml"
         raise refusal(KEY, expected, repr(name), "correct it")
-    return CallableHarness(_run_of(named(name, KEY), name), name)
+    return CallableHarness(_run_of(named(name, KEY), name, open_door), name)
 
 
-def _run_of(value: Any, name: str) -> Callable[[Episode], Awaitable[None]]:
-    """Return what runs an episode: the function itself, or `run` of an instance of the class.
+def _run_of(value: Any, name: str, open_door: OpenDoor | None) -> Callable[[Episode], Awaitable[None]]:
+    """Return what runs an episode: the function itself, one that is handed clients, or `run` of an instance of the
+    class.
 
     Raises:
         BadInput: it is neither.
@@ -70,4 +86,9 @@ def _run_of(value: Any, name: str) -> Callable[[Episode], Awaitable[None]]:
             value = value().run
     if not inspect.iscoroutinefunction(value):
         raise refusal(KEY, EXPECTED, f"{type(value).__name__} {name}", "name one")
-    return value
+    clients = clients_of(value, name)
+    if not clients:
+        return value
+    if open_door is None:
+        raise refusal(KEY, "a run with a gateway", f"{name}, which wants {', '.join(clients)}", "run it by a recipe")
+    return partial(with_clients, value, clients, open_door)

@@ -171,6 +171,7 @@ def evaluation_folder(config: RunConfig, subject: Subject) -> Path:
 
 
 async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
+    from sparring.harness.by_environment import mounts_of
     from sparring.harness.load import BUILT_IN
     from sparring.rollout.evaluate import EvalPlan
     from sparring.sandbox.check import check_sandbox
@@ -178,7 +179,7 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
     from sparring.stages.models.role_models import check_roles
     from sparring.stages.preflight.harness import play_silently
     from sparring.stages.preflight.judges import check_judges
-    from sparring.stages.preflight.run import check_directory
+    from sparring.stages.preflight.directory import check_directory
     from sparring.stages.runtime.evaluation import evaluate_folder, held_out
 
     check_directory(Path(config.run.directory))
@@ -188,7 +189,7 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
     async with opened(recipe) as context:
         context = dataclasses.replace(context, config=msgspec.structs.replace(recipe, eval=config.eval))
         tasks = held_out(context, config.eval.tasks)
-        if tasks[0].box is not None:
+        if tasks[0].box is not None or mounts_of(context.harness) is not None:
             check_sandbox(config.sandbox)
         await check_judges(context)
         check_reward_model(context, subject.folder)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import time
 import tomllib
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +27,7 @@ from sparring.stages.runtime.summary import write_summary
 
 if TYPE_CHECKING:
     from sparring.envs.rubrics.judges import Judges, Replies
+    from sparring.harness.program import Address
     from sparring.protocols import Cluster, EnvFactory, Harness
 
 T = TypeVar("T")
@@ -82,10 +83,10 @@ def _earlier(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
 
 
 async def _run(config: RunConfig) -> Path:
-    from sparring.stages.preflight.run import check
-
     async with opened(config) as context:
         if any(context.done(stage) is None for stage in config.run.stages):
+            from sparring.stages.preflight.run import check  # not before a folder in use or a wrong world is refused
+
             for fact in await check(context):
                 context.sink.event("check", fact)
         _claim(context.folder, config)  # not before: a run that was refused may be corrected and started again
@@ -144,9 +145,10 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
     """
     from sparring.cluster.inline import InlineCluster
     from sparring.envs.rubrics.judges import Judges
+    from sparring.harness.by_environment import mounts_of
     from sparring.rollout.load import CappedBoxes
     from sparring.sandbox.bubblewrap import BubblewrapBoxes
-    from sparring.stages.preflight.run import check_directory
+    from sparring.stages.preflight.directory import check_directory
     from sparring.store.sqlite import SqliteStore
 
     cluster = InlineCluster(
@@ -172,7 +174,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
         recipe = msgspec.to_builtins(config)
         sinks = load_sinks(config.observe, folder, name=config.run.name, recipe=recipe)
         sink = Fanout([*sinks, progress(config.observe)])
-        boxes = CappedBoxes(BubblewrapBoxes(config.sandbox), config.sandbox.starting)
+        boxes = CappedBoxes(BubblewrapBoxes(config.sandbox, mounts_of(harness)), config.sandbox.starting)
         try:
             yield Context(
                 config=config,
@@ -204,13 +206,24 @@ def _worlds(config: RunConfig, judges: Judges) -> tuple[EnvFactory, Harness]:
     from sparring.tasks.files import read_rows
 
     factories = {key: load_env(env, read_rows, judges) for key, env in config.environments.items()}
+    programs = Path(config.rollout.programs)
     harnesses = {
-        key: load_harness(_harness_of(config, key), check_roles(each.make())) for key, each in factories.items()
+        key: load_harness(_harness_of(config, key), check_roles(each.make()), _open_door, programs)
+        for key, each in factories.items()
     }
     if config.env is not None:
         return factories["env"], harnesses["env"]
     places = {name: domain.places for name, domain in config.envs.items() if domain.places is not None}
     return Domains(_by_domain(factories), places), HarnessByEnvironment(_by_domain(harnesses))
+
+
+def _open_door(
+    session: Any, *, models: Mapping[str, Any] = {}, leave_out: Sequence[str] = ()
+) -> AbstractAsyncContextManager[Address]:
+    """Open a session to programs; the gateway is imported by the first that needs it."""
+    from sparring.gateway.server import open_door
+
+    return open_door(session, models=models, leave_out=leave_out)
 
 
 def _harness_of(config: RunConfig, key: str) -> str:
@@ -332,7 +345,7 @@ def check_recipe(config: RunConfig) -> list[str]:
     """
     import tempfile
 
-    from sparring.stages.preflight.run import check, check_directory
+    from sparring.stages.preflight.directory import check_directory
 
     async def checked() -> list[str]:
         check_directory(Path(config.run.directory))
@@ -342,6 +355,8 @@ def check_recipe(config: RunConfig) -> list[str]:
             run = msgspec.structs.replace(config.run, directory=folder)
             quiet = msgspec.structs.replace(config.observe, sinks=(), progress="off")  # their libraries were looked for
             async with opened(resolve(msgspec.structs.replace(config, run=run, observe=quiet))) as context:
+                from sparring.stages.preflight.run import check  # torch: not before what `opened` refuses
+
                 return await check(context)
 
     return block(checked())

@@ -12,12 +12,14 @@ from sparring.protocols.rollout import (
     Harness as Harness,
     OpenedEnv as OpenedEnv,
     Renderer as Renderer,
+    ReplyReader as ReplyReader,
     RolesEnv as RolesEnv,
     Sandbox as Sandbox,
     Scorer as Scorer,
     Session as Session,
     SingleEnv as SingleEnv,
     TaskSource as TaskSource,
+    ToolHost as ToolHost,
     World as World,
 )
 from sparring.protocols.training import (

@@ -12,9 +12,11 @@ from sparring.types import (
     Group,
     Message,
     Observation,
+    ReplyPiece,
     Rollout,
     Score,
     Task,
+    ToolCall,
     ToolSpec,
     Trajectory,
 )
@@ -134,6 +136,17 @@ class World(OpenedEnv, Protocol):
         """Take the reply of a role, which may be left out where there is one."""
 
 
+class ToolHost(Protocol):
+    """A world's tools, as a program that works in another process calls them."""
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """The tools as they are now."""
+
+    async def call(self, call: ToolCall) -> str:
+        """Run a tool and return its answer. Raises `EnvError` where the world breaks."""
+
+
 Expert = Callable[[Sequence[Message]], Message]
 """A scripted demonstration: the next reply to the messages so far."""
 
@@ -161,6 +174,13 @@ class EnvFactory(Protocol):
         `BadInput` for one that is not right."""
 
 
+class ReplyReader(Protocol):
+    """Reader of one reply while it is sampled."""
+
+    def read(self, tokens: Sequence[int]) -> Sequence[ReplyPiece]:
+        """Take the next tokens; return the pieces of the reply that no later token can change."""
+
+
 class Renderer(Protocol):
     """Messages to tokens and back. Where a prompt is given to `bridge` or `parse`, its end behind the reply before is
     enough."""
@@ -183,6 +203,9 @@ class Renderer(Protocol):
 
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message:
         """Read a reply: its text, reasoning and tool calls."""
+
+    def reader(self, tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> ReplyReader:
+        """Open the reader of one reply that is sampled now."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Write tokens as text, special ones included."""
@@ -217,6 +240,9 @@ class Episode(Protocol):
     def session(self, role: str | None = None) -> Session:
         """Return the conversation of a role, the same one however often it is asked for. Where the environment has one
         role, that may be left out. Raises `BadInput` for a role that the environment does not name."""
+
+    def note(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Take note of an event for whoever reads the run. It decides nothing."""
 
 
 class Harness(Protocol):

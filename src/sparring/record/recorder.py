@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import xxhash
 
-from sparring.errors import EngineError, LimitReached, boundary, refusal
+from sparring.errors import EngineError, LimitReached, RequestEnded, SparringError, boundary, refusal
 from sparring.generation import Completion, Constraint, GenerateRequest, Sampling
 from sparring.protocols import Engine, Renderer, Store
-from sparring.record.replies import RecordedReplies
+from sparring.record.budget import Budget
+from sparring.record.lines import Turn
+from sparring.record.order import conversation_of
+from sparring.record.replies import RecordedPlaces, RecordedReplies, RecordedReply
+from sparring.record.request import Rank, ReplyRequest, at_most, joined_stop, overflows
+from sparring.record.streaming import ShowingReader, named, without_stop
+from sparring.record.tool_lists import ToolLists
 from sparring.record.transcript import Transcript
-from sparring.record.tree import Tree, Turn
+from sparring.record.tree import Tree
 from sparring.record.turns import TurnQueue
-from sparring.reply import NO_EVIDENCE, Evidence, SampledReply
-from sparring.types import Limits, Message, Outcome, Segment, Task, Timing, ToolSpec, Trajectory, Usage
-
-CHARACTERS_PER_TOKEN = 8
-"""Characters for each token of the context up to which a prompt is rendered unseen; text has some 4."""
+from sparring.reply import NO_EVIDENCE, Evidence, ReplyHead, SampledReply, Show, in_pieces
+from sparring.types import (
+    Limits,
+    Message,
+    Outcome,
+    ReplyPiece,
+    Segment,
+    Task,
+    Timing,
+    ToolSpec,
+    Trajectory,
+    Usage,
+)
 
 
 class Recorder:
@@ -51,6 +65,7 @@ class Recorder:
         self.engine = engine
         self.renderer = renderer
         self.turns = None if store is None else TurnQueue(store)
+        self.tool_lists = ToolLists()
         self.sampling = sampling
         self.model = model
         self.max_context = max_context
@@ -88,32 +103,17 @@ class Recorder:
         return session
 
 
-class Rank(NamedTuple):
-    """Rank of a session's requests at the engine."""
-
-    priority: int
-    admission: int
-
-
-class ReplyRequest(NamedTuple):
-    """Request for a reply: the arguments of `RecordedSession.reply`."""
-
-    messages: Sequence[Message]
-    tools: Sequence[ToolSpec]
-    constraint: Constraint | None
-    max_tokens: int | None
-    stop: Sequence[str]
-    evidence: Evidence
-
-
 class RecordedSession:
     """One role's conversation: the `Session` that harness and gateway talk to, and the only writer of segments.
 
     Attributes:
         id: the trajectory's id.
+        max_context: most ids that a prompt and its reply may have together.
+        max_reply: most ids of one reply.
         usage: counts so far.
         generate_s: seconds that replies were waited for, summed over requests.
-        limit: the limit that the latest request hit, None where that was answered.
+        limit: the limit that a request hit; None where none did, or a prompt was too long and a later request was
+            answered.
         replies: of the record that answers before the engine does; None where nothing is rebuilt.
     """
 
@@ -121,6 +121,8 @@ class RecordedSession:
         self, recorder: Recorder, task: Task, *, rollout_id: str, seed: int, role: str, rank: Rank, limits: Limits
     ) -> None:
         self.id = trajectory_id(rollout_id, role)
+        self.max_context = recorder.max_context
+        self.max_reply = min(recorder.sampling.max_tokens, recorder.max_context)
         self.usage = Usage()
         self.generate_s = 0.0
         self.limit: LimitReached | None = None
@@ -131,32 +133,28 @@ class RecordedSession:
         self._rank = rank
         self._limits = limits
         self._seed = seed if role == "policy" else _derive(seed, role)
-        self._tree = Tree(recorder.renderer)
-        self._requests = 0
-        self._granted = 0
+        self._tree = Tree(recorder.renderer, recorder.tool_lists)
+        self._budget = Budget(self.id, limits)
+        self._places: RecordedPlaces | None = None
+        self._closed = False
+        self._sampled: dict[str, str] = {}  # requests at the engine, by the ids of their replies
+        self._ended: set[str] = set()
         self._lanes: set[int] = set()
         self._tools: Sequence[ToolSpec] = ()
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The record so far."""
-        return tuple(self._tree.segments)
+        return self._tree.segments
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:
-        """Ask for the next reply to a conversation, as a harness does that ends with the first reply cut short.
-
-        Args:
-            messages: as for `reply`.
-            tools: as for `reply`.
-            constraint: as for `reply`.
+        """Ask for the next reply to a conversation, as a harness does that ends with the first reply cut short. The
+        arguments and the other errors are those of `reply`.
 
         Raises:
-            BadInput: as for `reply`.
             LimitReached: a limit of the task or the context was hit; a reply that was cut short is in the record.
-            EngineError: as for `reply`.
-            StoreError: as for `reply`.
         """
         reply = await self.reply(messages, tools, constraint=constraint)
         if reply.limit is not None:
@@ -172,6 +170,7 @@ class RecordedSession:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
+        show: Show | None = None,
     ) -> SampledReply:
         """Ask for the next reply to a conversation; one that was cut short is returned too.
 
@@ -186,78 +185,157 @@ class RecordedSession:
             max_tokens: no more are sampled for this reply; a reply that this cuts has hit no limit of the rollout.
             stop: strings that end this reply, beside those of the run.
             evidence: what the client says of the request beside the conversation.
+            show: takes the reply while it is sampled.
+
+        Cancelled, it drops the request: nothing of the turn is in the record, and asked again, it is the same turn,
+        which samples the same tokens. A request that the engine ends with what it has, after `abort` or of itself, is
+        in the record as lost; asked again, it is another turn.
 
         Raises:
             BadInput: the constraint does not compile, or a stop string is empty; nothing was sampled.
             LimitReached: a limit of the task or the context leaves no token to sample.
-            EngineError: the engine failed; nothing of this turn is in the record.
+            EngineError: the engine failed, or gave up; `RequestEnded` where `abort` ended the reply.
             StoreError: the turn could not be made durable.
         """
         try:
-            reply = await self._answered(ReplyRequest(messages, tools, constraint, max_tokens, stop, evidence))
+            reply = await self._answered(ReplyRequest(messages, tools, constraint, max_tokens, stop, evidence, show))
         except LimitReached as limit:
-            self.limit = limit
+            self._note(limit)
             raise
-        self.limit = reply.limit
+        self._note(reply.limit)
         return reply
 
+    def _note(self, limit: LimitReached | None) -> None:
+        """Remember a limit. A prompt that was too long is forgotten when a request is answered: its client made it
+        shorter."""
+        if self.limit is None or self.limit.reason == "context_length":
+            self.limit = limit
+
+    def stream(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        constraint: Constraint | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        evidence: Evidence = NO_EVIDENCE,
+    ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
+        """Ask for the next reply to a conversation, in pieces; see `AnsweringSession.stream`. The arguments and errors
+        are those of `reply`."""
+        ask = partial(
+            self.reply, messages, tools, constraint=constraint, max_tokens=max_tokens, stop=stop, evidence=evidence
+        )
+        return in_pieces(lambda show: ask(show=show), self.abort)
+
+    async def abort(self, reply: str) -> None:
+        """End a reply that is being sampled, by its id; see `AnsweringSession.abort`."""
+        request = self._sampled.get(reply)
+        if request is not None:
+            self._ended.add(request)
+            await self._recorder.engine.abort(request)
+
     async def _answered(self, request: ReplyRequest) -> SampledReply:
-        """Plan a turn, sample its reply and write it down."""
-        messages, tools = request.messages, request.tools
-        if self._requests >= self._limits.max_turns:
-            raise LimitReached("max_turns", f"{self.id}: {self._limits.max_turns} turns are used up")
-        if self.usage.tool_calls > self._limits.max_tool_calls:
-            raise self._too_many_calls()
-        if self._overflows(messages):
+        """Take turns until one is answered: the record may have some that the engine gave up."""
+        while True:
+            reply = await self._turn(request)
+            if reply is not None:
+                return reply
+
+    async def _turn(self, request: ReplyRequest) -> SampledReply | None:
+        """Plan a turn, sample its reply and write it down.
+
+        Returns:
+            The reply; None where it comes from the record, in which the engine gave it up.
+        """
+        self._budget.check(self.usage)
+        if overflows(request.messages, self._recorder.renderer, self._recorder.max_context):
             room = self._recorder.max_context
             raise LimitReached("context_length", f"{self.id}: a prompt of more than {room} tokens, room for {room}")
-        turn, self._tools = self._tree.plan(messages, tools), tools
-        sampling, cut_reason = self._sampling(turn, request)
-        self._requests += 1
-        self._granted += sampling.max_tokens
-        granted = sampling.max_tokens
+        turn = self._planned(request)
+        granted, recorded, shown = 0, None, self._showing(turn, request)
         try:
-            recorded = await self.replies.take(self._role, turn.prompt, sampling) if self.replies is not None else None
-            completion = await self._generate(turn, sampling) if recorded is None else recorded.completion()
+            sampling = self._sampling(turn, request)
+            if self.replies is not None:
+                recorded = await self.replies.take(self._role, turn.prompt, sampling)
+            if recorded is None:
+                granted = await self._budget.grant(sampling.max_tokens)
+                sampling = at_most(sampling, granted)
+                completion = await self._generate(turn, sampling, shown)
+            else:
+                sampling, completion = recorded.sampling, recorded.completion()
+            message, stop = self._message(turn, request, completion, recorded, shown)
+            new = self._write(turn, completion, message, sampling, recorded)
         except BaseException:  # asked again, this turn is the same turn and samples the same tokens
-            self._requests -= 1
             self._tree.abandon(turn)
             raise
         finally:
-            self._granted -= granted
-        if recorded is not None and recorded.sampling.max_tokens != granted:
-            sampling = recorded.sampling
-            cut_reason = "max_tokens" if sampling.max_tokens < self._room(turn) else "context_length"
-            cut_reason = "" if sampling.max_tokens == request.max_tokens else cut_reason
-        message = self._named(self._recorder.renderer.parse(completion.tokens, tools, prompt=turn.added))
-        new = self._write(turn, completion, message, sampling)
+            if granted:
+                self._budget.give_back(granted, self.usage)
         tool_calls = self.usage.tool_calls
         if self._recorder.turns is not None and recorded is None:  # a task cancelled here leaves a whole record
             entries = () if self.replies is None else self.replies.take_entries()
             await self._recorder.turns.put(self.id, new, entries)
+        if completion.finish_reason == "abort":
+            if recorded is not None:
+                return None
+            raise self._gave_up(_request_id(self.id, turn), len(completion.tokens))
+        if shown is not None:
+            shown.end(message)
         return SampledReply(
-            id=f"{self.id}#{new[-1].index}",
+            id=f"{self.id}#{turn.place}",
             message=message,
             finish_reason=completion.finish_reason,
             prompt_tokens=turn.length,
             cached_tokens=completion.cached_tokens,
             tokens=completion.tokens,
             logprobs=completion.logprobs,
-            limit=self._limit_hit(completion, cut_reason, tool_calls),
+            limit=self._limit_hit(completion, self._cut_reason(turn, request, sampling.max_tokens), tool_calls),
+            stop=stop,
         )
+
+    def _showing(self, turn: Turn, request: ReplyRequest) -> ShowingReader | None:
+        """Return what shows the reply of a turn; None where nobody wants to see it."""
+        if request.show is None:
+            return None
+        return ShowingReader(
+            self._recorder.renderer.reader(request.tools, prompt=turn.added),
+            ReplyHead(id=f"{self.id}#{turn.place}", prompt_tokens=turn.length),
+            request.show,
+            stop=request.stop,
+            calls=self._tree.call_ids(turn),
+        )
+
+    def _planned(self, request: ReplyRequest) -> Turn:
+        """Return the turn that a request is; one of a record that comes again has its place there."""
+        if self.replies is not None and self._places is None:
+            self._places = self.replies.places(self._role)
+            self._tree.reserve(self._places.inputs, self._places.all)
+        places = self._places
+
+        def recorded(prompt: bytes, repeat: int) -> int | None:
+            return None if places is None else places.of(prompt, self._seed_of(repeat))
+
+        turn = self._tree.plan(request.messages, request.tools, request.evidence, recorded)
+        self._tools = request.tools
+        return turn
 
     def _limit_hit(self, completion: Completion, cut_reason: str, tool_calls: int) -> LimitReached | None:
         """Return the limit that a reply hit. `cut_reason`: of one that was cut short, empty where its client cut it."""
         if completion.finish_reason == "length" and cut_reason:
             text = f"{self.id}: a reply was cut short after {len(completion.tokens)} tokens"
             return LimitReached(cut_reason, text)
-        return self._too_many_calls() if tool_calls > self._limits.max_tool_calls else None
-
-    def _too_many_calls(self) -> LimitReached:
-        return LimitReached("max_tool_calls", f"{self.id}: more than {self._limits.max_tool_calls} tool calls")
+        return self._budget.too_many_calls() if tool_calls > self._limits.max_tool_calls else None
 
     def deliver(self, reply: str, delivered: bool) -> None:
-        """Take note of whether a client got a reply whole; see `AnsweringSession.deliver`."""
+        """Take note of whether a client got a reply whole; see `AnsweringSession.deliver`. A lost one is recorded."""
+        segment = self._tree.deliver(reply, delivered)
+        if segment is not None and self._recorder.turns is not None and not self._closed:
+            self._recorder.turns.note(self.id, segment)
+
+    def conversation(self, reply: str) -> tuple[Message, ...] | None:
+        """Return all messages up to a reply, itself included; None where there is no such reply."""
+        return conversation_of(self.segments, self.id, reply)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation that is rendered whole."""
@@ -290,38 +368,46 @@ class RecordedSession:
 
     async def close(self) -> None:
         """Let the engine forget this session's KV. The record stays."""
+        self._closed = True
         lanes, self._lanes = sorted(self._lanes), set()
         for lane in lanes:
             await self._recorder.engine.release(self._conversation(lane))
 
-    def _sampling(self, turn: Turn, request: ReplyRequest) -> tuple[Sampling, str]:
-        """Return how this turn is drawn, and the limit that a reply cut short has hit; none where that is its
-        client's."""
-        base, constraint, max_tokens = self._recorder.sampling, request.constraint, request.max_tokens
-        rollout = self._limits.max_tokens - self.usage.sampled_tokens - self._granted
-        context = self._room(turn)
-        if rollout < 1:
-            raise LimitReached("max_tokens", f"{self.id}: {self._limits.max_tokens} sampled tokens are used up")
+    def _sampling(self, turn: Turn, request: ReplyRequest) -> Sampling:
+        """Return how this turn is drawn, with all the tokens that it may have in this context.
+
+        Raises:
+            LimitReached: the context leaves none.
+        """
+        base, constraint, context = self._recorder.sampling, request.constraint, self._room(turn)
         if context < 1:
             room = self._recorder.max_context
             raise LimitReached("context_length", f"{self.id}: a prompt of {turn.length} tokens, room for {room}")
-        most = min(base.max_tokens, rollout)
-        by_client = max_tokens is not None and max_tokens < min(most, context)
-        most = max_tokens if max_tokens is not None and by_client else most
         sampling = dataclasses.replace(
             base,
-            max_tokens=min(most, context),
-            min_tokens=0 if constraint else min(base.min_tokens, most, context),
+            min_tokens=0 if constraint else base.min_tokens,
             constraint=constraint or base.constraint,
             stop=base.stop or self._recorder.renderer.stop_ids,
-            stop_strings=_joined(base.stop_strings, request.stop),
-            seed=self._seed if turn.repeat == 0 else _derive(self._seed, "repeat", turn.repeat),
+            stop_strings=joined_stop(base.stop_strings, request.stop),
+            seed=self._seed_of(turn.repeat),
         )
-        return sampling, "" if by_client else "context_length" if context < most else "max_tokens"
+        most = min(base.max_tokens, context)
+        return at_most(sampling, most if request.max_tokens is None else min(most, request.max_tokens))
 
-    async def _generate(self, turn: Turn, sampling: Sampling) -> Completion:
+    def _cut_reason(self, turn: Turn, request: ReplyRequest, granted: int) -> str:
+        """Return the limit that a reply hit which is cut short after the tokens that it was granted; empty where that
+        is its client's."""
+        base, context = self._recorder.sampling.max_tokens, self._room(turn)
+        if granted == request.max_tokens and granted < min(base, context):
+            return ""
+        return "context_length" if granted == context < base else "max_tokens"
+
+    def _seed_of(self, repeat: int) -> int:
+        return self._seed if repeat == 0 else _derive(self._seed, "repeat", repeat)
+
+    async def _generate(self, turn: Turn, sampling: Sampling, shown: ShowingReader | None) -> Completion:
         request = GenerateRequest(
-            id=f"{self.id}#{self._requests}",
+            id=_request_id(self.id, turn),
             tokens=self._tree.prompt(turn),
             sampling=sampling,
             conversation=self._conversation(turn.lane),
@@ -330,19 +416,37 @@ class RecordedSession:
         )
         self._lanes.add(turn.lane)
         clock = asyncio.get_running_loop().time
-        started = clock()
+        started, reply = clock(), f"{self.id}#{turn.place}"
+        self._sampled[reply] = request.id
         try:
             with boundary(EngineError, f"engine of {self._recorder.model}"):
-                completion = await self._recorder.engine.generate(self._recorder.renderer.bind(request))
+                engine, bound = self._recorder.engine, self._recorder.renderer.bind(request)
+                completion = await (engine.generate(bound) if shown is None else shown.sampled(engine, bound))
         finally:
+            del self._sampled[reply]
             self.generate_s += clock() - started
-        if completion.finish_reason == "abort" or not completion.tokens:
-            raise EngineError(f"{request.id}: the engine gave up after {len(completion.tokens)} tokens")
+        if not completion.tokens:
+            raise self._gave_up(request.id, 0)
         return completion
 
-    def _write(self, turn: Turn, completion: Completion, reply: Message, sampling: Sampling) -> list[Segment]:
+    def _gave_up(self, request: str, tokens: int) -> SparringError:
+        """Return the error of a request that the engine ended before its reply was whole."""
+        if request in self._ended:
+            self._ended.discard(request)
+            return RequestEnded(f"{request}: ended after {tokens} tokens")
+        return EngineError(f"{request}: the engine gave up after {tokens} tokens")
+
+    def _write(
+        self,
+        turn: Turn,
+        completion: Completion,
+        reply: Message,
+        sampling: Sampling,
+        recorded: RecordedReply | None,
+    ) -> list[Segment]:
         """Write a turn into the record and the counts, and return the new segments."""
-        new = self._tree.append(turn, completion, reply, sampling, self._recorder.model)
+        before = None if recorded is None else recorded.segment
+        new = self._tree.append(turn, completion, reply, sampling, self._recorder.model, before)
         self.usage = Usage(
             sampled_tokens=self.usage.sampled_tokens + len(completion.tokens),
             prompt_tokens=self.usage.prompt_tokens + turn.length,
@@ -352,31 +456,22 @@ class RecordedSession:
         )
         return new
 
-    def _named(self, reply: Message) -> Message:
-        """Return the reply with ids of calls that are unique in the conversation. Ids of the format itself stay."""
-        if not reply.tool_calls:
-            return reply
-        calls = tuple(
-            dataclasses.replace(call, id=f"call_{self.usage.turns}_{number}") if call.id == f"call_{number}" else call
-            for number, call in enumerate(reply.tool_calls)
-        )
-        return dataclasses.replace(reply, tool_calls=calls)
-
-    def _overflows(self, messages: Sequence[Message]) -> bool:
-        """Return True if messages are too long for the context by far. Of an environment that returned too much, only a
-        beginning is rendered, four times as long each time until it does not fit: a megabyte of text takes seconds and
-        300 MB."""
-        characters, room = sum(len(message.content) for message in messages), self._recorder.max_context
-        length = CHARACTERS_PER_TOKEN * room
-        if characters <= length:
-            return False
-        text = "".join(message.content for message in messages)
-        while length < characters:
-            beginning = Message(role="user", content=text[:length])
-            if len(self._recorder.renderer.render([beginning], ()).tokens) > 2 * room:
-                return True
-            length *= 4
-        return False
+    def _message(
+        self,
+        turn: Turn,
+        request: ReplyRequest,
+        completion: Completion,
+        recorded: RecordedReply | None,
+        shown: ShowingReader | None,
+    ) -> tuple[Message, str | None]:
+        """Return the reply with ids of calls that are unique in the session, and the client's string that ended it, if
+        one did. Ids of the format itself stay."""
+        parsed = self._recorder.renderer.parse(completion.tokens, request.tools, prompt=turn.added)
+        message, stop = without_stop(parsed, request.stop)
+        if recorded is not None and recorded.segment.message is not None:
+            return recorded.segment.message, stop
+        calls = self._tree.call_ids(turn) if shown is None else shown.calls
+        return named(message, calls), stop
 
     def _room(self, turn: Turn) -> int:
         """Return how many tokens the context has for the reply of a turn."""
@@ -391,11 +486,9 @@ def trajectory_id(rollout_id: str, role: str) -> str:
     return rollout_id if role == "policy" else f"{rollout_id}/{role}"
 
 
-def _joined(of_run: tuple[str, ...], of_client: Sequence[str]) -> tuple[str, ...]:
-    """Return the stop strings of a run and, behind them, those that only a client has, each once."""
-    if not of_client:
-        return of_run
-    return of_run + tuple(dict.fromkeys(string for string in of_client if string not in of_run))
+def _request_id(session: str, turn: Turn) -> str:
+    """Return the id of a turn's request at the engine; no other request has it."""
+    return f"{session}#{turn.place}" + (f".{turn.attempt}" if turn.attempt else "")
 
 
 def _derive(seed: int, *names: object) -> int:

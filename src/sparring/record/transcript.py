@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from sparring.errors import LimitReached
 from sparring.generation import Constraint
 from sparring.record.replies import RecordedReplies
-from sparring.reply import NO_EVIDENCE, Evidence, SampledReply
-from sparring.types import Message, Outcome, Segment, Source, Task, Timing, ToolSpec, Trajectory, Usage
+from sparring.reply import NO_EVIDENCE, Evidence, ReplyHead, SampledReply, Show, ShownReply, in_pieces
+from sparring.types import Message, Outcome, ReplyPiece, Segment, Source, Task, Timing, ToolSpec, Trajectory, Usage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +71,16 @@ class TextSession:
         self._constraints: list[Constraint] = []
         self._usage = Usage()
 
+    @property
+    def max_context(self) -> int:
+        """Most ids of a prompt and its reply, of which text has none: what clients take for a common model."""
+        return 131072
+
+    @property
+    def max_reply(self) -> int:
+        """Most ids of one reply, of which text has none."""
+        return 16384
+
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:
@@ -96,6 +106,7 @@ class TextSession:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
+        show: Show | None = None,
     ) -> SampledReply:
         """Ask for the next reply to a conversation; it has no tokens, so none are too many and no string stops it.
 
@@ -104,8 +115,11 @@ class TextSession:
             EngineError: nobody answered.
         """
         message = await self.complete(messages, tools, constraint=constraint)
+        id = f"{self._id}#{len(messages)}"
+        for part in (ReplyHead(id=id, prompt_tokens=0), *ShownReply().rest(message)) if show is not None else ():
+            show(part)
         return SampledReply(
-            id=f"{self._id}#{len(messages)}",
+            id=id,
             message=message,
             finish_reason="stop",
             prompt_tokens=0,
@@ -114,8 +128,28 @@ class TextSession:
             logprobs=(),
         )
 
+    def stream(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        constraint: Constraint | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        evidence: Evidence = NO_EVIDENCE,
+    ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
+        """Ask for the next reply to a conversation, which comes at once. Raises as `reply` does."""
+        return in_pieces(lambda show: self.reply(messages, tools, constraint=constraint, show=show), self.abort)
+
+    async def abort(self, reply: str) -> None:
+        """Do nothing: a reply comes at once."""
+
     def deliver(self, reply: str, delivered: bool) -> None:
         """Do nothing: text is not trained."""
+
+    def conversation(self, reply: str) -> tuple[Message, ...] | None:
+        """Return None: nothing is kept by its id."""
+        return None
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return 0: there are no ids."""

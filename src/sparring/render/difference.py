@@ -19,6 +19,7 @@ from sparring.generation import GenerateRequest, Rendered
 from sparring.render.chat_template import ChatTemplate
 from sparring.render.escaping import TextEscaper
 from sparring.render.hermes import THINK, THINK_END, parse_reply
+from sparring.render.reading import HoldingReader, TextReader
 from sparring.render.text_rules import TextRules
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolSpec
@@ -44,6 +45,7 @@ class TemplateRenderer:
         escaper: TextEscaper,
         *,
         thinking: bool = False,
+        keeps_thoughts: bool = True,
         stop_ids: Sequence[int] = (),
     ) -> None:
         self._escaper = escaper
@@ -55,6 +57,7 @@ class TemplateRenderer:
         ends = (self._added[self._end], *stop_ids)
         self._stop_ids = tuple(dict.fromkeys(ends))
         self._text_rules = TextRules(tokenizer, self._stop_ids)
+        self._drops_thoughts = not keeps_thoughts and self._template_drops_thoughts()
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -91,13 +94,15 @@ class TemplateRenderer:
         tools: Sequence[ToolSpec],
     ) -> tuple[int, ...] | None:
         """Return the next prompt: prompt + completion to the id, the template's end of turn where the completion lacks
-        it, then the new messages. None where no difference is found, and where the turn ended inside a thought, which
-        nothing can close any more."""
+        it, then the new messages. None where no difference is found, where the turn ended inside a thought, which
+        nothing can close any more, and where the template drops its thought and is to be followed."""
         if not completion or not new or any(message.role == "assistant" for message in new):
             return None
         ended = completion[-1] == self._added[self._end]
         thinks = self._thinks(prompt, completion)
         if ended and thinks:
+            return None
+        if self._drops_thoughts and THINK_END in self.decode(completion) and any(m.role == "user" for m in new):
             return None
         added = self._added_text(self._escaper.answers(new), tools)
         if added is None:
@@ -109,6 +114,13 @@ class TemplateRenderer:
         """Parse sampled ids as a reply; every sequence parses."""
         end = next((at for at, token in enumerate(completion) if token in self._stop_ids), len(completion))
         return parse_reply(self.decode(completion[:end]), thinking=self._opens_thought(prompt))
+
+    def reader(self, tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> TextReader | HoldingReader:
+        """Return the reader of a reply that is sampled now; of a tokenizer that is not one of bytes, it says nothing
+        before the end."""
+        if not self.tokenizer.decodes_bytes:
+            return HoldingReader()
+        return TextReader(self.decode, self._stop_ids, thinking=self._opens_thought(prompt))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of some ids, special tokens included."""
@@ -154,6 +166,15 @@ class TemplateRenderer:
                 "name a renderer that knows this model, or repair the template",
             )
         return end[1]
+
+    def _template_drops_thoughts(self) -> bool:
+        """Return whether the template leaves the thought of a reply out before a user's next message."""
+        reply = {"role": "assistant", "content": "hi", "reasoning_content": PLACEHOLDER}
+        try:
+            before, after = (self._text([_user("hi"), reply, *new], (), False) for new in ([], [_user("hi")]))
+        except BadInput:
+            return False
+        return PLACEHOLDER in before and PLACEHOLDER not in after
 
     def _first_added(self, text: str, start: int) -> tuple[int, str] | None:
         """Return the first added token at or after `start`: its place and its text (the longest where several begin

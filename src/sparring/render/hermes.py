@@ -26,7 +26,7 @@ def parse_reply(text: str, *, thinking: bool) -> Message:
     """
     reasoning, text = _thought(text, thinking)
     content, *blocks = text.split(OPEN)
-    calls = tuple(_call(number, block) for number, block in enumerate(blocks))
+    calls = tuple(call_in(number, block) for number, block in enumerate(blocks))
     return Message(role="assistant", content=content.strip(), reasoning=reasoning or None, tool_calls=calls)
 
 
@@ -39,7 +39,7 @@ def plain_parts(text: str) -> list[tuple[str, bool]]:
         parts.append((thought + end, False))
     done = 0
     for block in _BLOCK.finditer(text):
-        if _call(0, block[1] + CLOSE).arguments is not None:
+        if call_in(0, block[1] + CLOSE).arguments is not None:
             parts += [(text[done : block.start()], True), (block[0], False)]
             done = block.end()
     return [*parts, (text[done:], True)]
@@ -53,7 +53,8 @@ def _thought(text: str, thinking: bool) -> tuple[str, str]:
     return inside.lstrip().removeprefix(THINK).strip(), rest
 
 
-def _call(number: int, block: str) -> ToolCall:
+def call_in(number: int, block: str) -> ToolCall:
+    """Return the call in the text behind its opening tag; what stands behind the closing one is left out."""
     body, closed, _ = block.partition(CLOSE)
     raw = body.strip()
     parsed: Any = None

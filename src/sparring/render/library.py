@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 from renderers import ToolCallParseStatus
+from renderers.reasoning import prompt_ends_in_reasoning
 
 from sparring.errors import BadInput, PolicyFailure, boundary
 from sparring.generation import GenerateRequest, Rendered
 from sparring.render.control import MARK
 from sparring.render.dialect import tool_call, tool_dicts
 from sparring.render.escaping import TextEscaper
-from sparring.render.hermes import parse_reply
+from sparring.render.hermes import CLOSE, OPEN, THINK, THINK_END, parse_reply
+from sparring.render.reading import HoldingReader, Marks, TaggedReader
 from sparring.render.text_rules import TextRules
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolCall, ToolSpec
@@ -24,6 +27,13 @@ _REPLIES = (
     {"role": "assistant", "content": "y"},
     {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "call_0", "function": _FUNCTION}]},
 )
+
+TAGS = (THINK, THINK_END, OPEN, CLOSE)
+READ_BY_TAGS = (
+    *("qwen3", "qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8", "prime-qwen3"),
+    *("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"),
+)
+"""Formats whose replies are a thought, a text and calls between these tags, each of them one id."""
 
 # The rollouts of a group begin with the same prompt, and the library spends a millisecond or more on one.
 _REMEMBERED_RENDERS = 64
@@ -100,20 +110,49 @@ class LibraryRenderer:
         return (*prompt, *completion, *tokens[len(before) :]) if tokens[: len(before)] == before else None
 
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message:
-        """Parse sampled ids as a reply. Every sequence parses: text that no grammar accepts is plain content."""
+        """Parse sampled ids as a reply. Every sequence parses: text that no grammar accepts is plain content, and a
+        call that breaks the library's own parser, such as JSON nested past Python's recursion limit, is malformed."""
+        broken: dict[int, str] = {}
         try:
-            with boundary(PolicyFailure, f"renderers {self.name}"):
-                parsed = self._library.parse_response(
-                    list(completion), tools=tool_dicts(tools) or None, prompt_ids=list(prompt) or None
-                )
+            parsed = self._parsed(completion, tools, prompt)
         except PolicyFailure:
-            # Only what breaks the library's own parser comes here, such as JSON nested past Python's recursion limit.
-            return parse_reply(self._text(completion), thinking=False)
+            mended, broken = self._without_broken_calls(completion, tools)
+            try:
+                parsed = self._parsed(mended, tools, prompt)
+            except PolicyFailure:
+                return parse_reply(self._text(completion), thinking=False)
         return Message(
             role="assistant",
             content=parsed.content or "",
-            reasoning=parsed.reasoning_content or None,
-            tool_calls=tuple(_call(number, call) for number, call in enumerate(parsed.tool_calls)),
+            reasoning=(parsed.reasoning_content or "").strip() or None,  # of an open thought, the library keeps blanks
+            tool_calls=tuple(
+                _call(number, call, broken.get(call.token_span[0], call.raw) if broken else call.raw)
+                for number, call in enumerate(parsed.tool_calls)
+            ),
+        )
+
+    def reader(self, tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> TaggedReader | HoldingReader:
+        """Return the reader of a reply that is sampled now; of formats other than `READ_BY_TAGS`, it says nothing
+        before the end."""
+        if self._marks is None:
+            return HoldingReader()
+        thinking = prompt_ends_in_reasoning(self.tokenizer, list(prompt) or None, stop_ids=self._marks.stop)
+        return TaggedReader(self._marks, self.decode, lambda call: self.parse(call, tools), thinking=thinking)
+
+    @functools.cached_property
+    def _marks(self) -> Marks | None:
+        """The tags of the format; None where it has others, or they are no ids of their own."""
+        added = self.tokenizer.added_tokens
+        if self.name not in READ_BY_TAGS or not self.tokenizer.decodes_bytes or not added.keys() >= set(TAGS):
+            return None
+        think, think_end, call, call_end = (added[tag] for tag in TAGS)
+        return Marks(
+            think=think,
+            think_end=think_end,
+            call=call,
+            call_end=call_end,
+            stop=frozenset(self._stop_ids),
+            control=frozenset(added.values()),
         )
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -145,6 +184,35 @@ class LibraryRenderer:
         ]
         return ends[-1] if ends else None
 
+    def _parsed(self, completion: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int]) -> Any:
+        with boundary(PolicyFailure, f"renderers {self.name}"):
+            return self._library.parse_response(
+                list(completion), tools=tool_dicts(tools) or None, prompt_ids=list(prompt) or None
+            )
+
+    def _without_broken_calls(
+        self, completion: Sequence[int], tools: Sequence[ToolSpec]
+    ) -> tuple[list[int], dict[int, str]]:
+        """Return a reply with nothing in the calls that break the library's parser, and what they said, by the place of
+        their tags."""
+        mended: list[int] = []
+        broken: dict[int, str] = {}
+        marks, at = self._marks, 0
+        while marks is not None and marks.call in completion[at:]:
+            start = completion.index(marks.call, at)
+            end = next((n for n in range(start, len(completion)) if completion[n] == marks.call_end), None)
+            if end is None:
+                break
+            mended += completion[at : start + 1]
+            try:
+                self._parsed(completion[start : end + 1], tools, ())
+                mended += completion[start + 1 : end + 1]
+            except PolicyFailure:
+                broken[len(mended) - 1] = self.decode(completion[start + 1 : end]).strip()
+                mended.append(marks.call_end)
+            at = end + 1
+        return [*mended, *completion[at:]], broken
+
     def _text(self, completion: Sequence[int]) -> str:
         end = next((at for at, token in enumerate(completion) if token in self._stop_ids), len(completion))
         return self.decode(completion[:end])
@@ -167,8 +235,8 @@ def _key(messages: Sequence[Message], tools: Sequence[ToolSpec], generation: boo
         return None
 
 
-def _call(number: int, parsed: Any) -> ToolCall:
+def _call(number: int, parsed: Any, raw: str) -> ToolCall:
     id = parsed.id or f"call_{number}"
     if parsed.status in (ToolCallParseStatus.OK, ToolCallParseStatus.UNKNOWN_TOOL):
-        return tool_call(id, parsed.name, parsed.arguments, parsed.raw)
-    return tool_call(id, parsed.name, None, parsed.raw)
+        return tool_call(id, parsed.name, parsed.arguments, raw)
+    return tool_call(id, parsed.name, None, raw)

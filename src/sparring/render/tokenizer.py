@@ -64,6 +64,12 @@ class FileTokenizer:
         """Return its added tokens, to be told from text that only looks like them."""
         return ControlTokens(self._backend)
 
+    @functools.cached_property
+    def decodes_bytes(self) -> bool:
+        """Return whether the text of some ids is that of their bytes, one id after the other."""
+        decoder = json.loads(self._backend.to_str()).get("decoder")
+        return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
+
     @property
     def all_special_tokens(self) -> list[str]:
         """Return the added tokens that decoding may skip."""

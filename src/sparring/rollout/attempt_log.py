@@ -10,6 +10,7 @@ from typing import Any
 from sparring.envs.roles import BROKEN, RETRY
 from sparring.log import LogEntry
 from sparring.protocols import Store
+from sparring.record.order import settled
 from sparring.record.recorder import trajectory_id
 from sparring.rollout.phases import Recorded, unrecorded
 from sparring.rollout.rebuild import AttemptRecord, RecordedAnswer
@@ -78,14 +79,15 @@ class AttemptLog:
         return LogEntry(stage=_stage(attempt), kind="observation", name=attempt, data=data)
 
     def note(self, kind: str, attempt: str, data: Mapping[str, Any]) -> None:
-        """Take note of an event of an attempt. A limit of time that struck is recorded.
+        """Take note of an event of an attempt. A limit of time that struck and a program that ended are
+        recorded.
 
         Raises:
             StoreError: it cannot be written.
         """
         self._recorded(kind, attempt, data)
-        if kind == "limit" and self._store is not None:
-            self._store.record(LogEntry(stage=_stage(attempt), kind="limit", name=attempt, data=data))
+        if (kind == "limit" or kind == "program") and self._store is not None:
+            self._store.record(LogEntry(stage=_stage(attempt), kind=kind, name=attempt, data=data))
 
     def start_over(self, rollout: str, attempt: str, number: int, reason: str) -> None:
         """Record that a rollout starts over as another attempt.
@@ -139,7 +141,7 @@ def _segments(store: Store, attempt: str) -> dict[str, tuple[Segment, ...]]:
     """Return the recorded segments of an attempt by role."""
     roles = [POLICY if name == attempt else name[len(attempt) + 1 :] for name in store.trajectories(attempt)]
     own = [role for role in roles if not role.startswith((RETRY, BROKEN))]
-    return {role: tuple(store.turns(trajectory_id(attempt, role))) for role in own}
+    return {role: settled(store.turns(trajectory_id(attempt, role))) for role in own}
 
 
 def _observations(store: Store, attempt: str) -> dict[str, tuple[RecordedAnswer | None, ...]]:

@@ -26,7 +26,13 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     harness: str = "chat"
     """Holder of the conversation: `chat`, a world's question and its answers turn by turn; or `package.module:name` or
-    `path/to/file.py:name`, a coroutine function `async def name(episode)` or a class with such a `run`."""
+    `path/to/file.py:name`, a coroutine function `async def name(episode)` or a class with such a `run`; or an agent
+    program, run in the rollout's box: the name of a preset, such as `claude-code`, or `path/to/preset.toml`
+    (docs/agents.md)."""
+
+    programs: str = ".harnesses"
+    """Folder in which agent programs are looked for before PATH: `node_modules` of npm and `venv`, a virtual
+    environment."""
 
     roles: dict[str, str] = {}
     """Models of the recipe by the role of the environment that they speak for, such as `{ user = "simulator" }`. The

@@ -58,7 +58,7 @@ class OpenSession(AnsweringSession, Protocol):
 
     @property
     def limit(self) -> LimitReached | None:
-        """The limit that the latest request hit; None where that was answered."""
+        """The limit that a request hit; see `RecordedSession.limit`."""
 
     def trajectory(self, outcome: Outcome, timing: Timing) -> Trajectory:
         """Return the record so far."""
@@ -393,9 +393,13 @@ class RunningEpisode:
             self._limited[role] = LimitedSession(self._session(role), self.env.phases, role)
         return self._limited[role]
 
+    def note(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Take note of an event of the attempt."""
+        self.env.phases.note(kind, data)
+
     @property
     def failure(self) -> InfraError | None:
-        """The failure of a role's latest request, if that was not answered; a client may hide it."""
+        """The failure of a request that was not made again and answered; a client may hide it."""
         return next((s.failure for s in self._limited.values() if s.failure is not None), None)
 
     def trajectories(self, outcome: Outcome, timing: Timing) -> tuple[Trajectory, ...]:

@@ -16,16 +16,25 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from sparring.errors import EngineError, EnvError, InfraError, JudgeError, PolicyFailure, SandboxError, ToolHostError
 from sparring.generation import Constraint
 from sparring.observe.spans import Spans
-from sparring.reply import NO_EVIDENCE, AnsweringSession, Evidence, SampledReply
+from sparring.reply import (
+    NO_EVIDENCE,
+    AnsweringSession,
+    Evidence,
+    ReplyHead,
+    SampledReply,
+    Show,
+    in_pieces,
+)
 from sparring.rollout.config import RolloutConfig
-from sparring.types import POLICY, Message, ToolSpec
+from sparring.types import POLICY, Message, ReplyPiece, ToolSpec
 
 T = TypeVar("T")
 Phase = Literal["box queue", "box", "open", "turn", "tool", "score", "close", "harness"]
@@ -249,21 +258,27 @@ class Phases:
 
 
 class LimitedSession:
-    """A session whose every turn has a limit of time. Implements `protocols.Session`.
-
-    Attributes:
-        failure: what the latest request failed for; None where it was answered. A client may hide it.
-    """
+    """A session whose every turn has a limit of time. Implements `protocols.Session`."""
 
     def __init__(self, session: AnsweringSession, phases: Phases, role: str) -> None:
         self._session, self._phases, self._role = session, phases, role
-        self.failure: InfraError | None = None
+        self._failed: list[tuple[Sequence[Message], InfraError]] = []
+
+    @property
+    def max_context(self) -> int:
+        """Most ids that a prompt and its reply may have together."""
+        return self._session.max_context
+
+    @property
+    def max_reply(self) -> int:
+        """Most ids of one reply."""
+        return self._session.max_reply
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:
         """Ask for the next reply. Raises EngineError where there is none in time, and what the session raises."""
-        return await self._asked(self._session.complete(messages, tools, constraint=constraint))
+        return await self._asked(messages, self._session.complete(messages, tools, constraint=constraint))
 
     async def reply(
         self,
@@ -274,17 +289,41 @@ class LimitedSession:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
+        show: Show | None = None,
     ) -> SampledReply:
         """Ask for the next reply, which may be cut short. Raises as `complete` does."""
-        return await self._asked(
-            self._session.reply(
-                messages, tools, constraint=constraint, max_tokens=max_tokens, stop=stop, evidence=evidence
-            )
+        turn = self._session.reply(
+            messages, tools, constraint=constraint, max_tokens=max_tokens, stop=stop, evidence=evidence, show=show
         )
+        return await self._asked(messages, turn)
+
+    def stream(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        constraint: Constraint | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        evidence: Evidence = NO_EVIDENCE,
+    ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
+        """Ask for the next reply in pieces. Raises as `complete` does."""
+        ask = partial(
+            self.reply, messages, tools, constraint=constraint, max_tokens=max_tokens, stop=stop, evidence=evidence
+        )
+        return in_pieces(lambda show: ask(show=show), self.abort)
+
+    async def abort(self, reply: str) -> None:
+        """End a reply that is being sampled, by its id."""
+        await self._session.abort(reply)
 
     def deliver(self, reply: str, delivered: bool) -> None:
         """Take note of whether a client got a reply whole."""
         self._session.deliver(reply, delivered)
+
+    def conversation(self, reply: str) -> tuple[Message, ...] | None:
+        """Return all messages up to a reply, itself included; None where there is no such reply."""
+        return self._session.conversation(reply)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation."""
@@ -294,21 +333,32 @@ class LimitedSession:
         """Return the text of one id."""
         return self._session.decode(token)
 
-    async def _asked(self, turn: Coroutine[Any, Any, T]) -> T:
+    @property
+    def failure(self) -> InfraError | None:
+        """The failure of a request that was not made again and answered. A client may hide it."""
+        return next((failure for _, failure in self._failed), None)
+
+    async def _asked(self, messages: Sequence[Message], turn: Coroutine[Any, Any, T]) -> T:
         """Await a turn within its limit."""
         try:
             with self._phases.within("turn", "" if self._role == POLICY else self._role):
                 answer = await turn
         except InfraError as failure:
-            self.failure = failure
+            self._settle(messages)
+            self._failed.append((messages, failure))
             raise
         except PolicyFailure:
-            self.failure = None
+            self._settle(messages)
             raise
         finally:
             turn.close()
-        self.failure = None
+        self._settle(messages)
         return answer
+
+    def _settle(self, messages: Sequence[Message]) -> None:
+        """Forget the failures of a request that was answered now."""
+        if self._failed:
+            self._failed = [(failed, failure) for failed, failure in self._failed if list(failed) != list(messages)]
 
 
 def _key(phase: Phase) -> str:

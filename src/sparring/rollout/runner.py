@@ -39,7 +39,7 @@ from sparring.rollout.load import CappedBoxes, Places
 from sparring.rollout.phases import Phases, Waits
 from sparring.rollout.rebuild import Suspension, Watch
 from sparring.rollout.stalls import Stalls
-from sparring.types import Outcome, Purpose, Rollout, Score, Task, Timing
+from sparring.types import BoxSpec, Outcome, Purpose, Rollout, Score, Task, Timing
 
 MALFORMED = Outcome(kind="policy_failed", reason="malformed")
 CANCELLED = Outcome(kind="cancelled", reason="cancelled")
@@ -100,6 +100,7 @@ class RolloutRunner:
         self._boxes, self._starts = (boxes.pool, boxes.starts) if isinstance(boxes, CappedBoxes) else (boxes, None)
         self._recorder = recorder
         self._harness = harness
+        self._widens: Callable[..., BoxSpec] | None = getattr(harness, "box_of", None)
         self.config = config
         self.executors = executors
         self.log = log
@@ -266,7 +267,7 @@ class RolloutRunner:
         if done.error is None:
             return done
         record = watch.record(done.rollout.trajectories) if env.rebuildable else None
-        boxless = task.box is not None and episode.box is None
+        boxless = self._box_of(episode) is not None and episode.box is None
         call = watch.broken.call if watch.broken else OPENING if boxless else None
         return replace(done, record=record, rebuilt=watch.rebuilt, broken=watch.broken, broken_call=call)
 
@@ -306,6 +307,8 @@ class RolloutRunner:
             )
 
         try:
+            if self._widens:
+                await episode.env.make()
             await self._take_box(episode)
             await episode.env.make()
             outcome = await self._play(episode)
@@ -330,7 +333,8 @@ class RolloutRunner:
             SandboxError: there is none, or not in time.
             TaskError: there are no such boxes.
         """
-        if episode.task.box is None:
+        spec = self._box_of(episode)
+        if spec is None:
             return
         phases = episode.env.phases
         if self._starts is not None:
@@ -338,12 +342,18 @@ class RolloutRunner:
                 await self._starts.acquire()
         try:
             with phases.within("box"):
-                episode.box = await self._boxes.take(episode.task.box)
+                episode.box = await self._boxes.take(spec)
         except BadInput as error:
             raise TaskError(str(error)) from error
         finally:
             if self._starts is not None:
                 self._starts.release()
+
+    def _box_of(self, episode: RunningEpisode) -> BoxSpec | None:
+        """Return the box that an episode needs: its task's; of a harness that runs a program, one with room for it."""
+        if self._widens is None:
+            return episode.task.box
+        return self._widens(episode.task, tools=bool(episode.env.tools))
 
     async def _play(self, episode: RunningEpisode) -> Outcome:
         """Let the harness run; return how it ended when nothing broke.

@@ -8,9 +8,10 @@ import codecs
 import errno
 import json
 import os
+import socket
 import struct
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from sparring.errors import SandboxError, SpoiltFile, refusal
@@ -19,17 +20,25 @@ from sparring.sandbox.config import SandboxConfig
 from sparring.sandbox.server import Server
 from sparring.types import BoxSpec, ExecResult
 
+FILES, PROGRAM_FILES = 256, 4096
+"""Files that a process may have open, in a pool whose boxes run programs the second."""
 FILE_TIMEOUT_S = 10.0  # for read and write, which are the caller's own and not the policy's
 
 
 class BubblewrapBoxes:
     """Implements `Boxes`. Belongs to one event loop. Servers start with the first command, so making one costs
-    nothing."""
+    nothing.
 
-    def __init__(self, config: SandboxConfig) -> None:
+    Args:
+        config: of the boxes.
+        mounts: folders of the host that programs need, by their path in the boxes; None where no box runs programs.
+    """
+
+    def __init__(self, config: SandboxConfig, mounts: Mapping[str, str] | None = None) -> None:
         cpus = len(os.sched_getaffinity(0))
         self._config = config
-        self._servers = [Server(config) for _ in range(config.servers or cpus)]
+        self.runs_programs = mounts is not None
+        self._servers = [Server(config, mounts) for _ in range(config.servers or cpus)]
         self.slots = asyncio.Semaphore(config.concurrency or 2 * cpus)
         self.grace_s = config.grace_s
         self._taken = 0
@@ -99,6 +108,10 @@ class BubblewrapBox:
         self.queued_s = 0.0
         self._used = False
         self._over: str | None = None
+        self._ports: socket.socket | None = None
+        if pool.runs_programs and not joined:
+            self._ports, remote = socket.socketpair()
+            self._joined = (remote.detach(),)
 
     async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
         """Run a program with /box as its folder. 126 and 127 as in a shell, 128 + n for one that signal n ended."""
@@ -111,6 +124,70 @@ class BubblewrapBox:
         self._used = True
         return _result(*await self._command({"op": "python"}, code.encode("utf-8", "surrogatepass"), timeout_s))
 
+    async def program(
+        self,
+        argv: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        stdin: str = "",
+        port: int,
+        timeout_s: float,
+        output_bytes: int,
+        served: Callable[[socket.socket], Awaitable[None]],
+    ) -> ExecResult:
+        """Run a program that finds a server at one port of its own loopback and no other network. It has as much
+        address space as it wants; its memory, processes, files and output are bounded as those of every command, and
+        all that it started ends with it. It takes no place of the pool: others run while it waits for the model.
+
+        Args:
+            argv: the program and its arguments.
+            environment: all of its environment.
+            stdin: text of its standard input.
+            port: of 127.0.0.1 in the box.
+            timeout_s: after which it is killed.
+            output_bytes: of its standard output and error each, that are returned.
+            served: gets the socket that listens at the port, which is its to close, and serves it until it is
+                cancelled, when the program has ended.
+
+        Raises:
+            BadInput: the pool runs no programs.
+            SandboxError: the box failed.
+        """
+        if self._ports is None:
+            raise refusal("sandbox", "boxes that run programs", "others", "make the pool with mounts")
+        self._used = True
+        request = {"op": "program", "argv": list(argv), "environment": dict(environment), "port": port}
+        async with self._turn:
+            running = asyncio.create_task(
+                self._turned(request, stdin.encode("utf-8", "surrogatepass"), timeout_s, output_bytes)
+            )
+            serving = asyncio.create_task(self._serve(self._ports, served))
+            try:
+                await asyncio.wait((running, serving), return_when=asyncio.FIRST_COMPLETED)
+                if serving.done():
+                    running.cancel()
+                    await asyncio.wait((running,))
+                    serving.result()
+                return _result(*await running)
+            finally:
+                for task in (running, serving):
+                    task.cancel()
+                await asyncio.gather(running, serving, return_exceptions=True)
+
+    async def _serve(self, ports: socket.socket, served: Callable[[socket.socket], Awaitable[None]]) -> None:
+        """Receive the listening socket of a program and have it served."""
+        loop = asyncio.get_running_loop()
+        arrived = asyncio.Event()
+        loop.add_reader(ports, arrived.set)
+        try:
+            await arrived.wait()
+        finally:
+            loop.remove_reader(ports)
+        _, files, _, _ = socket.recv_fds(ports, 1, 1)
+        if not files:
+            raise SandboxError("sandbox: the box has ended")
+        await served(socket.socket(fileno=files[0]))
+
     async def fresh(self) -> Sandbox:
         """Return another box of the same spec, in which nothing has run. The caller closes it.
 
@@ -119,6 +196,16 @@ class BubblewrapBox:
         """
         self._check_open()
         return await self._pool.take(self._spec)
+
+    async def beside(self, spec: BoxSpec) -> Sandbox:
+        """Return a box of another spec, of the same pool. The caller closes it.
+
+        Raises:
+            BadInput: as for the pool's `take`.
+            SandboxError: this box has failed, or it or the pool is closed.
+        """
+        self._check_open()
+        return await self._pool.take(spec)
 
     async def converse(self, code: str, other: str) -> ExecResult:
         """Run two programs at once, each in a fresh box of its own, joined by two pipes: what one writes to file
@@ -193,6 +280,8 @@ class BubblewrapBox:
         """End every process of the box and forget its files."""
         self._over = self._over or "the box is closed"
         self._let_go()
+        if self._ports is not None:
+            self._ports.close()
         if self._connection is not None:
             self._connection[1].close()
             self._connection = None
@@ -241,6 +330,7 @@ class BubblewrapBox:
             self._let_go()
             spec = self._spec
             limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes}
+            limits["files"] = PROGRAM_FILES if self._pool.runs_programs else FILES
             _send(self._connection[1], limits)
         return self._connection[1]
 

@@ -8,15 +8,18 @@ linux/filter.h).
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import platform
 import resource
 import signal
+import socket
 import struct
 from typing import NamedTuple
 
 NEW_NAMESPACES = 0x00020000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000  # mount, ipc, user, pid, net
-MS_NOSUID_NODEV, MS_NOEXEC, MS_BIND, MS_REC_PRIVATE = 0x2 | 0x4, 0x8, 0x1000, 0x4000 | 0x40000
+MS_NOSUID, MS_NOSUID_NODEV, MS_NOEXEC, MS_BIND, MS_REC_PRIVATE = 0x2, 0x2 | 0x4, 0x8, 0x1000, 0x4000 | 0x40000
+SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
 PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
 UID = 1000
 
@@ -129,7 +132,7 @@ _HEADER, _NONE = (
 )  # _LINUX_CAPABILITY_VERSION_3, this process; no capability
 
 
-def furnish(disk_bytes: int, processes: int) -> None:
+def furnish(disk_bytes: int, processes: int, files: int) -> None:
     """Give these new namespaces their user, private folders, own /proc and lasting limits. Called once, as pid 1 of the
     box.
 
@@ -146,9 +149,12 @@ def furnish(disk_bytes: int, processes: int) -> None:
     _mount(
         "box", "/mnt", "tmpfs", MS_NOSUID_NODEV, f"size={disk_bytes},nr_inodes={max(256, disk_bytes >> 12)},mode=0700"
     )
-    for inner, target in (("box", "/box"), ("tmp", "/tmp"), ("shm", "/dev/shm")):
+    homes = [("agent", "/agent")] if os.path.isdir("/agent") else []  # of programs
+    for inner, target in (*homes, ("box", "/box"), ("tmp", "/tmp"), ("shm", "/dev/shm")):
         os.mkdir(f"/mnt/{inner}", 0o700)
         _mount(f"/mnt/{inner}", target, None, MS_BIND)
+    if os.path.isdir("/dev/pts"):
+        _mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
     _mount("proc", "/proc", "proc", MS_NOSUID_NODEV | MS_NOEXEC, "subset=pid")
     os.chdir("/box")
     for which, value in (
@@ -157,7 +163,7 @@ def furnish(disk_bytes: int, processes: int) -> None:
             resource.RLIMIT_NPROC,
             processes + 1,
         ),  # counted, threads too, per user namespace: the box's own number and its pid 1
-        (resource.RLIMIT_NOFILE, 256),
+        (resource.RLIMIT_NOFILE, files),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
@@ -169,6 +175,14 @@ def furnish(disk_bytes: int, processes: int) -> None:
     while _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
         capability += 1
     _prctl(PR_SET_SECCOMP, 2, _FILTER[1])
+
+
+def raise_loopback() -> None:
+    """Switch on the loopback interface of these namespaces: 127.0.0.1 and nothing else."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = fcntl.ioctl(any_socket, SIOCGIFFLAGS, struct.pack("16sH22x", b"lo", 0))
+        (flags,) = struct.unpack("16xH22x", request)
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags | IFF_UP))
 
 
 def address_space_bytes() -> int:

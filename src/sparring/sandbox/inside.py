@@ -18,6 +18,7 @@ import gc
 import json
 import math
 import os
+import resource
 import select
 import signal
 import site
@@ -30,12 +31,13 @@ import time
 import traceback
 import types
 
-from sparring.sandbox.confine import address_space_bytes, fork_isolated, furnish, narrow
+from sparring.sandbox.confine import address_space_bytes, fork_isolated, furnish, narrow, raise_loopback
 
 ASKED, ANSWERED = 200, 201  # where the first command of a joined box reads what the other one writes, and writes itself
 OUT_OF_MEMORY = signal.SIGRTMAX  # how a command tells its box that a MemoryError reached the top; nothing else sends it
 NO_MEMORY = -1
 POLL_S = 0.02
+PROGRAM_POLL_S = 0.2  # a program runs for minutes, with many threads: a look costs more, and a late one less
 CPUS = len(os.sched_getaffinity(0))
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 WARM = (
@@ -174,14 +176,18 @@ def command(request: dict, body: bytes, limits: dict, pipes: tuple[int, int, int
             os.dup2(pipe, target)
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        narrow(limits["address"], math.ceil(request["timeout"] * CPUS) + 2)
+        address = resource.RLIM_INFINITY if request["op"] == "program" else limits["address"]
+        narrow(address, math.ceil(request["timeout"] * CPUS) + 2)
         os.write(armed, b"!")
         os.closerange(3, ASKED)
         os.closerange(ANSWERED + 1, 1 << 16)
         gc.enable()
         if request["op"] == "python":
             status = _run_python(body)
-        elif request["op"] == "exec":
+        elif request["op"] in ("exec", "program"):
+            if request["op"] == "program":
+                os.environ.clear()
+                os.environ.update(request["environment"])
             status = _run_program(request["argv"])
         elif request["op"] == "read":
             status = _run_read(request["path"])
@@ -218,6 +224,7 @@ class Run:
         self.stdin = b"" if request["op"] == "python" else body
         self.started = time.monotonic()
         self.deadline = self.started + request["timeout"]
+        self.poll_s = PROGRAM_POLL_S if request["op"] == "program" else POLL_S
         self.truncated = self.timed_out = self.out_of_memory = False
         inner, outer = zip(os.pipe(), os.pipe()[::-1], os.pipe()[::-1], os.pipe()[::-1])
         self.pid = os.fork()
@@ -239,10 +246,10 @@ class Run:
             poll.register(file, select.POLLIN)
         poll.register(self.feed, select.POLLOUT)
         self._write_stdin(poll)
-        running, by_itself, look = True, False, self.started + POLL_S
+        running, by_itself, look = True, False, self.started + self.poll_s
         while running:
             left = self.deadline - time.monotonic()
-            ready = poll.poll(1000 * max(0.0, min(left, POLL_S)))
+            ready = poll.poll(1000 * max(0.0, min(left, self.poll_s)))
             for file, _ in ready:
                 if file == connection.fileno():
                     receive(connection)  # while a command runs the parent sends only "cancel"
@@ -256,7 +263,7 @@ class Run:
             if running and left <= 0:
                 self.timed_out, running = True, False
             elif running and time.monotonic() >= look:
-                look = time.monotonic() + POLL_S
+                look = time.monotonic() + self.poll_s
                 self._reap(os.WNOHANG)
                 if resident_bytes() > self.limits["memory"]:
                     self.out_of_memory, running = True, False
@@ -350,8 +357,10 @@ def resident_bytes() -> int:
 
 
 def box(connection: socket.socket, joined: list) -> None:
-    """Serve one box until its socket closes. Its first command gets what joins it to another box. Never returns."""
+    """Serve one box until its socket closes. Its first command gets what joins it to another box; one file alone is
+    the socket by which the parent gets the ports of programs. Never returns."""
     try:
+        ports = socket.socket(fileno=joined.pop()) if len(joined) == 1 else None
         for target, file in zip((ASKED, ANSWERED), joined):
             os.dup2(file, target)
             os.close(file)
@@ -360,12 +369,14 @@ def box(connection: socket.socket, joined: list) -> None:
             signal.SIGINT, signal.SIG_DFL
         )  # pid 1 is deaf to signals from inside only where it has no handler
         limits, _ = receive(connection)
-        furnish(limits["disk"], limits["processes"])
+        furnish(limits["disk"], limits["processes"], limits["files"])
         limits["address"] = address_space_bytes() + limits["memory"]  # memory is counted on top of the warm interpreter
         while True:
             request, body = receive(connection)
             if request["op"] == "cancel":
                 continue  # it came after the command had ended
+            if request["op"] == "program":
+                open_port(ports, request["port"])
             run = Run(request, body, limits)
             while joined:
                 joined.pop()
@@ -377,6 +388,14 @@ def box(connection: socket.socket, joined: list) -> None:
         raise
     finally:
         os._exit(1)
+
+
+def open_port(ports: socket.socket, port: int) -> None:
+    """Listen on the box's own loopback and send the parent what listens: whoever has it, its connections are those of
+    this box."""
+    raise_loopback()
+    with socket.create_server(("127.0.0.1", port), backlog=128) as listening:
+        socket.send_fds(ports, [b"p"], [listening.fileno()])
 
 
 def warm_up() -> None:

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,14 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUTF8": "1",
 }
+PROGRAM_FOLDERS = ("/agent", "/dev/pts")
+"""Folders of boxes that run programs: their home, and terminals."""
+ETC = {
+    "/etc/passwd": f"agent:x:{INNER_UID}:{INNER_UID}:agent:/agent:/bin/sh\n",
+    "/etc/group": f"agent:x:{INNER_UID}:\n",
+    "/etc/hosts": "127.0.0.1 localhost box\n",
+}
+"""Files by which programs learn who and where they are; code of the policy alone needs none."""
 # The program inside travels as arguments: bubblewrap's user need not be able to read our folder.
 BOOT = """
 import sys, types
@@ -52,9 +60,14 @@ def find_python(config: SandboxConfig) -> str:
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
-def command_line(config: SandboxConfig) -> list[str]:
-    """Return the bubblewrap command of one fork server. Only /usr, its loader's tables and the interpreter are the
-    host's."""
+def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None) -> list[str]:
+    """Return the bubblewrap command of one fork server. Only /usr, its loader's tables, the interpreter and the mounts
+    are the host's.
+
+    Args:
+        config: of the boxes.
+        mounts: folders of the host, by their path in the boxes.
+    """
     python = find_python(config)
     arguments = [config.bwrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     arguments += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
@@ -69,11 +82,15 @@ def command_line(config: SandboxConfig) -> list[str]:
     if not python.startswith("/usr/"):
         prefix = str(Path(python).parent.parent)
         arguments += ["--ro-bind", prefix, prefix]
+    for target, source in (mounts or {}).items():
+        arguments += ["--ro-bind", source, target]
     for device in ("null", "zero", "full", "random", "urandom"):
         arguments += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     arguments += ["--symlink", "/proc/self/fd", "/dev/fd", "--proc", "/proc"]
-    for folder in ("/box", "/tmp", "/mnt", "/dev/shm"):
+    for folder in ("/box", "/tmp", "/mnt", "/dev/shm", *(() if mounts is None else PROGRAM_FOLDERS)):
         arguments += ["--dir", folder]
+    if mounts is not None:
+        arguments += ["--symlink", "pts/ptmx", "/dev/ptmx"]
     arguments += ["--remount-ro", "/", "--chdir", "/"]
     for name, value in ENVIRONMENT.items():
         arguments += ["--setenv", name, value]
@@ -93,11 +110,25 @@ def _identity() -> dict[str, Any]:
     return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 and is_mapped else {}
 
 
-class Server:
-    """One fork server. Not thread-safe; belongs to the event loop that uses it."""
+def _readable(text: str) -> int:
+    """Return the reading end of a pipe with a short text in it."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as file:
+        file.write(text)
+    return reading
 
-    def __init__(self, config: SandboxConfig) -> None:
+
+class Server:
+    """One fork server. Not thread-safe; belongs to the event loop that uses it.
+
+    Args:
+        config: of the boxes.
+        mounts: folders of the host that programs need, by their path in the boxes; None where no box runs programs.
+    """
+
+    def __init__(self, config: SandboxConfig, mounts: Mapping[str, str] | None = None) -> None:
         self._config = config
+        self._mounts = mounts
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
@@ -110,7 +141,8 @@ class Server:
         """Have a box made and return the parent's end of its socket; starts the server where none is alive.
 
         Args:
-            joined: the two pipe ends that join the box's first command to another box's: to read and to write.
+            joined: the two pipe ends that join the box's first command to another box's: to read and to write; or the
+                one socket that the ports of its programs are sent over.
 
         Raises:
             SandboxError: bubblewrap could not be started.
@@ -149,10 +181,15 @@ class Server:
         self._control.setblocking(False)
         errors, theirs_errors = os.pipe()
         os.set_blocking(errors, False)
+        texts = {} if self._mounts is None else {path: _readable(text) for path, text in ETC.items()}
+        line = command_line(self._config, self._mounts)
+        for path, file in texts.items():
+            line[1:1] = ["--ro-bind-data", str(file), path]
         self._errors = os.fdopen(errors, "rb", buffering=0)
         try:
             self._process = subprocess.Popen(
-                command_line(self._config),
+                line,
+                pass_fds=tuple(texts.values()),
                 executable=program,
                 stdin=remote,
                 stdout=theirs_errors,
@@ -165,7 +202,8 @@ class Server:
             raise SandboxError(f"sandbox: {program} does not start: {error}") from error
         finally:
             remote.close()
-            os.close(theirs_errors)
+            for file in (theirs_errors, *texts.values()):
+                os.close(file)
 
     def last_words(self) -> str:
         """Return the last output of bubblewrap or the program inside, and its exit status, as the end of a message; ""

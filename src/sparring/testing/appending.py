@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sparring.generation import GenerateRequest, Rendered
+from sparring.render.reading import HoldingReader
 from sparring.types import Message, ToolSpec
 
 _END = 0
@@ -47,6 +48,10 @@ class AppendingRenderer:
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message:
         """Return the reply that these ids are."""
         return Message(role="assistant", content=self.decode([token for token in completion if token != _END]))
+
+    def reader(self, tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> HoldingReader:
+        """Return a reader that says nothing before the end."""
+        return HoldingReader()
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the ids, written out."""

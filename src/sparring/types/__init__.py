@@ -13,6 +13,7 @@ from sparring.types.conversation import (
     Limits as Limits,
     Message as Message,
     Observation as Observation,
+    ReplyPiece as ReplyPiece,
     Role as Role,
     Task as Task,
     ToolCall as ToolCall,

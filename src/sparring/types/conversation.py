@@ -34,6 +34,16 @@ class Message:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyPiece:
+    """Piece of a reply, shown before the reply is whole. No later token changes it. `text` goes on where the piece of
+    its kind before ended; a `call` is whole."""
+
+    kind: Literal["reasoning", "text", "call"]
+    text: str = ""
+    call: ToolCall | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ToolSpec:
     """A tool as the model sees it. `parameters` is a JSON schema of type object."""
 

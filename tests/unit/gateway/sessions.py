@@ -22,10 +22,10 @@ ADD = {
 SPEC = ToolSpec(name="add", description="Add two numbers.", parameters=ADD["function"]["parameters"])
 
 
-def says(*replies: Message) -> ScriptedEngine:
+def says(*replies: Message, renderer: Any = RENDERER) -> ScriptedEngine:
     """An engine that gives these replies, in turn."""
     left = iter(replies)
-    return ScriptedEngine(lambda request: reply_tokens(RENDERER, next(left), [SPEC]))
+    return ScriptedEngine(lambda request: reply_tokens(renderer, next(left), [SPEC]))
 
 
 def said(content: str = "", *calls: tuple[str, dict[str, Any]]) -> Message:
@@ -35,9 +35,9 @@ def said(content: str = "", *calls: tuple[str, dict[str, Any]]) -> Message:
     return Message(role="assistant", content=content, tool_calls=tool_calls)
 
 
-def opened(engine: Any, **limits: Any) -> RecordedSession:
+def opened(engine: Any, *, renderer: Any = RENDERER, **limits: Any) -> RecordedSession:
     values = {"max_turns": 20, "max_tokens": 4000, "max_tool_calls": 20, **limits}
-    return Recorder(engine, RENDERER, max_context=3000).open(
+    return Recorder(engine, renderer, max_context=3000).open(
         toy_task(), rollout_id="rl/0/0", seed=7, limits=Limits(**values)
     )
 

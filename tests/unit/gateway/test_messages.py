@@ -11,9 +11,12 @@ import httpx
 import pytest
 from sessions import ADD, RENDERER, ids_agree, opened, said, says
 
+from sparring.gateway.handles import unsealed
 from sparring.gateway.server import Door, open_door
+from sparring.testing.toy import toy_renderer
 from sparring.types import Message
 
+THINKING = toy_renderer(thinking=True)
 TOOL = {
     "name": "add",
     "description": "Add two numbers.",
@@ -115,8 +118,9 @@ def test_a_stream_says_what_the_whole_answer_says() -> None:
     starts = [data["content_block"] for name, data in events if name == "content_block_start"]
     deltas = [data["delta"] for name, data in events if name == "content_block_delta"]
     assert [block["type"] for block in starts] == [block["type"] for block in whole["content"]] == ["text", "tool_use"]
-    assert deltas[0]["text"] == whole["content"][0]["text"] == "Let me see."
-    assert json.loads(deltas[1]["partial_json"]) == whole["content"][1]["input"] == {"a": 1, "b": 2}
+    texts = [delta["text"] for delta in deltas[:-1]]
+    assert "".join(texts) == whole["content"][0]["text"] == "Let me see." and len(texts) > 1
+    assert json.loads(deltas[-1]["partial_json"]) == whole["content"][1]["input"] == {"a": 1, "b": 2}
     assert events[-2][1]["delta"]["stop_reason"] == whole["stop_reason"] == "tool_use"
 
 
@@ -133,6 +137,111 @@ def test_tokens_are_counted_as_the_prompt_has_them() -> None:
     assert through(session, talk) == len(engine.requests[0].tokens)
 
 
+LATER = {**TOOL, "name": "multiply", "defer_loading": True}
+LOADED: list[Any] = [
+    {"role": "user", "content": "2 * 3?"},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "call_0_0", "name": "add", "input": {"find": "*"}}]},
+    {
+        "role": "user",
+        "content": [
+            {
+                "type": "tool_result",
+                "tool_use_id": "call_0_0",
+                "content": [{"type": "tool_reference", "tool_name": "multiply"}],
+            }
+        ],
+    },
+]
+
+
+def test_a_tool_whose_loading_is_deferred_is_in_the_prompt_only_where_an_answer_loads_it() -> None:
+    """claude-code's tool search: the loaded tools stand in the middle of the list of the next request."""
+    engine = says(said("", ("add", {"find": "*"})), said("", ("multiply", {"a": 2, "b": 3})), said("6"))
+    session = opened(engine)
+
+    async def talk(client: httpx.AsyncClient, door: Door) -> None:
+        history: list[Any] = LOADED[:1]
+        for tools in ([TOOL], [LATER, TOOL], [LATER, TOOL]):
+            answer = (await client.post("/v1/messages", json=request(*history, tools=tools))).json()
+            calls = [block for block in answer["content"] if block["type"] == "tool_use"]
+            results = [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": call["id"],
+                    "content": [{"type": "tool_reference", "tool_name": "multiply"}] if call["name"] == "add" else "6",
+                }
+                for call in calls
+            ]
+            history = [
+                *history,
+                {"role": "assistant", "content": answer["content"]},
+                {"role": "user", "content": results},
+            ]
+
+    through(session, talk)
+    assert [segment.parent for segment in session.segments] == [None, 0, 1, 2, 3, 4], "loading is no fork"
+    assert ids_agree(session, engine)
+    first, second, _ = (RENDERER.decode(request.tokens) for request in engine.requests)
+    assert "multiply" not in first and second.count('{"name": "multiply"') == 1
+    assert second.index('{"name": "multiply"') > second.index("2 * 3?")
+
+
+def test_a_stop_sequence_ends_the_reply_and_is_left_out_of_it() -> None:
+    async def talk(client: httpx.AsyncClient, door: Door) -> Any:
+        body = request({"role": "user", "content": "Count."}, stop_sequences=["three", "two"])
+        whole = (await client.post("/v1/messages", json=body)).json()
+        events = events_of((await client.post("/v1/messages", json={**body, "stream": True})).text)
+        history = [*body["messages"], {"role": "assistant", "content": whole["content"]}]
+        await client.post("/v1/messages", json=request(*history, {"role": "user", "content": "Go on."}))
+        return whole, events
+
+    engine = says(said("One, two, three."), said("One, two, three."), said("Four."))
+    session = opened(engine)
+    whole, events = through(session, talk)
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", "two")
+    assert whole["content"] == [{"type": "text", "text": "One, "}]
+    assert events[-2][1]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "two"}
+    texts = [data["delta"]["text"] for name, data in events if name == "content_block_delta"]
+    assert "".join(texts) == "One, "
+    assert len({segment.parent for segment in session.segments}) == len(session.segments) - 1 and ids_agree(
+        session, engine
+    ), "what was left out is no edit"
+
+
+def test_thoughts_are_signed_with_the_name_of_their_reply() -> None:
+    reply = Message(role="assistant", content="3", reasoning="Hm.")
+    session = opened(says(reply, reply, renderer=THINKING), renderer=THINKING)
+
+    async def talk(client: httpx.AsyncClient, door: Door) -> Any:
+        body = request({"role": "user", "content": "1 + 2?"})
+        whole = (await client.post("/v1/messages", json=body)).json()
+        return whole, events_of((await client.post("/v1/messages", json={**body, "stream": True})).text)
+
+    whole, events = through(session, talk)
+    (signature,) = (data["delta"]["signature"] for _, data in events if "signature" in data.get("delta", {}))
+    signatures = [whole["content"][0]["signature"], signature]
+    assert [unsealed(text) for text in signatures] == [whole["id"][4:], events[0][1]["message"]["id"][4:]]
+    assert len(set(signatures)) == 2
+
+
+def test_structured_output_is_a_constraint() -> None:
+    engine = says(said('{"sum": 3}'))
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+
+    async def talk(client: httpx.AsyncClient, door: Door) -> Any:
+        config = {"effort": "low", "format": {"type": "json_schema", "schema": schema}}
+        return await client.post(
+            "/v1/messages",
+            json=request({"role": "user", "content": "1 + 2?"}, output_config=config, temperature=1),
+            headers={"anthropic-beta": "some-beta-2026-01-01"},
+        )
+
+    answer = through(opened(engine), talk)
+    constraint = engine.requests[0].sampling.constraint
+    assert constraint is not None and json.loads(constraint.source) == schema
+    assert answer.headers["x-sparring-noted"] == "temperature, anthropic-beta"
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -143,8 +252,11 @@ def test_tokens_are_counted_as_the_prompt_has_them() -> None:
             "expected an answer to a call of the reply before it",
         ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "expected a tool that the client runs"),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, "switch the client's tool search off"),
-        ({"stop_sequences": ["x"]}, "stop_sequences: expected a field that can be obeyed"),
+        ({"tools": [TOOL, TOOL]}, "expected tools of different names, got 'add' twice"),
+        ({"messages": [*LOADED[:-1], {**LOADED[-1]}], "tools": [TOOL]}, "expected a tool of the request whose loading"),
+        ({"stop_sequences": [""]}, "stop_sequences: expected texts that are not empty"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type: expected json_schema"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "half of a surrogate pair"),
         ({"tool_choice": {"type": "any"}}, "tool_choice: expected auto or none, got 'any'"),
         ({"max_tokens": 0}, "max_tokens: expected at least 1"),
     ],
@@ -153,7 +265,8 @@ def test_what_cannot_be_answered_is_refused_in_the_vendors_shape(change: dict[st
     session = opened(says())
 
     async def talk(client: httpx.AsyncClient, door: Door) -> httpx.Response:
-        return await client.post("/v1/messages", json={**request({"role": "user", "content": "Hi"}), **change})
+        body = json.dumps({**request({"role": "user", "content": "Hi"}), **change})
+        return await client.post("/v1/messages", content=body)
 
     answer = through(session, talk)
     error = answer.json()
@@ -179,6 +292,7 @@ def test_models_are_named_for_both_vendors() -> None:
 @pytest.mark.extra
 def test_the_vendors_client_reads_every_answer() -> None:
     import anthropic
+
     reply = said("Let me see.", ("add", {"a": 1, "b": 2}))
     session = opened(says(reply, reply, said("Three.")))
 

@@ -191,7 +191,10 @@ def test_a_recipe_names_its_harness(file: str):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("chess", "expected one of chat, or package.module:name, or path/to/file.py:name, got 'chess'"),
+        (
+            "chess",
+            "expected one of chat, claude-code, .*package.module:name, .*file.py:name or .*preset.toml, got 'chess'",
+        ),
         ("{folder}/none.py:play", "expected a Python file {folder}/none.py, got no such file"),
         ("no_such_package.at_all:play", "expected an installed module no_such_package.at_all"),
         ("{file}:play", "expected a name defined in {file}, got 'play'; use one of: terse, Terse"),

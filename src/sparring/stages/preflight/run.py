@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import msgspec
 
 from sparring.errors import refusal
 from sparring.rollout.window import check_window
+from sparring.harness.by_environment import mounts_of
 from sparring.sandbox.check import check_sandbox
 from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.data.contamination import check_unseen_files
@@ -74,7 +72,7 @@ async def check(context: Context) -> list[str]:
     facts += _held_out(context) + check_beside(context)
     tasks = first_tasks(context)
     task = tasks[0]
-    if task.box is not None:
+    if task.box is not None or mounts_of(context.harness) is not None:
         check_sandbox(config.sandbox)
         facts.append(f"sandbox: {config.sandbox.bwrap} isolates a command on this machine")
         proven, rows = await context.factory.prove(context.boxes) if config.sandbox.enabled else (0, 0)
@@ -156,15 +154,3 @@ def _held_out(context: Context) -> list[str]:
         few = f"at most {there}, the tasks of the evaluation"
         raise refusal("eval.no_tool_tasks", few, str(config.eval.no_tool_tasks), "lower it")
     return [f"eval: {there} held-out tasks", *check_against(context, tasks)]
-
-
-def check_directory(directory: Path) -> None:
-    """Prove that folders can be made in `directory`, without making any.
-
-    Raises:
-        BadInput: something else is in the way, or it is not ours to write.
-    """
-    there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        got = "one without the right to write" if there.is_dir() else "a file"
-        raise refusal("run.directory", f"a folder at {there}", got, "choose another")

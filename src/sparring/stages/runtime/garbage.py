@@ -21,7 +21,7 @@ def fewer_collections() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     before = gc.get_threshold()
-    gc.set_threshold(_YOUNG_OBJECTS, *before[1:])
+    gc.set_threshold(max(_YOUNG_OBJECTS, before[0]), *before[1:])
     try:
         yield
     finally:

@@ -1,0 +1,287 @@
+"""`RemoteClient`: an engine in another process, behind `sparring serve`, under the weights that it has. Torch-free."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from sparring.engine import wire
+from sparring.engine.adapters.client import ClientCounts
+from sparring.engine.config import EngineConfig
+from sparring.errors import EngineError, boundary, refusal
+from sparring.generation import Completion, Delta, GenerateRequest, Runs, ScoreRequest, Scores
+
+CONNECT_S = 10.0
+KEEP_ALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+]
+"""Socket options: an answer may take any time, but a host that has gone is detected within a minute."""
+
+
+T = TypeVar("T")
+
+
+class _SentRequest:
+    """Request that this client has sent; `there` is set when the server has it, or when it is over."""
+
+    def __init__(self) -> None:
+        self.there = asyncio.Event()
+
+
+class RemoteClient:
+    """Client of `sparring serve` over HTTP, on one event loop; implements what `Engine` asks for beside updates. Every
+    answer says which weights the server serves, and from which number the run counts them: all clients of a server
+    count versions as the run does.
+
+    Args:
+        url: `http://host:port`, or `unix:path` of a socket.
+        name: model of the run; updates of others are refused.
+        api_key: sent as a bearer token, "" for none.
+
+    Raises:
+        BadInput: no server answers there, or it wants another key.
+    """
+
+    def __init__(self, url: str, *, name: str = "policy", api_key: str = "") -> None:
+        self._url, self._name = url, name
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        socket_path = url.removeprefix("unix:") if url.startswith("unix:") else None
+        self._base_url = "http://engine" if socket_path else url
+        self._transport = {"uds": socket_path} if socket_path else {"socket_options": KEEP_ALIVE}
+        self.served = self._ask_what_is_served()
+        self._version, self._base, self._instance = self.served.version, self.served.base, self.served.instance
+        self._newest: int | None = None  # that this client sent
+        self._counts = ClientCounts()
+        self._live: dict[str, list[_SentRequest]] = defaultdict(list)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._client = httpx.AsyncClient(
+            base_url=self._base_url,
+            headers=self._headers,
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
+            transport=httpx.AsyncHTTPTransport(limits=limits, **self._transport),
+        )
+
+    @property
+    def version(self) -> int:
+        """Version of the served weights as the run counts, by the server's last answer."""
+        return self._version - self._base
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Counts since the start, those of `ClientCounts`."""
+        return dict(self._counts.values)
+
+    def check(self, dtype: str, numerics: str, config: EngineConfig) -> None:
+        """Check that the server computes like the run's model and has the limits of `[engine]`.
+
+        Args:
+            dtype: of the model.
+            numerics: "fast", or the exact path of the training process, as `ops.path_name` has it.
+            config: the section.
+
+        Raises:
+            BadInput: it does not.
+        """
+        served, where = self.served, f"engine at {self._url}"
+        if served.dtype != dtype:
+            raise refusal(
+                where, f"a model in {dtype}, as in models.{self._name}.dtype", served.dtype, "serve it with --dtype"
+            )
+        if (served.numerics == "fast") != (numerics == "fast"):
+            wanted = "fast" if numerics == "fast" else "exact"
+            do = "serve it with --numerics"
+            raise refusal(where, f"numerics {wanted}, as in models.{self._name}.numerics", served.numerics, do)
+        if served.numerics != numerics:
+            do = "serve it on a processor like this one, with the same SPARRING_KERNELS"
+            raise refusal(where, f"kernel path {numerics}, as in this process", served.numerics, do)
+        room = min(served.max_positions, config.cache_tokens(served.token_bytes))
+        if served.context < room:
+            do = "serve it with a larger engine.kv_bytes, or lower it in the recipe"
+            raise refusal(where, f"a context of {room} tokens, as engine.kv_bytes allows", str(served.context), do)
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Sample one turn. Cancelling the awaiting task drops the request; `abort` ends it with the tokens sampled so
+        far.
+
+        Raises:
+            RequestRefused: it can never be served.
+            EngineError: the server failed, was restarted or is unreachable.
+        """
+        async with aclosing(self._pieces(request, deltas=False)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Completion):
+                    return piece
+        raise AssertionError("pieces end with a completion or an error")
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        """Sample one turn in the pieces that the server sends. Closing the iterator drops the request.
+
+        Raises:
+            EngineError: as for `generate`.
+        """
+        async with aclosing(self._pieces(request, deltas=True)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def abort(self, request: str) -> None:
+        """End a request with the tokens sampled so far; unknown ones are fine.
+
+        Raises:
+            EngineError: the server did not answer.
+        """
+        for live in self._live.get(request, ()):
+            await live.there.wait()
+        await self._post("abort", wire.AbortForm(id=request))
+
+    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
+        """Return requests that continue a running one; the server parks its computed pages for them until they are
+        released.
+
+        Raises:
+            EngineError: not exactly one request of this id is running, or the server did not answer.
+        """
+        answer = await self._post("fork", wire.ForkForm(id=request, seeds=dict(seeds)))
+        forms = self._read(answer, tuple[wire.GenerateForm, ...], f"fork of {request}")
+        return tuple(wire.generate_request(form) for form in forms)
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Compute log-probabilities of given tokens.
+
+        Raises:
+            RequestRefused: they can never be scored.
+            EngineError: the server failed, was restarted or is unreachable.
+        """
+        answer = await self._post("score", request)
+        scores = self._read(answer, Scores, f"score {request.id}")
+        return replace(scores, version=scores.version - self._base)
+
+    async def release(self, conversation: str) -> None:
+        """Let the server forget the keys and values of a conversation; unknown ones are fine."""
+        await self._post("release", wire.ReleaseForm(conversation=conversation))
+
+    async def drop(self, adapter: str) -> None:
+        """Let the server serve no new request by this adapter.
+
+        Raises:
+            EngineError: no adapter of this name is loaded, or the server did not answer.
+        """
+        await self._post("drop", wire.DropForm(adapter=self.served.model if adapter == self._name else adapter))
+
+    async def close(self) -> None:
+        """Drop running requests. The server goes on. Safe to call twice."""
+        await self._client.aclose()
+
+    def _blocking(self, timeout_s: float | None) -> httpx.Client:
+        transport = httpx.HTTPTransport(**self._transport)
+        return httpx.Client(base_url=self._base_url, headers=self._headers, transport=transport, timeout=timeout_s)
+
+    def _ask_what_is_served(self) -> wire.ServedModel:
+        try:
+            with self._blocking(CONNECT_S) as client:
+                answer = client.get("/v1/model")
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            raise wire.unreachable(self._url, f"{type(error).__name__}: {error}") from error
+        if answer.status_code == 401:
+            raise refusal(
+                f"engine at {self._url}", "the server's API key", "a wrong key or none", "set engine.api_key_env"
+            )
+        if answer.status_code != 200 or wire.INSTANCE not in answer.headers:
+            raise wire.unreachable(self._url, f"another server, status {answer.status_code}")
+        return wire.decode(answer.content, wire.ServedModel, f"engine at {self._url}")
+
+    async def _pieces(self, request: GenerateRequest, *, deltas: bool) -> AsyncIterator[Delta | Completion]:
+        where, live = f"engine at {self._url}: request {request.id}", _SentRequest()
+        form = wire.generate_form(request, stream=True, deltas=deltas)
+        self._live[request.id].append(live)
+        try:
+            with boundary(EngineError, where):
+                async with self._client.stream("POST", "/v1/generate", content=wire.encode(form)) as response:
+                    body = b"" if response.status_code == 200 else await response.aread()
+                    self._check(response.status_code, body, response.headers, where)
+                    base = self._base
+                    live.there.set()
+                    async for name, data in _events(response):
+                        if name == "error":
+                            raise wire.raised(self._read(data, wire.Failed, where).error, where)
+                        if name == "completion":
+                            yield self._counts.completed(_renumbered(self._read(data, Completion, where), base))
+                            return
+                        yield self._read(data, Delta, where)
+                    raise EngineError(
+                        f"{where}: expected a completion, got the end of the answer; check that the server still runs"
+                    )
+        finally:
+            live.there.set()
+            self._live[request.id].remove(live)
+            if not self._live[request.id]:
+                del self._live[request.id]
+
+    async def _post(self, name: str, value: Any, *, adopts: bool = False) -> bytes:
+        """Return the body of an answer; with `adopts` it may come from a restarted server."""
+        where = f"engine at {self._url}: {name}"
+        with boundary(EngineError, where):
+            answer = await self._client.post(f"/v1/{name}", content=wire.encode(value))
+            self._check(answer.status_code, answer.content, answer.headers, where, adopts=adopts)
+            return answer.content
+
+    def _check(self, status: int, body: bytes, headers: httpx.Headers, where: str, *, adopts: bool = False) -> None:
+        """Check that an answer is no error and comes from the known server under weights that this client sent.
+
+        Raises:
+            EngineError: the server's error; or it was restarted, or another client sent weights.
+        """
+        if status != 200:
+            try:
+                raise wire.raised(msgspec.json.decode(body, type=wire.Failed).error, where)
+            except msgspec.MsgspecError:
+                raise EngineError(f"{where}: status {status}: {body[:200]!r}") from None
+        instance, version = headers.get(wire.INSTANCE, ""), int(headers.get(wire.VERSION, -1))
+        if not adopts and instance != self._instance:
+            raise EngineError(
+                f"{where}: expected the same server, got a restarted one with other weights; publish the weights again"
+            )
+        if not adopts and self._newest is not None and version > self._newest:
+            raise EngineError(
+                f"{where}: expected version {self._newest}, the last one sent, got {version}; use one server per run"
+            )
+        self._base = int(headers.get(wire.BASE, 0))
+        # answers overtake each other: the head of one may have left before the update that another acknowledged
+        self._version = version if instance != self._instance else max(version, self._version)
+        self._instance = instance
+
+    @staticmethod
+    def _read(data: bytes, kind: type[T], where: str) -> T:
+        with boundary(EngineError, where, "an answer of the same Sparring version", "install the same version there"):
+            return msgspec.json.decode(data, type=kind)
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[tuple[str, bytes]]:
+    """Yield name and data of each server-sent event."""
+    rest = b""
+    async for chunk in response.aiter_raw():
+        *complete, rest = (rest + chunk).split(b"\n\n")
+        for text in complete:
+            name, _, data = text.partition(b"\ndata: ")
+            yield name.removeprefix(b"event: ").decode(), data
+
+
+def _renumbered(completion: Completion, base: int) -> Completion:
+    """Return a completion whose versions are counted from `base`."""
+    if not base:
+        return completion
+    versions, kv_versions = (
+        Runs(lengths=runs.lengths, values=tuple(value - base for value in runs.values))
+        for runs in (completion.versions, completion.kv_versions)
+    )
+    return replace(completion, versions=versions, kv_versions=kv_versions)

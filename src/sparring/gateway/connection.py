@@ -1,0 +1,178 @@
+"""Connections: an exchange is sent to a client as it comes, for as long as the client stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from sparring.errors import SparringError
+from sparring.gateway.dialect import AnswerWriter, ClientRequest, Decode, Dialect, encoded
+from sparring.gateway.exchange import Exchange, Part
+from sparring.reply import ReplyHead, SampledReply
+
+PING_S = 10.0
+"""Seconds after which a client that waits for events is sent one that says nothing."""
+
+
+class Connection:
+    """Connection of one client, which reads an exchange from its beginning while the context lasts.
+
+    Attributes:
+        exchange: what is read.
+        delivered: whether the client got the answer to its end.
+    """
+
+    def __init__(self, exchange: Exchange, receive: Receive) -> None:
+        self.exchange = exchange
+        self.delivered = False
+        self._read = 0
+        self._waiting: asyncio.Future[None] | None = None
+        self._leaving = asyncio.get_running_loop().create_task(_left(receive))
+        self._leaving.add_done_callback(lambda _: self._wake())
+
+    def __enter__(self) -> Connection:
+        self.exchange.wakers.add(self._wake)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, cause: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leaving.cancel()
+        self.exchange.wakers.discard(self._wake)
+        self.exchange.deliver(self.delivered)
+
+    async def parts(self, patience_s: float | None = None) -> Sequence[tuple[int, Part]]:
+        """Return the parts that were not read yet; none where none come in time, or the exchange is over.
+
+        Raises:
+            ClientDisconnect: the client left.
+        """
+        exchange = self.exchange
+        if self._read == len(exchange.parts) and not exchange.over and not self._leaving.done():
+            loop = asyncio.get_running_loop()
+            self._waiting = loop.create_future()
+            timer = None if patience_s is None else loop.call_later(patience_s, self._wake)
+            try:
+                await self._waiting
+            finally:
+                if timer is not None:
+                    timer.cancel()
+        self.check()
+        new = exchange.parts[self._read :]
+        self._read += len(new)
+        return new
+
+    async def whole(self) -> list[SampledReply]:
+        """Return the replies when they are whole.
+
+        Raises:
+            ClientDisconnect: the client left.
+            SparringError: there are none.
+        """
+        while not self.exchange.over:
+            await self.parts()
+        return self.exchange.whole
+
+    def check(self) -> None:
+        """Raise ClientDisconnect if the client has left."""
+        if self._leaving.done():
+            raise ClientDisconnect
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+
+class ExchangeResponse(Response):
+    """Answer to one request: an exchange in the words of a dialect, sent as it comes where the client wants that.
+
+    Args:
+        exchange: what is sent.
+        dialect: of the client.
+        client_request: what it asked for.
+        decode: ids to text.
+        headers: of the answer.
+        refused: makes the answer that stands in the place of one that has not begun.
+        error_event: makes the event that ends one that has.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        dialect: Dialect,
+        client_request: ClientRequest,
+        decode: Decode,
+        *,
+        headers: Mapping[str, str],
+        refused: Callable[[SparringError], Response],
+        error_event: Callable[[SparringError], bytes],
+    ) -> None:
+        self._exchange, self._dialect = exchange, dialect
+        self._client_request, self._decode = client_request, decode
+        self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self._refused, self._error_event = refused, error_event
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer for as long as the client stays."""
+        try:
+            with Connection(self._exchange, receive) as connection:
+                await (self._stream if self._client_request.stream else self._send)(connection, send)
+        except ClientDisconnect:
+            return
+        except SparringError as error:
+            await self._refused(error)(scope, receive, send)
+
+    async def _send(self, connection: Connection, send: Send) -> None:
+        """Send a whole answer. Raises SparringError where there is none."""
+        replies = await connection.whole()
+        body = encoded(self._dialect.answer(self._client_request, replies, self._decode))
+        await self._start(send, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))])
+        connection.check()
+        await send({"type": "http.response.body", "body": body})
+        connection.delivered = True
+
+    async def _stream(self, connection: Connection, send: Send) -> None:
+        """Send events. Raises SparringError where there is no answer, and none was begun."""
+        exchange = connection.exchange
+        writer = self._dialect.writer(self._client_request, self._decode)
+        parts = await connection.parts(PING_S)
+        if not parts and exchange.error is not None:
+            raise exchange.error
+        await self._start(send, [(b"content-type", b"text/event-stream; charset=utf-8")])
+        begun = False
+        while parts or not exchange.over:
+            data = b"" if parts else self._dialect.ping()
+            for sample, part in parts:
+                data += _written(writer, sample, part, begun)
+                begun = True
+            if data:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            parts = await connection.parts(PING_S)
+        last = writer.close() if exchange.error is None else self._error_event(exchange.error)
+        connection.check()
+        await send({"type": "http.response.body", "body": last})
+        connection.delivered = exchange.error is None
+
+    async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._headers]})
+
+
+def _written(writer: AnswerWriter, sample: int, part: Part, begun: bool) -> bytes:
+    """Return a part of an exchange as events. Only the first head is written."""
+    if isinstance(part, ReplyHead):
+        return b"" if begun else writer.begin(part)
+    if isinstance(part, SampledReply):
+        return writer.end(sample, part)
+    return writer.piece(sample, part)
+
+
+async def _left(receive: Receive) -> None:
+    """Wait until the client closes its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,58 @@
+"""Evidence that agent programs give of a request in its headers: which agent asks, whose child it is, and what for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sparring.gateway.dialect import ClientCall
+from sparring.types import Evidence, Label
+
+AGENTS = ("x-claude-code-agent-id", "thread-id", "x-session-id")
+"""Headers with the id of an agent or of its thread: claude-code's, codex's, opencode's."""
+
+PARENTS = ("x-claude-code-parent-agent-id", "x-codex-parent-thread-id", "x-parent-session-id")
+"""Headers with the id of the agent that started this one, of the same programs."""
+
+KINDS: Mapping[str, Label] = {"compaction": "compaction", "compact": "compaction"}
+"""Labels, by the kind of request that codex names."""
+
+READ = frozenset((*AGENTS, *PARENTS, "x-codex-turn-metadata", "x-openai-subagent"))
+"""Headers that are read as evidence."""
+
+LONGEST_ID = 200
+
+
+def evidence_of(call: ClientCall, noted: tuple[str, ...], handle: str = "") -> Evidence:
+    """Return the evidence of a request.
+
+    Args:
+        call: with its headers.
+        noted: fields of its body that have no effect; what it wants by them is recorded.
+        handle: id of the reply that the request continues, where it names one.
+    """
+    headers = call.headers
+    metadata = _metadata(headers.get("x-codex-turn-metadata", ""))
+    kind = metadata.get("request_kind")
+    label = KINDS.get(kind if isinstance(kind, str) else "") or KINDS.get(headers.get("x-openai-subagent", ""))
+    return Evidence(
+        agent=_first(headers, AGENTS),
+        parent=_first(headers, PARENTS),
+        label=label,
+        handle=handle,
+        wishes={name: call.body[name] for name in noted if name in call.body},
+    )
+
+
+def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
+    """Return the first of these headers that is there; empty where none is."""
+    return next((headers[name][:LONGEST_ID] for name in names if headers.get(name)), "")
+
+
+def _metadata(text: str) -> dict[str, Any]:
+    try:
+        metadata = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return metadata if isinstance(metadata, dict) else {}

@@ -1,0 +1,215 @@
+"""Exchanges: a client's request and its answer, which is sampled once, however often connections break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import xxhash
+
+from sparring.errors import LimitReached, SparringError
+from sparring.gateway.dialect import ClientRequest, encoded
+from sparring.reply import AnsweringSession, ReplyHead, SampledReply, ShownReply
+from sparring.types import ReplyPiece
+
+Part = ReplyHead | ReplyPiece | SampledReply
+
+RETAINED = 64
+"""Exchanges of one door that are there to be read again when nobody reads them."""
+
+HOW = frozenset(("stream", "stream_options"))
+"""Fields of a request that say how it is answered, and not with what."""
+
+RETRIES = "x-stainless-retry-count"
+"""Header in which the vendors' clients count how often they have sent a request before."""
+
+
+class Exchange:
+    """One request of a client, and its answer so far.
+
+    Args:
+        session: answers.
+        client_request: what is asked.
+
+    Attributes:
+        parts: of the answer so far, each with the number of its sample.
+        replies: that are whole, by the number of their sample.
+        error: in the place of the rest of the answer.
+        over: whether nothing is left to come.
+        broken: whether a connection that read it broke before the answer's end, and no other got it to there.
+        wakers: called when there is more; one for each connection that reads.
+    """
+
+    def __init__(self, session: AnsweringSession, client_request: ClientRequest) -> None:
+        self.parts: list[tuple[int, Part]] = []
+        self.replies: dict[int, SampledReply] = {}
+        self.error: SparringError | None = None
+        self.over = False
+        self.broken = False
+        self.wakers: set[Callable[[], None]] = set()
+        self._session, self._client_request = session, client_request
+        self._shown = [ShownReply() for _ in range(client_request.samples)]
+        self._ids: dict[int, str] = {}
+        self._delivered = False
+        self.sampling = asyncio.get_running_loop().create_task(self._sample())
+
+    @property
+    def whole(self) -> list[SampledReply]:
+        """The replies, in order. Raises the error that stands in their place."""
+        if self.error is not None:
+            raise self.error
+        return [self.replies[sample] for sample in range(self._client_request.samples)]
+
+    def deliver(self, delivered: bool) -> None:
+        """Take note of whether a connection that read the answer got it to its end. Where one did, it is delivered."""
+        if not self.wakers and self.over:
+            self._compact()
+        if not self._delivered:
+            self._delivered, self.broken = delivered, not delivered
+            for id in self._ids.values():
+                self._session.deliver(id, delivered)
+
+    async def end(self) -> None:
+        """End the sampling with what there is."""
+        for sample, id in self._ids.items():
+            if sample not in self.replies:
+                await self._session.abort(id)
+        if not self._ids:
+            self.sampling.cancel()
+
+    async def _sample(self) -> None:
+        samples = range(self._client_request.samples)
+        try:
+            if len(samples) == 1:
+                await self._reply(0)
+            else:
+                for error in await asyncio.gather(*map(self._reply, samples), return_exceptions=True):
+                    if error is not None:
+                        raise error
+        except SparringError as error:
+            self.error = error
+        except asyncio.CancelledError:
+            self.error = LimitReached("cancelled", "the rollout is over")
+            raise
+        finally:
+            self.over = True
+            self._wake()
+
+    async def _reply(self, sample: int) -> None:
+        wanted = self._client_request
+        reply = await self._session.reply(
+            wanted.messages,
+            wanted.tools,
+            constraint=wanted.constraint,
+            max_tokens=wanted.max_tokens,
+            stop=wanted.stop,
+            evidence=wanted.evidence,
+            show=(lambda part: self._show(sample, part)) if wanted.stream else None,
+        )
+        if sample not in self._ids:
+            self._show(sample, ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens))
+        for piece in self._shown[sample].rest(reply.message):
+            self._show(sample, piece)
+        self.replies[sample] = reply
+        self.parts.append((sample, reply))
+        if self.broken and not self.wakers:
+            self._session.deliver(reply.id, False)
+        self._wake()
+
+    def _show(self, sample: int, part: ReplyHead | ReplyPiece) -> None:
+        if isinstance(part, ReplyHead):
+            self._ids[sample] = part.id
+        else:
+            self._shown[sample].add(part)
+        self.parts.append((sample, part))
+        self._wake()
+
+    def _wake(self) -> None:
+        for wake in self.wakers:
+            wake()
+
+    def _compact(self) -> None:
+        """Hold each reply in as few pieces as it has parts."""
+        if self.error is None:
+            self.parts = [
+                (sample, part)
+                for sample, reply in self.replies.items()
+                for part in (
+                    ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens),
+                    *ShownReply().rest(reply.message),
+                    reply,
+                )
+            ]
+
+
+class Exchanges:
+    """The exchanges of one door: those under way, and the latest of those that are over."""
+
+    def __init__(self) -> None:
+        self._all: OrderedDict[Exchange, bytes] = OrderedDict()
+        self._of_request: dict[bytes, list[Exchange]] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def under_way(self) -> list[Exchange]:
+        """Those whose answers are not whole."""
+        return [exchange for exchange in self._all if not exchange.over]
+
+    @property
+    def broken(self) -> list[Exchange]:
+        """Those whose connection broke, and that nobody reads."""
+        return [exchange for exchange in self._all if exchange.broken and not exchange.wakers]
+
+    def of(self, request: bytes, *, retried: bool) -> Exchange | None:
+        """Return the exchange that a request is a repetition of; None where it is a new one.
+
+        A request that is equal to one whose connection broke is that one. One that says that it was sent before is the
+        latest that is equal.
+
+        Args:
+            request: digest of what is asked, and by whom.
+            retried: whether it says that it was sent before.
+        """
+        equal = [exchange for exchange in self._of_request.get(request, ()) if exchange.error is None]
+        for exchange in equal:
+            if exchange.broken and not exchange.wakers:
+                return exchange
+        return equal[-1] if retried and equal else None
+
+    def add(self, request: bytes, exchange: Exchange) -> None:
+        """Take note of a new exchange; forget the oldest that nobody reads, where there are too many."""
+        self._all[exchange] = request
+        self._of_request.setdefault(request, []).append(exchange)
+        if len(self._all) > RETAINED:
+            idle = [old for old in self._all if old.over and not old.wakers]
+            for old in idle[: len(self._all) - RETAINED]:
+                self._forget(old)
+
+    def _forget(self, exchange: Exchange) -> None:
+        request = self._all.pop(exchange)
+        equal = self._of_request[request]
+        equal.remove(exchange)
+        if not equal:
+            del self._of_request[request]
+
+
+def request_digest(path: str, body: Mapping[str, Any], client_request: ClientRequest) -> bytes:
+    """Return a digest that is equal for requests that ask for the same, streamed or not, by one agent."""
+    fields = {name: value for name, value in body.items() if name not in HOW}
+    agent = client_request.evidence.agent
+    try:
+        data = msgspec.msgpack.encode((path, agent, fields))
+    except (OverflowError, ValueError):  # integers of any size
+        data = encoded([path, agent, fields])
+    return xxhash.xxh3_128_digest(data)
+
+
+def is_retried(headers: Mapping[str, str]) -> bool:
+    """Return whether a request says that it was sent before."""
+    count = headers.get(RETRIES, "")
+    return count.isdecimal() and int(count) > 0

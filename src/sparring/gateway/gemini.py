@@ -1,0 +1,249 @@
+"""Google's Gemini: `POST /v1beta/models/{model}:generateContent`, `:streamGenerateContent` and `:countTokens`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparring.errors import refusal
+from sparring.gateway.dialect import AnswerWriter, ClientCall, ClientRequest, Decode, encoded, in_order, texts_in, typed
+from sparring.gateway.evidence import evidence_of
+from sparring.gateway.gemini_contents import conversation_in, json_schema, named_calls, text_of, tools_in
+from sparring.gateway.handles import sealed
+from sparring.generation import Constraint
+from sparring.reply import ReplyHead, SampledReply, ShownReply
+from sparring.types import Message, ReplyPiece, ToolCall
+
+OBEYED = frozenset("contents systemInstruction tools toolConfig generationConfig model".split())
+NOTED = frozenset("safetySettings labels serviceTier store".split())
+CONFIG_OBEYED = frozenset(
+    "maxOutputTokens stopSequences responseMimeType responseSchema responseJsonSchema candidateCount responseLogprobs"
+    " responseModalities".split()
+)
+CONFIG_NOTED = frozenset(
+    "temperature topP topK seed presencePenalty frequencyPenalty thinkingConfig logprobs mediaResolution"
+    " enableEnhancedCivicAnswers".split()
+)
+SNAKE = {
+    "system_instruction": "systemInstruction",
+    "tool_config": "toolConfig",
+    "generation_config": "generationConfig",
+    "safety_settings": "safetySettings",
+}
+"""Fields that the API also takes in the spelling of its Python types."""
+
+STATUSES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    404: "NOT_FOUND",
+    429: "RESOURCE_EXHAUSTED",
+    503: "UNAVAILABLE",
+}
+
+
+class Gemini:
+    """Dialect of Google's Gemini. Implements `Dialect`.
+
+    Args:
+        streams: whether its answers are streamed; the path of a request says so, not its body.
+    """
+
+    def __init__(self, streams: bool = False) -> None:
+        self._streams = streams
+        self.path = f"/v1beta/models/{{model}}:{'streamGenerateContent' if streams else 'generateContent'}"
+
+    def read(self, call: ClientCall) -> ClientRequest:
+        """Read a request.
+
+        Raises:
+            BadInput: it is malformed, or asks for what cannot be had.
+        """
+        body = call.body.get("generateContentRequest")  # of a request to count tokens
+        body = call.body if body is None else typed(body, "generateContentRequest", dict, "a request")
+        body = {SNAKE.get(name, name): value for name, value in body.items()}
+        noted = sorted_in(body, OBEYED, NOTED, "")
+        config = typed(body.get("generationConfig") or {}, "generationConfig", dict, "settings")
+        noted += sorted_in(config, CONFIG_OBEYED, CONFIG_NOTED, "generationConfig.")
+        messages: list[Message] = []
+        system = body.get("systemInstruction")
+        if system is not None:
+            messages.append(Message(role="system", content=text_of(system, "systemInstruction")))
+        contents, handle = conversation_in(body.get("contents"))
+        tools = tools_in(body.get("tools"), call.leave_out)
+        most = _count(config, "maxOutputTokens", None)
+        samples = _count(config, "candidateCount", 1) or 1
+        if samples > 8 or samples > 1 and self._streams:
+            raise refusal("generationConfig.candidateCount", "1 in a stream, else up to 8", str(samples), "lower it")
+        modalities = config.get("responseModalities") or ["TEXT"]
+        if modalities != ["TEXT"]:
+            raise refusal("generationConfig.responseModalities", '["TEXT"]', json.dumps(modalities), "leave it out")
+        return ClientRequest(
+            messages=in_order([*messages, *named_calls(contents)]),
+            tools=() if _mode(body.get("toolConfig")) == "NONE" else tools,
+            model=call.path.get("model", ""),
+            max_tokens=most,
+            constraint=_constraint(config),
+            samples=samples,
+            stream=self._streams,
+            logprobs=bool(config.get("responseLogprobs")),
+            noted=noted,
+            stop=texts_in(config.get("stopSequences"), "generationConfig.stopSequences"),
+            evidence=evidence_of(call, noted, handle),
+        )
+
+    def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:
+        """Write the answer."""
+        candidates = []
+        for index, reply in enumerate(replies):
+            parts = [_part(piece, sealed(reply.id)) for piece in ShownReply().rest(reply.message)]
+            candidate = _candidate(parts or [{"text": ""}], index, _reason(reply))
+            if client_request.logprobs:
+                candidate["logprobsResult"] = _logprobs(reply, decode)
+            candidates.append(candidate)
+        return {"candidates": candidates, **_tail(client_request, replies)}
+
+    def writer(self, client_request: ClientRequest, decode: Decode) -> AnswerWriter:
+        """Open the writer of one streamed answer."""
+        return GeminiWriter(client_request, decode)
+
+    def error(self, status: int, message: str, *, too_long: bool = False) -> dict[str, Any]:
+        """Write an error."""
+        if too_long:
+            message = f"The input token count exceeds the maximum number of tokens allowed: {message}"
+        return {"error": {"code": status, "message": message, "status": STATUSES.get(status, "INTERNAL")}}
+
+    def error_event(self, status: int, message: str) -> bytes:
+        """Write an error that comes when the answer has begun."""
+        return _event(self.error(status, message))
+
+    def ping(self) -> bytes:
+        """Write a chunk that says nothing: clients of this vendor read every line as data."""
+        return _event({})
+
+
+class GeminiWriter:
+    """Writer of one answer as chunks, each of which has the shape of a whole answer. Implements `AnswerWriter`."""
+
+    def __init__(self, client_request: ClientRequest, decode: Decode) -> None:
+        self._client_request = client_request
+        self._decode = decode
+        self._handle = ""
+        self._id = ""
+
+    def begin(self, head: ReplyHead) -> bytes:
+        """Write nothing: the first piece is the beginning."""
+        self._handle, self._id = sealed(head.id), head.id
+        return b""
+
+    def piece(self, sample: int, piece: ReplyPiece) -> bytes:
+        """Write a piece of the reply as a part."""
+        candidate = _candidate([_part(piece, self._handle)], sample)
+        return _event({"candidates": [candidate], "modelVersion": self._client_request.model, "responseId": self._id})
+
+    def end(self, sample: int, reply: SampledReply) -> bytes:
+        """Write why the reply ended, and the usage."""
+        candidate = _candidate([{"text": ""}], sample, _reason(reply))
+        if self._client_request.logprobs:
+            candidate["logprobsResult"] = _logprobs(reply, self._decode)
+        return _event({"candidates": [candidate], **_tail(self._client_request, [reply])})
+
+    def close(self) -> bytes:
+        """Write nothing: the end of the one reply was the end."""
+        return b""
+
+
+def sorted_in(values: Mapping[str, Any], obeyed: frozenset[str], noted: frozenset[str], before: str) -> tuple[str, ...]:
+    """Return the fields that have no effect, behind the name of what they stand in.
+
+    Raises:
+        BadInput: there is one that can be neither obeyed nor left without effect.
+    """
+    for name in sorted(values.keys() - obeyed - noted):
+        if values[name] is not None:
+            do = "leave it out; docs/harnesses.md says which fields have an effect"
+            raise refusal(f"{before}{name}", "a field that can be obeyed", "one that cannot", do)
+    return tuple(sorted(f"{before}{name}" for name in values.keys() & noted if values[name] is not None))
+
+
+def _count(config: Mapping[str, Any], name: str, default: int | None) -> int | None:
+    """Return a number of the settings, at least 1."""
+    value = config.get(name)
+    if value is None:
+        return default
+    if typed(value, f"generationConfig.{name}", int, "a whole number") < 1:
+        raise refusal(f"generationConfig.{name}", "at least 1", str(value), "raise it")
+    return int(value)
+
+
+def _mode(config: Any) -> str:
+    """Return how tools are called: AUTO or NONE.
+
+    Raises:
+        BadInput: otherwise.
+    """
+    config = typed(config or {}, "toolConfig", dict, "settings")
+    calling = typed(config.get("functionCallingConfig") or {}, "toolConfig.functionCallingConfig", dict, "settings")
+    mode = calling.get("mode") or "AUTO"
+    if mode not in ("AUTO", "NONE", "MODE_UNSPECIFIED"):
+        where, do = "toolConfig.functionCallingConfig.mode", "leave it out: the policy decides"
+        raise refusal(where, "AUTO or NONE", repr(mode), do)
+    return "NONE" if mode == "NONE" else "AUTO"
+
+
+def _constraint(config: Mapping[str, Any]) -> Constraint | None:
+    """Return what the text of the reply must be."""
+    kind = config.get("responseMimeType") or "text/plain"
+    if kind not in ("text/plain", "application/json"):
+        where = "generationConfig.responseMimeType"
+        raise refusal(where, "text/plain or application/json", repr(kind), "correct the request")
+    schema = config.get("responseJsonSchema")
+    if schema is None and config.get("responseSchema") is not None:
+        schema = json_schema(config["responseSchema"], "generationConfig.responseSchema")
+    if schema is not None:
+        typed(schema, "generationConfig.responseJsonSchema", dict, "a JSON schema")
+        return Constraint(kind="json_schema", source=json.dumps(schema))
+    return None if kind == "text/plain" else Constraint(kind="json_schema", source='{"type":"object"}')
+
+
+def _part(piece: ReplyPiece, handle: str) -> dict[str, Any]:
+    """Return a piece of a reply as a part."""
+    if piece.call is not None:
+        call: ToolCall = piece.call
+        if call.arguments is None:
+            return {"text": call.raw}
+        function = {"id": call.id, "name": call.name, "args": dict(call.arguments)}
+        return {"functionCall": function, "thoughtSignature": handle}
+    return {"text": piece.text, **({"thought": True} if piece.kind == "reasoning" else {})}
+
+
+def _candidate(parts: list[dict[str, Any]], index: int, reason: str | None = None) -> dict[str, Any]:
+    ended = {} if reason is None else {"finishReason": reason}
+    return {"content": {"role": "model", "parts": parts}, "index": index, **ended}
+
+
+def _reason(reply: SampledReply) -> str:
+    return "MAX_TOKENS" if reply.finish_reason == "length" else "STOP"
+
+
+def _tail(client_request: ClientRequest, replies: Sequence[SampledReply]) -> dict[str, Any]:
+    """Return what stands behind the candidates of an answer."""
+    sampled, prompt = sum(len(reply.tokens) for reply in replies), replies[0].prompt_tokens
+    usage = {"promptTokenCount": prompt, "candidatesTokenCount": sampled, "totalTokenCount": prompt + sampled}
+    return {
+        "usageMetadata": {**usage, "cachedContentTokenCount": replies[0].cached_tokens},
+        "modelVersion": client_request.model,
+        "responseId": replies[0].id,
+    }
+
+
+def _logprobs(reply: SampledReply, decode: Decode) -> dict[str, Any]:
+    chosen = [
+        {"token": decode(token), "tokenId": token, "logProbability": logprob}
+        for token, logprob in zip(reply.tokens, reply.logprobs, strict=True)
+    ]
+    return {"chosenCandidates": chosen}
+
+
+def _event(data: Mapping[str, Any]) -> bytes:
+    return b"data: " + encoded(data) + b"\r\n\r\n"

@@ -1,0 +1,166 @@
+"""Blocks of Anthropic's Messages, read: text, thoughts, calls and their answers as one conversation; tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sparring.errors import refusal
+from sparring.gateway.dialect import is_left_out, text_in, typed
+from sparring.gateway.handles import unsealed
+from sparring.types import Message, ToolCall, ToolSpec
+
+BILLING = "x-anthropic-billing-header"
+"""First words of a system block by which claude-code counts; it changes between agents and says nothing to a model."""
+
+
+def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[tuple[ToolSpec, ...], dict[str, ToolSpec]]:
+    """Read the tools of a request.
+
+    Returns:
+        The tools that stand in the prompt, and by their names those that stand there only where an answer loads them.
+
+    Raises:
+        BadInput: one is malformed, or one that the vendor's servers run and that is not to be left out; two have one
+            name.
+    """
+    specs: list[ToolSpec] = []
+    deferred: dict[str, ToolSpec] = {}
+    names: set[str] = set()
+    for at, tool in enumerate(typed(tools or [], "tools", list, "a list of tools")):
+        where = f"tools[{at}]"
+        kind = typed(tool, where, dict, "a tool").get("type")
+        if kind not in (None, "custom"):
+            if is_left_out(kind, leave_out):
+                continue
+            do = "switch it off in the client, or let the door leave it out"
+            raise refusal(f"{where}.type", "a tool that the client runs", repr(kind), do)
+        name = text_in(typed(tool.get("name"), f"{where}.name", str, "a name"), where)
+        schema = typed(tool.get("input_schema"), f"{where}.input_schema", dict, "a JSON schema")
+        description = typed(tool.get("description") or "", f"{where}.description", str, "text")
+        if name in names:
+            raise refusal(where, "tools of different names", f"{name!r} twice", "rename one")
+        names.add(name)
+        spec = ToolSpec(name=name, description=text_in(description, where), parameters=schema)
+        if tool.get("defer_loading"):
+            deferred[name] = spec
+        else:
+            specs.append(spec)
+    return tuple(specs), deferred
+
+
+def system_in(system: Any) -> str:
+    """Return the text of `system`, which may stand in blocks.
+
+    Raises:
+        BadInput: it is no text.
+    """
+    if system is None or isinstance(system, str):
+        return text_in(system or "", "system")
+    texts = [_text(block, f"system[{at}]") for at, block in enumerate(typed(system, "system", list, "text or blocks"))]
+    return "\n\n".join(text for text in texts if not text.startswith(BILLING))
+
+
+def conversation_in(messages: Any, loadable: Mapping[str, ToolSpec]) -> tuple[list[Message], str]:
+    """Read the messages of a conversation.
+
+    Args:
+        messages: the field of the request.
+        loadable: tools that an answer may load, by name; the answer then shows them.
+
+    Returns:
+        The messages, and the id of the last reply that a signature names; empty where none does.
+
+    Raises:
+        BadInput: a message is malformed or has a block that cannot be shown to the model.
+    """
+    conversation: list[Message] = []
+    handle = ""
+    for at, message in enumerate(typed(messages, "messages", list, "a list of messages")):
+        where = f"messages[{at}]"
+        typed(message, where, dict, "a message")
+        role, content = message.get("role"), message.get("content")
+        if role not in ("user", "assistant", "system"):
+            raise refusal(f"{where}.role", "user, assistant or system", repr(role), "correct the request")
+        if isinstance(content, str):
+            conversation.append(Message(role=role, content=text_in(content, f"{where}.content")))
+            continue
+        blocks = typed(content, f"{where}.content", list, "text or blocks")
+        if role == "assistant":
+            reply, named = _reply(blocks, where)
+            conversation.append(reply)
+            handle = named or handle
+        else:
+            conversation += _told(blocks, role, where, loadable)
+    return conversation, handle
+
+
+def _text(block: Any, where: str) -> str:
+    kind = typed(block, where, dict, "a block").get("type")
+    if kind != "text":
+        raise refusal(where, "a block of text", repr(kind), "this model reads text alone")
+    return text_in(typed(block.get("text"), f"{where}.text", str, "text"), where)
+
+
+def _told(blocks: Sequence[Any], role: Any, where: str, loadable: Mapping[str, ToolSpec]) -> list[Message]:
+    """Return what a message tells: answers of tools, each by itself, before the text beside them."""
+    answers, texts = [], []
+    for at, block in enumerate(blocks):
+        place = f"{where}.content[{at}]"
+        if typed(block, place, dict, "a block").get("type") == "tool_result":
+            id = text_in(typed(block.get("tool_use_id"), f"{place}.tool_use_id", str, "the id of a call"), place)
+            content = _answer(block.get("content"), place, loadable)
+            answers.append(Message(role="tool", content=content, tool_call_id=id))
+        else:
+            texts.append(_text(block, place))
+    return [*answers, *([Message(role=role, content="".join(texts))] if texts or not answers else [])]
+
+
+def _answer(content: Any, where: str, loadable: Mapping[str, ToolSpec]) -> str:
+    """Return the text of a tool's answer; each tool that it loads is a line of it."""
+    if content is None or isinstance(content, str):
+        return text_in(content or "", where)
+    texts: list[str] = []
+    for at, block in enumerate(typed(content, where, list, "text or blocks")):
+        place = f"{where}.content[{at}]"
+        if typed(block, place, dict, "a block").get("type") != "tool_reference":
+            texts.append(_text(block, place))
+            continue
+        name = typed(block.get("tool_name"), f"{place}.tool_name", str, "the name of a tool")
+        if name not in loadable:
+            do = "send the tool, with defer_loading"
+            raise refusal(f"{place}.tool_name", "a tool of the request whose loading is deferred", repr(name), do)
+        texts.append(_shown(loadable[name]) + "\n")
+    return "".join(texts)
+
+
+def _shown(spec: ToolSpec) -> str:
+    """Return a tool as the model reads it where an answer loads it."""
+    function = {"name": spec.name, "description": spec.description, "parameters": spec.parameters}
+    return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
+
+
+def _reply(blocks: Sequence[Any], where: str) -> tuple[Message, str]:
+    """Return a reply as the client sends it back, and the id of the reply that its signature names."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    handle = ""
+    for at, block in enumerate(blocks):
+        place = f"{where}.content[{at}]"
+        kind = typed(block, place, dict, "a block").get("type")
+        if kind == "thinking":
+            thoughts.append(text_in(typed(block.get("thinking"), f"{place}.thinking", str, "text"), place))
+            handle = unsealed(block.get("signature")) or handle
+        elif kind == "redacted_thinking":
+            handle = unsealed(block.get("data")) or handle
+        elif kind == "tool_use":
+            name = text_in(typed(block.get("name"), f"{place}.name", str, "a name"), place)
+            arguments = typed(block.get("input"), f"{place}.input", dict, "the arguments")
+            id = text_in(typed(block.get("id"), f"{place}.id", str, "an id"), place)
+            calls.append(ToolCall(id=id, name=name, arguments=arguments))
+        else:
+            texts.append(_text(block, place))
+    reasoning = "".join(thoughts) or None
+    return Message(role="assistant", content="".join(texts), reasoning=reasoning, tool_calls=tuple(calls)), handle

@@ -1,0 +1,89 @@
+"""Model table of a door: which session answers to the name of a model, and how the vendors list the names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from sparring.errors import BadInput, refusal
+from sparring.reply import AnsweringSession
+from sparring.types import POLICY, Message
+
+
+class UnknownModel(BadInput):
+    """A name of no model of the door."""
+
+
+class ModelTable:
+    """Table of the models that a client may name.
+
+    Args:
+        policy: session of the model that is trained; its name is `policy`.
+        models: what answers to other names: a session, of an auxiliary or an external model, or the name of an entry
+            that answers. A name may have `*` for any letters; plain names go before, then those with `*` in their
+            order.
+
+    Raises:
+        BadInput: an entry names one that is not there or that names another, or stands for the policy's name.
+    """
+
+    def __init__(self, policy: AnsweringSession, models: Mapping[str, AnsweringSession | str] = {}) -> None:
+        if POLICY in models:
+            do = "name the other model otherwise"
+            raise refusal(f"models.{POLICY}", "the rollout's own session", "another", do)
+        sessions = {POLICY: policy, **{name: model for name, model in models.items() if not isinstance(model, str)}}
+        for alias, name in models.items():
+            if isinstance(name, str) and name not in sessions:
+                raise refusal(f"models.{alias}", f"one of {', '.join(sessions)}", repr(name), "correct the table")
+        self._sessions = sessions
+        self._targets = {alias: name for alias, name in models.items() if isinstance(name, str)}
+        self._patterns = tuple(name for name in models if "*" in name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names without `*`, the policy's first."""
+        return tuple(name for name in dict.fromkeys((*self._sessions, *self._targets)) if "*" not in name)
+
+    def session(self, name: str) -> AnsweringSession:
+        """Return the session of the model with this name.
+
+        Raises:
+            UnknownModel: there is none.
+        """
+        entry = name
+        if name not in self._sessions and name not in self._targets:
+            pattern = next((pattern for pattern in self._patterns if fnmatchcase(name, pattern)), None)
+            if pattern is None:
+                expected = f"one of {', '.join((*self.names, *self._patterns))}"
+                do = "name one of these, or let the door answer to this name too"
+                raise UnknownModel(str(refusal("model", expected, repr(name), do)))
+            entry = pattern
+        return self._sessions[self._targets.get(entry, entry)]
+
+    def conversation(self, reply: str) -> Sequence[Message] | None:
+        """Return all messages up to a reply of any of the sessions, itself included; None where there is no such
+        reply."""
+        conversations = (session.conversation(reply) for session in self._sessions.values())
+        return next((messages for messages in conversations if messages is not None), None)
+
+    def listed(self) -> dict[str, Any]:
+        """Return the models in the words of OpenAI and Anthropic, which go together."""
+        rows = [model_listed(name) for name in self.names]
+        return {"object": "list", "data": rows, "has_more": False, "first_id": rows[0]["id"], "last_id": rows[-1]["id"]}
+
+    def listed_for_google(self) -> dict[str, Any]:
+        """Return the models in Google's words."""
+        return {"models": [model_listed_for_google(name) for name in self.names]}
+
+
+def model_listed(name: str) -> dict[str, Any]:
+    """Return one model in the words of OpenAI and Anthropic."""
+    openai = {"id": name, "object": "model", "created": 0, "owned_by": "sparring"}
+    return {**openai, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+def model_listed_for_google(name: str) -> dict[str, Any]:
+    """Return one model in Google's words."""
+    methods = ["generateContent", "streamGenerateContent", "countTokens"]
+    return {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": methods}

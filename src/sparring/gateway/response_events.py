@@ -1,0 +1,187 @@
+"""Responses, written: a reply as items, whole and as server-sent events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from sparring.gateway.dialect import ClientRequest, Decode, encoded
+from sparring.gateway.handles import sealed
+from sparring.gateway.response_tools import call_written
+from sparring.reply import ReplyHead, SampledReply, ShownReply
+from sparring.types import ReplyPiece
+
+
+def response_of(client_request: ClientRequest, reply: SampledReply, decode: Decode) -> dict[str, Any]:
+    """Return a whole response: what a stream's last event has."""
+    writer = ResponseWriter(client_request, decode)
+    writer.begin(ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens))
+    for piece in ShownReply().rest(reply.message):
+        writer.piece(0, piece)
+    return writer.response(reply)
+
+
+class ResponseWriter:
+    """Writer of one response as events: its items one after the other. Implements `AnswerWriter`."""
+
+    def __init__(self, client_request: ClientRequest, decode: Decode) -> None:
+        self._client_request = client_request
+        self._decode = decode
+        self._sequence_number = 0
+        self._items: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None  # the item of text or thoughts that goes on
+        self._texts: list[str] = []  # of it
+        self._handle = ""
+
+    def begin(self, head: ReplyHead) -> bytes:
+        """Write that the response is under way."""
+        self._handle = sealed(head.id)
+        begun = _response(self._client_request, head.id, status="in_progress")
+        return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+
+    def piece(self, sample: int, piece: ReplyPiece) -> bytes:
+        """Write a piece of the reply into its item."""
+        if piece.call is not None:
+            return self._closed() + self._call(call_written(piece.call, self._client_request.echo["forms"]))
+        begun = self._opened("reasoning" if piece.kind == "reasoning" else "message")
+        self._texts.append(piece.text)
+        return begun + self._of_part("delta", delta=piece.text)
+
+    def end(self, sample: int, reply: SampledReply) -> bytes:
+        """Write the end of the last item and the whole response."""
+        events = b"" if self._items or self._client_request.samples_nothing else self._opened("message")
+        events += self._closed(reply)
+        response = self.response(reply)
+        return events + self._event(f"response.{response['status']}", response=response)
+
+    def close(self) -> bytes:
+        """Write nothing: the end of the one reply was the end."""
+        return b""
+
+    def response(self, reply: SampledReply) -> dict[str, Any]:
+        """Return the whole response."""
+        if not self._items and not self._client_request.samples_nothing:
+            self._opened("message")
+        self._closed(reply)
+        return {**_response(self._client_request, reply.id, reply=reply), "output": self._items}
+
+    def _opened(self, kind: str) -> bytes:
+        """Begin an item of text or thoughts, unless one of this kind is open."""
+        if self._open is not None and self._open["type"] == kind:
+            return b""
+        events = self._closed()
+        if kind == "reasoning":
+            item = {"type": kind, "id": f"rs_{self._handle}", "summary": [], "content": [], "encrypted_content": None}
+        else:
+            item = {"type": kind, "id": f"msg_{self._handle}.{len(self._items)}", "role": "assistant", "content": []}
+            item["status"] = "in_progress"
+        self._open = item
+        self._items.append(item)
+        events += self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
+        return events + self._of_item("response.content_part.added", content_index=0, part=_part(kind, ""))
+
+    def _closed(self, reply: SampledReply | None = None) -> bytes:
+        """End the item of text or thoughts that is open. `reply`: the whole one, where this is its end."""
+        if self._open is None:
+            return b""
+        item, text = self._open, "".join(self._texts)
+        part = _part(item["type"], text)
+        if item["type"] == "message" and reply is not None and self._client_request.logprobs:
+            part["logprobs"] = _logprobs(reply, self._decode)
+        events = self._of_part("done", text=text)
+        events += self._of_item("response.content_part.done", content_index=0, part=part)
+        cut = reply is not None and reply.finish_reason == "length"
+        ended = {"status": "incomplete" if cut else "completed"} if item["type"] == "message" else {}
+        if item["type"] == "reasoning" and self._client_request.echo["sealed"]:
+            ended = {"encrypted_content": self._handle}
+        self._items[-1] = {**item, **ended, "content": [part]}
+        self._open, self._texts = None, []
+        return events + self._done()
+
+    def _call(self, item: dict[str, Any]) -> bytes:
+        """Write a call: its item, what fills it, and its end."""
+        function = item["type"] == "function_call"
+        field = "arguments" if function else "input"
+        name = "response.function_call_arguments" if function else "response.custom_tool_call_input"
+        item["id"] = f"{'fc' if function else 'ctc'}_{self._handle}.{len(self._items)}"
+        self._items.append({**item, "status": "completed"})
+        empty = {**item, field: "", "status": "in_progress"}
+        events = self._event("response.output_item.added", output_index=len(self._items) - 1, item=empty)
+        events += self._of_item(f"{name}.delta", delta=item[field])
+        named = {"name": item["name"]} if function else {}
+        return events + self._of_item(f"{name}.done", **named, **{field: item[field]}) + self._done()
+
+    def _done(self) -> bytes:
+        return self._event("response.output_item.done", output_index=len(self._items) - 1, item=self._items[-1])
+
+    def _of_part(self, name: str, **values: Any) -> bytes:
+        """Write an event of the text of the open item."""
+        assert self._open is not None
+        kind, logprobs = (
+            ("reasoning_text", {}) if self._open["type"] == "reasoning" else ("output_text", {"logprobs": []})
+        )
+        return self._of_item(f"response.{kind}.{name}", content_index=0, **values, **logprobs)
+
+    def _of_item(self, type: str, **values: Any) -> bytes:
+        """Write an event of the last item."""
+        return self._event(type, item_id=self._items[-1]["id"], output_index=len(self._items) - 1, **values)
+
+    def _event(self, type: str, **values: Any) -> bytes:
+        self._sequence_number += 1
+        return event({"type": type, "sequence_number": self._sequence_number - 1, **values})
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    """Return one server-sent event."""
+    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), encoded(data))
+
+
+def _part(kind: str, text: str) -> dict[str, Any]:
+    """Return the one part of an item."""
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _response(
+    client_request: ClientRequest, id: str, *, status: str = "completed", reply: SampledReply | None = None
+) -> dict[str, Any]:
+    """Return a response without its items. `reply`: of one that has ended."""
+    cut = reply is not None and reply.finish_reason == "length"
+    return {
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "instructions": None,
+        "metadata": {},
+        "temperature": None,
+        "top_p": None,
+        **client_request.echo["fields"],
+        "id": f"resp_{sealed(id)}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "incomplete" if cut else status,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "model": client_request.model,
+        "output": [],
+        "usage": None if reply is None else _usage(reply),
+    }
+
+
+def _usage(reply: SampledReply) -> dict[str, Any]:
+    return {
+        "input_tokens": reply.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": len(reply.tokens),
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": reply.prompt_tokens + len(reply.tokens),
+    }
+
+
+def _logprobs(reply: SampledReply, decode: Decode) -> list[dict[str, Any]]:
+    return [
+        {"token": (text := decode(token)), "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+        for token, logprob in zip(reply.tokens, reply.logprobs, strict=True)
+    ]

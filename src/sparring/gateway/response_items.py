@@ -1,0 +1,140 @@
+"""Items of OpenAI's Responses, read: messages, reasoning, calls and their outputs, as one conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparring.errors import refusal
+from sparring.gateway.dialect import text_in, typed
+from sparring.gateway.handles import unsealed
+from sparring.gateway.response_tools import UNREADABLE, call_read
+from sparring.types import Message, ToolCall
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+TEXT_PARTS = ("input_text", "output_text", "text")
+CALLS = ("function_call", "custom_tool_call")
+OUTPUTS = ("function_call_output", "custom_tool_call_output")
+
+
+@dataclass(kw_only=True, slots=True)
+class _Reply:
+    """A reply, as far as its items have come."""
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def message(self) -> Message:
+        """Return the reply."""
+        return Message(
+            role="assistant",
+            content="".join(self.texts),
+            reasoning="".join(self.thoughts) or None,
+            tool_calls=tuple(self.calls),
+        )
+
+
+def conversation_in(items: Sequence[Any], where: str = "input") -> tuple[list[Message], str]:
+    """Read the items of a conversation. Items of one reply, which stand side by side, are one message; so is a call
+    that a client put behind the output of another call of that reply.
+
+    Returns:
+        The messages, and the id of the last reply that an item's handle names; empty where none does.
+
+    Raises:
+        BadInput: an item is malformed or of a type that cannot be shown to the model.
+    """
+    messages: list[Message | _Reply] = []
+    reply: _Reply | None = None  # the last one, as long as items may belong to it
+    handle = ""
+    for at, item in enumerate(items):
+        place = f"{where}[{at}]"
+        kind = typed(item, place, dict, "an item").get("type") or "message"
+        handle = unsealed(item.get("encrypted_content")) or _of_id(item.get("id")) or handle
+        if kind in OUTPUTS:
+            messages.append(_output(item, place))
+            continue
+        if kind in CALLS:
+            call = call_read(item, place)
+            behind = bool(messages) and isinstance(messages[-1], Message) and messages[-1].role == "tool"
+            if reply is None or behind and not (reply.calls and _one_reply(reply.calls[-1].id, call.id)):
+                messages.append(reply := _Reply())
+            reply.calls.append(call)
+            continue
+        role = _role(item, kind, place)
+        if role != "assistant":
+            reply = None
+            text = _text(item.get("content"), f"{place}.content")
+            messages.append(Message(role="user" if role == "user" else "system", content=text))
+            continue
+        if reply is None or not isinstance(messages[-1], _Reply):
+            messages.append(reply := _Reply())
+        if kind == "reasoning":
+            reply.thoughts.append(_thoughts(item, place))
+        else:
+            reply.texts.append(_text(item.get("content"), f"{place}.content"))
+    return [message if isinstance(message, Message) else message.message() for message in messages], handle
+
+
+def _role(item: Mapping[str, Any], kind: Any, where: str) -> str:
+    """Return whose an item is.
+
+    Raises:
+        BadInput: it has a type or a role that cannot be shown to the model.
+    """
+    if kind == "reasoning":
+        return "assistant"
+    if kind != "message":
+        expected = f"message, reasoning, {', '.join((*CALLS, *OUTPUTS))}"
+        do = "switch off in the client what makes it"
+        raise refusal(f"{where}.type", expected, repr(kind), do)
+    role = ROLES.get(str(item.get("role")))
+    if role is None:
+        raise refusal(f"{where}.role", f"one of {', '.join(ROLES)}", repr(item.get("role")), "correct the request")
+    return role
+
+
+def _output(item: Mapping[str, Any], where: str) -> Message:
+    id = text_in(typed(item.get("call_id"), f"{where}.call_id", str, "the id of a call"), where)
+    content = _text(item.get("output"), f"{where}.output")
+    return Message(role="tool", content=content, tool_call_id=id.removeprefix(UNREADABLE))
+
+
+def _text(content: Any, where: str) -> str:
+    """Return the text of a content, which may stand in parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return text_in(content, where)
+    texts = []
+    for at, part in enumerate(typed(content, where, list, "text, or a list of parts")):
+        place = f"{where}[{at}]"
+        kind = typed(part, place, dict, "a part").get("type")
+        if kind not in (*TEXT_PARTS, "refusal"):
+            raise refusal(place, "a part that is text", repr(kind), "this model reads text alone")
+        name = "refusal" if kind == "refusal" else "text"
+        texts.append(text_in(typed(part.get(name), f"{place}.{name}", str, "text"), place))
+    return "".join(texts)
+
+
+def _thoughts(item: Mapping[str, Any], where: str) -> str:
+    """Return the thoughts of a reasoning item; none where the client kept its handle alone."""
+    texts = []
+    for at, part in enumerate(typed(item.get("content") or [], f"{where}.content", list, "a list of parts")):
+        place = f"{where}.content[{at}]"
+        text = typed(part, place, dict, "a part").get("text")
+        texts.append(text_in(typed(text, f"{place}.text", str, "text"), place))
+    return "".join(texts)
+
+
+def _of_id(id: object) -> str:
+    """Return the id of the reply that the id of an item names; empty where it names none."""
+    return unsealed(id.partition("_")[2].partition(".")[0]) if isinstance(id, str) else ""
+
+
+def _one_reply(first: str, second: str) -> bool:
+    """Return whether two ids are of calls in one reply: all but the number at the end is the same."""
+    (turn, _, number), (other_turn, _, other) = first.rpartition("_"), second.rpartition("_")
+    return turn == other_turn != "call" and number.isdecimal() and other.isdecimal()

@@ -1,0 +1,166 @@
+"""Tools of OpenAI's Responses: functions, freeform tools and namespaces are all functions to the model, and a call is
+answered in the form of its tool."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sparring.errors import refusal
+from sparring.gateway.dialect import arguments_of, call_of, is_left_out, text_in, typed
+from sparring.types import ToolCall, ToolSpec
+
+UNREADABLE = "unreadable_"
+"""First letters of the id of a freeform call whose arguments are not the one text that the tool takes: its input is
+what the model wrote in their place."""
+
+HOSTED = frozenset(
+    "web_search web_search_2025_08_26 web_search_preview web_search_preview_2025_03_11 file_search computer"
+    " computer_use_preview code_interpreter image_generation mcp local_shell shell apply_patch tool_search"
+    " programmatic_tool_calling".split()
+)
+"""Types of tools that the vendor's servers run, or that the client runs in a form of the vendor's models."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolForm:
+    """Form in which a call of a tool is answered.
+
+    Attributes:
+        kind: a function has arguments, a freeform tool one text.
+        name: that the client has for the tool.
+        namespace: that the tool stands in; None for a tool of its own.
+    """
+
+    kind: Literal["function", "custom"]
+    name: str
+    namespace: str | None = None
+
+
+def tools_in(
+    tools: Any, leave_out: Collection[str], where: str = "tools"
+) -> tuple[tuple[ToolSpec, ...], dict[str, ToolForm]]:
+    """Read the tools of a request.
+
+    Args:
+        tools: the field of the request.
+        leave_out: types of tools that are passed over.
+        where: the place of the field.
+
+    Returns:
+        The tools as the model sees them, and the form of each, by the name that the model has for it.
+
+    Raises:
+        BadInput: one is malformed or none that the client runs, or two have one name.
+    """
+    specs: list[ToolSpec] = []
+    forms: dict[str, ToolForm] = {}
+    for at, tool in enumerate(typed(tools or [], where, list, "a list of tools")):
+        place = f"{where}[{at}]"
+        kind = typed(tool, place, dict, "a tool").get("type")
+        if kind == "namespace":
+            namespace = typed(tool.get("name"), f"{place}.name", str, "a name")
+            inner = typed(tool.get("tools"), f"{place}.tools", list, "a list of tools")
+            described = _description(tool, place)
+            pairs = [
+                _tool(each, f"{place}.tools[{n}]", namespace, described if n == 0 else "")
+                for n, each in enumerate(inner)
+            ]
+        elif kind in ("function", "custom"):
+            pairs = [_tool(tool, place, None, "")]
+        elif is_left_out(kind, leave_out):
+            continue
+        else:
+            do = "switch it off in the client, or let the door leave it out" if str(kind) in HOSTED else "leave it out"
+            raise refusal(f"{place}.type", "function, custom or namespace: tools that the client runs", repr(kind), do)
+        for spec, form in pairs:
+            if spec.name in forms:
+                raise refusal(place, "tools of different names", f"{spec.name!r} twice", "rename one")
+            forms[spec.name] = form
+            specs.append(spec)
+    return tuple(specs), forms
+
+
+def shown_name(name: str, namespace: str | None) -> str:
+    """Return the name that the model has for a tool."""
+    if not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+def call_read(item: Mapping[str, Any], where: str) -> ToolCall:
+    """Read a call that a client sends back.
+
+    Raises:
+        BadInput: it is malformed.
+    """
+    namespace = item.get("namespace")
+    if namespace is not None:
+        typed(namespace, f"{where}.namespace", str, "a name")
+    name = shown_name(typed(item.get("name"), f"{where}.name", str, "a name"), namespace)
+    id = text_in(typed(item.get("call_id"), f"{where}.call_id", str, "an id"), where)
+    if item.get("type") == "function_call":
+        arguments = typed(item.get("arguments"), f"{where}.arguments", str, "JSON as text")
+        return call_of(id, text_in(name, where), text_in(arguments, where))
+    input = text_in(typed(item.get("input"), f"{where}.input", str, "text"), where)
+    if id.startswith(UNREADABLE):
+        return call_of(id.removeprefix(UNREADABLE), name, input)
+    return ToolCall(id=id, name=text_in(name, where), arguments={"input": input})
+
+
+def call_written(call: ToolCall, forms: Mapping[str, ToolForm]) -> dict[str, Any]:
+    """Return a call as an item in the form of its tool, without its id."""
+    form = forms.get(call.name, ToolForm(kind="function", name=call.name))
+    namespace = {} if form.namespace is None else {"namespace": form.namespace}
+    if form.kind == "function":
+        named = {"call_id": call.id, "name": form.name, **namespace}
+        return {"type": "function_call", **named, "arguments": arguments_of(call)}
+    arguments = call.arguments
+    if arguments is not None and arguments.keys() == {"input"} and isinstance(arguments["input"], str):
+        id, input = call.id, arguments["input"]
+    else:
+        id, input = UNREADABLE + call.id, arguments_of(call)
+    return {"type": "custom_tool_call", "call_id": id, "name": form.name, **namespace, "input": input}
+
+
+def _tool(tool: Any, where: str, namespace: str | None, before: str) -> tuple[ToolSpec, ToolForm]:
+    """Return one tool as the model sees it, and its form. `before` stands before its description."""
+    kind = typed(tool, where, dict, "a tool").get("type")
+    if kind not in ("function", "custom"):
+        raise refusal(f"{where}.type", "function or custom", repr(kind), "leave it out")
+    name = text_in(typed(tool.get("name"), f"{where}.name", str, "a name"), where)
+    form = ToolForm(kind=kind, name=name, namespace=namespace)
+    texts = [before, _description(tool, where)]
+    if kind == "function":
+        parameters = typed(tool.get("parameters"), f"{where}.parameters", dict, "a JSON schema")
+    else:
+        format = tool.get("format") or {"type": "text"}
+        grammar = typed(format, f"{where}.format", dict, "a format")
+        if grammar.get("type") == "grammar":
+            texts.append(f"The input keeps to this grammar ({grammar.get('syntax')}):\n{grammar.get('definition')}")
+        parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    description = "\n\n".join(text for text in texts if text)
+    return ToolSpec(name=shown_name(name, namespace), description=description, parameters=parameters), form
+
+
+def _description(tool: Mapping[str, Any], where: str) -> str:
+    return text_in(typed(tool.get("description") or "", f"{where}.description", str, "text"), where)
+
+
+def names_of(forms: Mapping[str, ToolForm], chosen: Sequence[Mapping[str, Any]], where: str) -> list[str]:
+    """Return the names that the model has for tools which a client names.
+
+    Raises:
+        BadInput: the request has no such tool.
+    """
+    names = []
+    for at, tool in enumerate(chosen):
+        place = f"{where}[{at}]"
+        name = typed(typed(tool, place, dict, "a tool").get("name"), f"{place}.name", str, "the name of a tool")
+        shown = shown_name(name, tool.get("namespace"))
+        if shown not in forms:
+            raise refusal(place, "a tool of the request", json.dumps(name), "name one that is there")
+        names.append(shown)
+    return names

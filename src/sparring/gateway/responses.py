@@ -1,0 +1,163 @@
+"""OpenAI's Responses: `POST /v1/responses`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sparring.errors import refusal
+from sparring.gateway.chat_completions import CODES
+from sparring.gateway.dialect import (
+    ClientCall,
+    ClientRequest,
+    Decode,
+    in_order,
+    sorted_fields,
+    text_in,
+    typed,
+)
+from sparring.gateway.evidence import evidence_of
+from sparring.gateway.handles import unsealed
+from sparring.gateway.response_events import ResponseWriter, event, response_of
+from sparring.gateway.response_items import conversation_in
+from sparring.gateway.response_tools import tools_in
+from sparring.generation import Constraint
+from sparring.reply import SampledReply
+from sparring.types import Message
+
+OBEYED = frozenset(
+    "model input instructions tools tool_choice max_output_tokens stream text include previous_response_id store"
+    " generate background".split()
+)
+NOTED = frozenset(
+    "temperature top_p top_logprobs parallel_tool_calls reasoning metadata user safety_identifier service_tier"
+    " prompt_cache_key prompt_cache_retention prompt_cache_options client_metadata truncation context_management"
+    " stream_options max_tool_calls".split()
+)
+INCLUDED = frozenset(("reasoning.encrypted_content", "message.output_text.logprobs"))
+"""Additions that a client gets where it wants them. The vendor's others are of tools that its servers run."""
+
+
+class Responses:
+    """Dialect of OpenAI's Responses. Implements `Dialect`."""
+
+    path = "/v1/responses"
+
+    def read(self, call: ClientCall) -> ClientRequest:
+        """Read a request.
+
+        Raises:
+            BadInput: it is malformed, or asks for what cannot be had.
+        """
+        body = call.body
+        noted = sorted_fields(body, OBEYED, NOTED)
+        if body.get("background"):
+            raise refusal("background", "false", "true", "leave it out")
+        most = body.get("max_output_tokens")
+        if most is not None and typed(most, "max_output_tokens", int, "a whole number") < 1:
+            raise refusal("max_output_tokens", "at least 1", str(most), "raise it")
+        messages, handle = _conversation(call)
+        tools, forms = tools_in(body.get("tools"), call.leave_out)
+        choice = _choice(body.get("tool_choice"))
+        include = typed(body.get("include") or [], "include", list, "a list of names")
+        samples_nothing = body.get("generate") is False
+        return ClientRequest(
+            messages=tuple(messages) if samples_nothing else in_order(messages),
+            tools=() if choice == "none" else tools,
+            model=typed(body.get("model"), "model", str, "the name of a model"),
+            max_tokens=most,
+            constraint=_constraint(body.get("text")),
+            stream=bool(body.get("stream")),
+            logprobs="message.output_text.logprobs" in include,
+            noted=noted,
+            evidence=evidence_of(call, noted, handle),
+            samples_nothing=samples_nothing,
+            echo={
+                "forms": forms,
+                "sealed": "reasoning.encrypted_content" in include,
+                "fields": {name: body[name] for name in _ECHOED & body.keys() if body[name] is not None},
+            },
+        )
+
+    def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:
+        """Write the answer."""
+        (reply,) = replies
+        return response_of(client_request, reply, decode)
+
+    def writer(self, client_request: ClientRequest, decode: Decode) -> ResponseWriter:
+        """Open the writer of one streamed answer."""
+        return ResponseWriter(client_request, decode)
+
+    def error(self, status: int, message: str, *, too_long: bool = False) -> dict[str, Any]:
+        """Write an error."""
+        code = "context_length_exceeded" if too_long else CODES.get(status)
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+    def error_event(self, status: int, message: str) -> bytes:
+        """Write an error that comes when the answer has begun."""
+        code = "server_error" if status >= 500 else "invalid_prompt"
+        failed = {"id": "resp_failed", "object": "response", "created_at": 0, "status": "failed", "output": []}
+        required = {"model": "", "tools": [], "tool_choice": "auto", "parallel_tool_calls": True}
+        error = {"code": code, "message": message}
+        return event(
+            {"type": "response.failed", "sequence_number": 0, "response": {**failed, **required, "error": error}}
+        )
+
+    def ping(self) -> bytes:
+        """Write a comment, which clients pass over."""
+        return b": ping\n\n"
+
+
+_ECHOED = frozenset(
+    "instructions metadata tools tool_choice parallel_tool_calls max_output_tokens previous_response_id reasoning"
+    " store temperature text top_p truncation user".split()
+)
+"""Fields of a request that its answer repeats."""
+
+
+def _conversation(call: ClientCall) -> tuple[list[Message], str]:
+    """Return the messages of a request, and the id of the reply that they continue where the client names one."""
+    body, messages = call.body, []
+    instructions = body.get("instructions")
+    if instructions:
+        text = text_in(typed(instructions, "instructions", str, "text"), "instructions")
+        messages.append(Message(role="system", content=text))
+    previous = body.get("previous_response_id")
+    before = ""
+    if previous is not None:
+        before = unsealed(typed(previous, "previous_response_id", str, "an id").removeprefix("resp_"))
+        earlier = call.conversation(before) if before else None
+        if earlier is None:
+            got, do = json.dumps(previous), "send the whole input"
+            raise refusal("previous_response_id", "the id of a response under this key", got, do)
+        if messages and earlier and earlier[0].role == "system":
+            earlier = earlier[1:]  # the instructions of now stand in the place of those of before
+        messages += earlier
+    input = body.get("input")
+    if isinstance(input, str):
+        return [*messages, Message(role="user", content=text_in(input, "input"))], before
+    items = [] if input is None and previous is not None else typed(input, "input", list, "text or a list of items")
+    new, handle = conversation_in(items)
+    return [*messages, *new], handle or before
+
+
+def _choice(choice: Any) -> str:
+    if choice in (None, "auto", "none"):
+        return choice or "auto"
+    raise refusal("tool_choice", '"auto" or "none"', json.dumps(choice), "leave tool_choice out: the policy decides")
+
+
+def _constraint(text: Any) -> Constraint | None:
+    """Return what the text of the reply must be."""
+    format = None if text is None else typed(text, "text", dict, "settings of the text").get("format")
+    kind = None if format is None else typed(format, "text.format", dict, "a format").get("type")
+    if kind in (None, "text"):
+        return None
+    if kind == "json_object":
+        return Constraint(kind="json_schema", source='{"type":"object"}')
+    if kind == "json_schema":
+        schema = typed(format.get("schema"), "text.format.schema", dict, "a JSON schema")
+        return Constraint(kind="json_schema", source=json.dumps(schema))
+    raise refusal("text.format.type", "text, json_object or json_schema", repr(kind), "correct the request")

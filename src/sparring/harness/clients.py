@@ -1,0 +1,90 @@
+"""Clients that a harness's function is handed: by the names of its parameters.
+
+    async def agent(episode, openai_client): ...
+
+`door` is the address and the key, for any client; the others are the vendors' own asynchronous clients, ready to use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from sparring.errors import BadInput, boundary, refusal
+from sparring.harness.preset import KEY
+from sparring.harness.program import Address, OpenDoor
+from sparring.protocols import Episode
+
+
+@asynccontextmanager
+async def _door(door: Address) -> AsyncIterator[Address]:
+    yield door
+
+
+@asynccontextmanager
+async def _openai(door: Address) -> AsyncIterator[Any]:
+    async with importlib.import_module("openai").AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key) as client:
+        yield client
+
+
+@asynccontextmanager
+async def _anthropic(door: Address) -> AsyncIterator[Any]:
+    async with importlib.import_module("anthropic").AsyncAnthropic(base_url=door.url, api_key=door.key) as client:
+        yield client
+
+
+@asynccontextmanager
+async def _google(door: Address) -> AsyncIterator[Any]:
+    genai = importlib.import_module("google.genai")
+    client = genai.Client(api_key=door.key, http_options={"base_url": door.url}).aio
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+CLIENTS: dict[str, tuple[str, Callable[[Address], Any]]] = {
+    "door": ("", _door),
+    "openai_client": ("openai", _openai),
+    "anthropic_client": ("anthropic", _anthropic),
+    "google_client": ("google.genai", _google),
+}
+"""By the parameter's name: the package that has the client, and how one is opened."""
+
+
+def clients_of(function: Callable[..., Any], name: str) -> tuple[str, ...]:
+    """Return the clients that a function wants beside the episode.
+
+    Args:
+        function: of a harness.
+        name: of it in the recipe.
+
+    Raises:
+        BadInput: a parameter is none of `CLIENTS`, or its package is not installed.
+    """
+    empty = inspect.Parameter.empty
+    parameters = [each for each in inspect.signature(function).parameters.values() if each.kind not in (2, 4)]
+    names = tuple(each.name for each in parameters[1:] if each.default is empty or each.name in CLIENTS)
+    for client in names:
+        if client not in CLIENTS:
+            expected = f"the episode, and parameters of the names {', '.join(CLIENTS)}"
+            raise refusal(KEY, expected, f"{name} with the parameter {client!r}", "rename it or give it a default")
+        package = CLIENTS[client][0]
+        if package:
+            root = {"google.genai": "google-genai"}.get(package, package)
+            with boundary(BadInput, KEY, f"the package {root}, for {name}'s parameter {client}", f"pip install {root}"):
+                importlib.import_module(package)
+    return names
+
+
+async def with_clients(
+    function: Callable[..., Awaitable[None]], names: Sequence[str], open_door: OpenDoor, episode: Episode
+) -> None:
+    """Run a function with its clients, which live as long as it runs."""
+    async with AsyncExitStack() as stack:
+        door = await stack.enter_async_context(open_door(episode.session()))
+        clients = {name: await stack.enter_async_context(CLIENTS[name][1](door)) for name in names}
+        await function(episode, **clients)

@@ -1,0 +1,375 @@
+"""Harness that runs an agent program, unmodified, in the rollout's box.
+
+The program finds one server at an address of its own: the gateway, behind which the rollout's session is. It has no
+other network, a home (`/agent`) and a work folder (`/box`), which the world fills before and reads after: it is the
+rollout's box. A world with tools needs the box for these; there the program has another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from sparring.errors import EnvError, LimitReached, SandboxError, boundary, refusal
+from sparring.harness.find import Installation, find_program
+from sparring.harness.preset import KEY, AgentProgram, fill, load_preset
+from sparring.harness.relay import relay_to
+from sparring.protocols import Episode, ToolHost, World
+from sparring.types import BoxSpec, ExecResult, Message, Task, ToolCall, ToolSpec
+
+PORT = 8700
+URL = f"http://127.0.0.1:{PORT}"
+"""Address of the gateway in the box; the same in every rollout, so that prompts are."""
+
+HOME, WORK, MODEL = "/agent", "/box", "policy"
+LONGEST_ARGUMENT = 128 << 10
+"""Bytes of one argument that the kernel takes."""
+
+LAST_WORDS = 2000
+"""Characters of a program's output that an error or a note repeats."""
+
+
+class Address(Protocol):
+    """Address of a session for a program outside this process.
+
+    Attributes:
+        url: of the server, without a path.
+        key: that opens the session.
+        tools: of the world, which the server hosts; None where it has none.
+    """
+
+    url: str
+    key: str
+    tools: ToolHost | None
+
+
+class OpenDoor(Protocol):
+    """Opens sessions to programs."""
+
+    def __call__(
+        self, session: Any, *, models: Mapping[str, Any] = {}, leave_out: Sequence[str] = ()
+    ) -> AbstractAsyncContextManager[Address]:
+        """Open a session for as long as the context lasts.
+
+        Args:
+            session: of the policy.
+            models: other names that the program may have for models, each with the one that answers.
+            leave_out: types of the vendor's own tools that are left out of requests.
+        """
+
+
+class CountedSession:
+    """A session that counts what is asked of it, and says when the rollout is over. Other attributes are its own.
+
+    Attributes:
+        requests: replies that were asked for.
+        limit: the limit of the rollout that was hit; None where none was. The context's length is none: a client that
+            hears of it compacts.
+        over: set with `limit`.
+        last: the latest reply that called nothing: what the program has to say in the end; None where there is none.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self.requests = 0
+        self.limit: LimitReached | None = None
+        self.over = asyncio.Event()
+        self.last: Message | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    async def reply(self, messages: Sequence[Message], *arguments: Any, **settings: Any) -> Any:
+        """Ask the session for a reply. Raises what the session raises."""
+        self.requests += 1
+        try:
+            return self._noted(await self._session.reply(messages, *arguments, **settings))
+        except LimitReached as limit:
+            self._hit(limit)
+            raise
+
+    async def stream(self, messages: Sequence[Message], *arguments: Any, **settings: Any) -> AsyncIterator[Any]:
+        """Ask the session for a reply in pieces. Raises what the session raises."""
+        self.requests += 1
+        async with aclosing(self._session.stream(messages, *arguments, **settings)) as pieces:
+            try:
+                async for piece in pieces:
+                    yield self._noted(piece)
+            except LimitReached as limit:
+                self._hit(limit)
+                raise
+
+    def _noted(self, reply: Any) -> Any:
+        """Take note of a whole reply, and return it."""
+        message = getattr(reply, "message", None)
+        if message is not None and not message.tool_calls:
+            self.last = message
+        return reply
+
+    def _hit(self, limit: LimitReached) -> None:
+        """Take note of a limit of the rollout."""
+        if limit.reason != "context_length":
+            self.limit = limit
+            self.over.set()
+
+
+class WorldTools:
+    """Tools of a world that a program calls by MCP. Implements `protocols.ToolHost`. Calls run one after another, for
+    the world takes one reply at a time.
+
+    Attributes:
+        done: whether the world has ended.
+    """
+
+    def __init__(self, env: World) -> None:
+        self._env = env
+        self._turn = asyncio.Lock()
+        self._calls = 0
+        self.done = False
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """The tools as they are now."""
+        return self._env.tools
+
+    async def call(self, call: ToolCall) -> str:
+        """Run a tool and return its answer.
+
+        Raises:
+            EnvError: the world broke.
+            LimitReached: the policy's own commands have taken too long.
+        """
+        async with self._turn:
+            if self.done:
+                return "error: the task is over"
+            self._calls += 1
+            named = replace(call, id=f"call_{self._calls}")
+            with boundary(EnvError, f"tool {call.name}"):
+                observation = await self._env.step(Message(role="assistant", tool_calls=(named,)))
+            self.done = observation.done
+            return "\n".join(message.content for message in observation.messages) or "done"
+
+    async def answer(self, reply: Message) -> None:
+        """Give the world the program's last reply, unless it has ended.
+
+        Raises:
+            EnvError: the world broke.
+        """
+        if not self.done:
+            with boundary(EnvError, "step"):
+                self.done = (await self._env.step(reply)).done
+
+
+class ProgramHarness:
+    """Harness that runs a program. Implements `protocols.Harness`.
+
+    Args:
+        name: of the preset.
+        preset: how the program is started.
+        script: text of the preset's script.
+        installation: where the program is.
+        open_door: opens a session to it.
+
+    Attributes:
+        mounts: folders of the host that boxes of this run need, by their path in the boxes.
+    """
+
+    def __init__(
+        self, name: str, preset: AgentProgram, script: str, installation: Installation, open_door: OpenDoor
+    ) -> None:
+        self.name = name
+        self.mounts: Mapping[str, str] = installation.mounts
+        self._preset, self._script, self._installation, self._open_door = preset, script, installation, open_door
+
+    def box_of(self, task: Task, *, tools: bool) -> BoxSpec:
+        """Return the box that a rollout of a task needs: the task's, with room for the program if it runs there.
+
+        Args:
+            task: whose box it is.
+            tools: whether the world has tools; the box is then theirs alone.
+        """
+        spec = task.box or BoxSpec(timeout_s=60.0)
+        return spec if tools else self._widened(spec)
+
+    def _widened(self, spec: BoxSpec) -> BoxSpec:
+        preset = self._preset
+        return replace(
+            spec,
+            memory_bytes=max(spec.memory_bytes, preset.memory_bytes),
+            disk_bytes=max(spec.disk_bytes, preset.disk_bytes),
+            processes=max(spec.processes, preset.processes),
+        )
+
+    async def run(self, episode: Episode) -> None:
+        """Let the program work on the task until it ends.
+
+        Raises:
+            LimitReached: it ran for too long, or needed too much memory.
+            EnvError: the world broke, or the program ended without a request for a reply.
+            BadInput: the world has tools, which the program cannot be handed.
+            SandboxError: there is no box that runs programs.
+        """
+        box = _box_of(episode)
+        with boundary(EnvError, f"environment {episode.task.env}, task {episode.task.id}: open"):
+            observation = await episode.env.open(episode.task, episode.box)
+        if observation.done:
+            return
+        if episode.env.tools and self._preset.with_tools is None:
+            do = f"use a preset with a table [with_tools], or leave the tools to {self.name}"
+            raise refusal(KEY, "a program that is handed the world's tools", f"{self.name}, which takes none", do)
+        messages = (*episode.task.messages, *observation.messages)
+        session = CountedSession(episode.session())
+        tools = WorldTools(episode.env)
+        own = await box.beside(self._widened(BoxSpec())) if episode.env.tools else box
+        try:
+            async with self._open_door(session, models=self._preset.models, leave_out=self._preset.leave_out) as door:
+                door.tools = tools if episode.env.tools else None
+                result = await self._run(own, door, session, messages)
+        finally:
+            if own is not box:
+                await own.close()
+        episode.note("program", _noted(self.name, result, session))
+        self._judge(result, session)
+        if session.last is not None:
+            await tools.answer(session.last)
+
+    async def _run(self, box: Any, door: Address, session: CountedSession, messages: Sequence[Message]) -> ExecResult:
+        """Write the program's files and run it; return what it did."""
+        values = self._values(door, session, messages)
+        files = {**self._preset.files, **({"agent.py": self._script} if self._script else {})}
+        words = self._preset.command[1:]
+        if door.tools is not None and self._preset.with_tools is not None:
+            files |= self._preset.with_tools.files
+            words += self._preset.with_tools.arguments
+        for path, text in files.items():
+            await box.write(f"{HOME}/{path}", fill(text, values).encode())
+        argv = [*self._installation.start, *(fill(word, values) for word in words)]
+        if max(len(word.encode()) for word in argv) >= LONGEST_ARGUMENT:
+            raise refusal(self.name, "a prompt that fits an argument (128 KiB)", "a longer one", "give it as stdin")
+        environment = {
+            "PATH": self._installation.search,
+            "HOME": HOME,
+            "TMPDIR": "/tmp",
+            "LANG": "C.UTF-8",
+            "TZ": "UTC",
+            **{name: fill(text, values) for name, text in self._preset.environment.items()},
+        }
+        running = asyncio.create_task(
+            box.program(
+                argv,
+                environment=environment,
+                stdin=fill(self._preset.stdin, values),
+                port=PORT,
+                timeout_s=self._preset.timeout_s,
+                output_bytes=self._preset.output_bytes,
+                served=relay_to(door.url),
+            )
+        )
+        return await _bounded(running, session.over, self._preset.grace_s)
+
+    def _values(self, door: Address, session: CountedSession, messages: Sequence[Message]) -> dict[str, Any]:
+        """Return what stands for each placeholder."""
+        preset = self._preset
+        texts = [*preset.command, preset.stdin, *preset.files.values(), *preset.environment.values(), self._script]
+        apart = any("{system}" in text for text in texts)
+        return {
+            "url": URL,
+            "key": door.key,
+            "model": MODEL,
+            "context": session.max_context,
+            "reply": session.max_reply,
+            "tools": f"{URL}/mcp",
+            "system": "\n\n".join(m.content for m in messages if m.role == "system"),
+            "prompt": "\n\n".join(m.content for m in messages if not apart or m.role != "system"),
+        }
+
+    def _judge(self, result: ExecResult, session: CountedSession) -> None:
+        """Raise what the end of the program means. Its exit status means nothing: limits and failures are the
+        session's to say.
+
+        Raises:
+            EnvError: it asked for nothing.
+            LimitReached: the rollout hit a limit, or the program was killed for one.
+        """
+        if not session.requests:
+            raise EnvError(f"harness {self.name}: {_end_of(result)} and requested no reply{_last_words(result)}")
+        if session.limit is not None:
+            raise session.limit
+        if result.out_of_memory:
+            raise LimitReached("resources", f"harness {self.name}: {_end_of(result)}")
+        if result.timed_out:
+            raise LimitReached("timeout", f"harness {self.name}: {_end_of(result)}")
+
+
+def load_program(name: str, folder: Path, open_door: OpenDoor) -> ProgramHarness:
+    """Return the harness of a preset.
+
+    Args:
+        name: of the preset, or a path to one.
+        folder: of programs.
+        open_door: opens a session to the program.
+
+    Raises:
+        BadInput: there is no such preset, or its program is not installed.
+    """
+    preset, script = load_preset(name)
+    return ProgramHarness(name, preset, script, find_program(preset, folder), open_door)
+
+
+async def _bounded(running: asyncio.Task[ExecResult], over: asyncio.Event, grace_s: float) -> ExecResult:
+    """Return the result of a program, which is ended `grace_s` seconds after its rollout."""
+    ended = asyncio.create_task(over.wait())
+    try:
+        await asyncio.wait((running, ended), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            await asyncio.wait((running,), timeout=grace_s)
+        if running.done():
+            return running.result()
+        return ExecResult(exit_code=137, stdout="", stderr="", wall_s=0.0, timed_out=True)
+    finally:
+        for task in (running, ended):
+            task.cancel()
+        await asyncio.gather(running, ended, return_exceptions=True)
+
+
+def _box_of(episode: Episode) -> Any:
+    """Return the box of an episode.
+
+    Raises:
+        SandboxError: it runs no programs.
+    """
+    box = episode.box
+    if box is None or not hasattr(box, "program"):
+        raise SandboxError(f"{KEY}: expected a box that runs programs; do: set sandbox.enabled = true")
+    return box
+
+
+def _noted(name: str, result: ExecResult, session: CountedSession) -> dict[str, Any]:
+    """Return the note of a program that has ended."""
+    return {
+        "harness": name,
+        "exit_code": result.exit_code,
+        "wall_s": result.wall_s,
+        "requests": session.requests,
+        "timed_out": result.timed_out,
+        "out_of_memory": result.out_of_memory,
+        "stdout": result.stdout[-LAST_WORDS:],
+        "stderr": result.stderr[-LAST_WORDS:],
+    }
+
+
+def _end_of(result: ExecResult) -> str:
+    if result.timed_out:
+        return f"the program was killed after {result.wall_s:.3g} s"
+    if result.out_of_memory:
+        return "the program was killed, for its memory was over its limit"
+    return f"the program ended with status {result.exit_code}"
+
+
+def _last_words(result: ExecResult) -> str:
+    text = (result.stderr.strip() or result.stdout.strip())[-LAST_WORDS:]
+    return f": {text}" if text else ""

@@ -1,0 +1,134 @@
+"""Replies that are shown while they are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import cast
+
+from sparring.generation import Completion, Delta, GenerateRequest
+from sparring.protocols import Engine, ReplyReader
+from sparring.reply import ReplyHead, Show, ShownReply
+from sparring.types import Message, ReplyPiece, ToolCall
+
+
+class StopHolder:
+    """Holder of the text of a reply that may be a string of the client's that ends it.
+
+    Args:
+        strings: none of which is shown, nor what follows.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = tuple(strings)
+        self._waiting = ""
+        self._over = False
+
+    def add(self, text: str) -> str:
+        """Return the text that is decided."""
+        if self._over:
+            return ""
+        text = self._waiting + text
+        end = first_of(text, self._strings)
+        if end is not None:
+            self._over, self._waiting = True, ""
+            return text[: end[0]]
+        waiting = max(_overlap(text, string) for string in self._strings)
+        self._waiting = text[len(text) - waiting :]
+        return text[: len(text) - waiting]
+
+
+class ShowingReader:
+    """Reader of one reply that shows what is decided of it.
+
+    Args:
+        reader: of the reply's format.
+        head: shown before the first piece.
+        show: takes head and pieces.
+        stop: strings of the client's that end the reply.
+        calls: beginning of the ids of its calls.
+    """
+
+    def __init__(
+        self,
+        reader: ReplyReader,
+        head: ReplyHead,
+        show: Show,
+        *,
+        stop: Sequence[str],
+        calls: str,
+    ) -> None:
+        self._reader, self._head, self._show = reader, head, show
+        self._shown, self.calls = ShownReply(), calls
+        self._holders = {kind: StopHolder(stop) for kind in ("reasoning", "text")} if stop else {}
+        self._begun = False
+        self._num_calls = 0
+
+    async def sampled(self, engine: Engine, request: GenerateRequest) -> Completion:
+        """Return what an engine samples for a request; show it meanwhile."""
+        stream = cast(AsyncGenerator[Delta | Completion], engine.stream(request))
+        async with aclosing(stream) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Completion):
+                    return piece
+                self._read(piece.tokens)
+        raise AssertionError("an engine's stream ends with a completion or an error")
+
+    def end(self, message: Message) -> None:
+        """Show what was not shown of a whole reply."""
+        self._begin()
+        for piece in self._shown.rest(message):
+            self._show(piece)
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._show(self._head)
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        self._begin()
+        for piece in self._reader.read(tokens):
+            if piece.call is not None:
+                piece = ReplyPiece(kind="call", call=_named(piece.call, self._num_calls, self.calls))
+                self._num_calls += 1
+            elif self._holders:
+                text = self._holders[piece.kind].add(piece.text)
+                if not text:
+                    continue
+                piece = ReplyPiece(kind=piece.kind, text=text)
+            self._shown.add(piece)
+            self._show(piece)
+
+
+def without_stop(message: Message, strings: Sequence[str]) -> tuple[Message, str | None]:
+    """Return a reply up to the first of some strings, and that string; the whole reply and None where it has none."""
+    for name, text in (("reasoning", message.reasoning or ""), ("content", message.content)):
+        end = first_of(text, strings)
+        if end is not None:
+            return replace(message, **{name: text[: end[0]]}), end[1]
+    return message, None
+
+
+def named(reply: Message, calls: str) -> Message:
+    """Return a reply whose calls have ids that begin with `calls`. Ids of the format itself stay."""
+    if not reply.tool_calls:
+        return reply
+    return replace(reply, tool_calls=tuple(_named(call, at, calls) for at, call in enumerate(reply.tool_calls)))
+
+
+def _named(call: ToolCall, at: int, calls: str) -> ToolCall:
+    return replace(call, id=f"{calls}{at}") if call.id == f"call_{at}" else call
+
+
+def first_of(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
+    """Return the place of the first of some strings in a text, and which it is; None where there is none."""
+    return min(((at, string) for string in strings if (at := text.find(string)) >= 0), default=None)
+
+
+def _overlap(text: str, string: str) -> int:
+    """Return how many characters at the end of a text may begin a string."""
+    for length in range(min(len(text), len(string) - 1), 0, -1):
+        if string.startswith(text[-length:]):
+            return length
+    return 0

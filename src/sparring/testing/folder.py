@@ -1,0 +1,109 @@
+"""World of a folder, for harnesses that run programs: it writes a question into the box and reads an answer from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparring.protocols import Boxes, Sandbox
+from sparring.types import Limits, Message, Observation, Score, Task, ToolSpec, Trajectory
+
+QUESTION, ANSWER = "question.txt", "answer.txt"
+
+
+def folder_task(answer: str = "42", *, prompt: str = "Do it.", limits: Limits = Limits()) -> Task:
+    """Return the task to write a text into `answer.txt`."""
+    message = Message(role="user", content=prompt)
+    return Task(id=f"folder/{answer}", env="folder", messages=(message,), data={"answer": answer}, limits=limits)
+
+
+class FolderEnv:
+    """One question. The reward is 1 where the folder holds the right answer, else 0.
+
+    Args:
+        tools: that the world has; they answer with what they are called with.
+    """
+
+    def __init__(self, tools: tuple[ToolSpec, ...] = ()) -> None:
+        self.tools = tools
+        self._box: Sandbox | None = None
+        self._answer = ""
+
+    async def open(self, task: Task, box: Sandbox | None) -> Observation:
+        """Write the question into the box."""
+        assert box is not None, "a program has a box"
+        self._box, self._answer = box, task.data["answer"]
+        await box.write(QUESTION, f"Write {self._answer} into {ANSWER}.\n".encode())
+        return Observation()
+
+    async def step(self, reply: Message) -> Observation:
+        """Answer the calls of a reply; one without ends it."""
+        answers = [
+            Message(role="tool", content=f"{call.name}: {dict(call.arguments or {})}", tool_call_id=call.id)
+            for call in reply.tool_calls
+        ]
+        return Observation(messages=tuple(answers), done=not answers)
+
+    async def score(self, trajectory: Trajectory) -> Score | None:
+        """Return 1 for the right answer, else 0."""
+        assert self._box is not None, "scored after it was opened"
+        try:
+            right = (await self._box.read(ANSWER)).decode().strip() == self._answer
+        except FileNotFoundError:
+            right = False
+        return Score(reward=float(right), success=right)
+
+    async def close(self) -> None:
+        """Do nothing: the box is the rollout's."""
+
+
+class FolderWorld:
+    """Implements `EnvFactory` for folders.
+
+    Args:
+        tools: that its worlds have.
+    """
+
+    name = "folder"
+    scorer = None
+
+    def __init__(self, tools: tuple[ToolSpec, ...] = ()) -> None:
+        self._tools = tools
+
+    def make(self) -> FolderEnv:
+        """Return a fresh world."""
+        return FolderEnv(self._tools)
+
+    async def prove(self, boxes: Boxes) -> tuple[int, int]:
+        """Return nothing to prove: there is no file with rows."""
+        return 0, 0
+
+    def tasks(self, split: str, seed: int) -> FolderTasks:
+        """Return endless tasks."""
+        return FolderTasks()
+
+    def expert(self, task: Task) -> None:
+        """Return no expert: programs are shown by a teacher."""
+
+
+class FolderTasks:
+    """Endless tasks of the folder world."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def next(self) -> Task | None:
+        """Return the next task."""
+        self._next += 1
+        return folder_task(str(self._next))
+
+    def observe(self, group: Any) -> None:
+        """Ignore results: tasks do not depend on them."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Return the position of the stream."""
+        return {"next": self._next}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._next = state["next"]

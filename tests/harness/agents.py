@@ -1,0 +1,134 @@
+"""Published agent programs on a scripted policy: played as a rollout of the folder world, and what it recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sparring.gateway.server import open_door
+from sparring.generation import GenerateRequest
+from sparring.harness.by_environment import mounts_of
+from sparring.harness.load import load_harness
+from sparring.record.recorder import Recorder
+from sparring.render.demonstrate import reply_tokens
+from sparring.rollout.attempt_log import AttemptLog
+from sparring.rollout.config import RolloutConfig
+from sparring.rollout.runner import Finished, RolloutRunner
+from sparring.sandbox.bubblewrap import BubblewrapBoxes
+from sparring.sandbox.config import SandboxConfig
+from sparring.testing.folder import FolderWorld, folder_task
+from sparring.testing.scripted_engine import ScriptedEngine
+from sparring.testing.toy import toy_renderer
+from sparring.types import Limits, Message, Segment, ToolCall, ToolSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ROOT / ".harnesses"
+RENDERER = toy_renderer()
+Reply = Message | tuple[int, ...]
+
+
+def says(content: str, *calls: tuple[str, dict[str, Any]]) -> Message:
+    """A reply with these calls."""
+    tool_calls = tuple(
+        ToolCall(id=f"call_{n}", name=name, arguments=arguments) for n, (name, arguments) in enumerate(calls)
+    )
+    return Message(role="assistant", content=content, tool_calls=tool_calls)
+
+
+@dataclass
+class Played:
+    """A rollout: how it ended, the segments, what the engine was asked, the program's note."""
+
+    finished: Finished
+    engine: ScriptedEngine
+    note: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return self.finished.rollout.trajectories[0].segments
+
+    @property
+    def ending(self) -> str:
+        return self.finished.rollout.outcome.reason
+
+    @property
+    def reward(self) -> float | None:
+        return None if self.finished.score is None else self.finished.score.reward
+
+    @property
+    def turns(self) -> int:
+        return sum(segment.model is not None for segment in self.segments)
+
+    @property
+    def roots(self) -> int:
+        return sum(segment.parent is None for segment in self.segments)
+
+    @property
+    def branches(self) -> int:
+        """Leaves of the tree."""
+        parents = {segment.parent for segment in self.segments}
+        return sum(segment.index not in parents for segment in self.segments)
+
+    @property
+    def exact(self) -> float:
+        """The share of sampled turns whose recorded prompt is, id for id, what the engine was given."""
+        given = [request.tokens for request in self.engine.requests]
+        recorded = [self._prompt(segment) for segment in self.segments if segment.model is not None]
+        return sum(prompt in given for prompt in recorded) / len(given) if given else 0.0
+
+    def prompt(self, number: int) -> str:
+        """The text of a prompt that the engine was given."""
+        return RENDERER.decode(self.engine.requests[number].tokens)
+
+    def _prompt(self, segment: Segment) -> tuple[int, ...]:
+        path, at = [], segment.parent
+        while at is not None:
+            path.append(self.segments[at].tokens)
+            at = self.segments[at].parent
+        return tuple(token for tokens in reversed(path) for token in tokens)
+
+
+def play(
+    harness: str,
+    replies: Sequence[Reply] | Callable[[str], Reply],
+    *,
+    tools: tuple[ToolSpec, ...] = (),
+    limits: Limits = Limits(max_turns=40, max_tokens=100_000, max_tool_calls=80),  # noqa: B008
+    max_context: int = 400_000,
+    prompt: str = "Do it.",
+) -> Played:
+    """Play a rollout of the folder world.
+
+    Args:
+        harness: as a recipe names it.
+        replies: in the order in which they are asked for, or by the text of the prompt; a tuple is ids.
+        tools: of the world.
+        limits: of the task.
+        max_context: ids.
+        prompt: of the task.
+    """
+    left = iter(()) if callable(replies) else iter(replies)
+
+    def script(request: GenerateRequest) -> Sequence[int]:
+        reply = replies(RENDERER.decode(request.tokens)) if callable(replies) else next(left)
+        return reply_tokens(RENDERER, reply) if isinstance(reply, Message) else reply
+
+    engine, notes = ScriptedEngine(script), []
+    loaded = load_harness(harness, ("policy",), open_door, PROGRAMS)
+    log = AttemptLog(recorded=lambda kind, name, data: notes.append((kind, dict(data))))
+
+    async def main() -> Finished:
+        boxes = BubblewrapBoxes(SandboxConfig(servers=1), mounts_of(loaded))
+        recorder = Recorder(engine, RENDERER, max_context=max_context)
+        runner = RolloutRunner(FolderWorld(tools), boxes, recorder, loaded, RolloutConfig(retries=0), log=log)
+        try:
+            task = folder_task(limits=limits, prompt=prompt)
+            return await runner.run(task, rollout_id="rl/0/0", index=0, seed=7)
+        finally:
+            await boxes.close()
+
+    finished = asyncio.run(main())
+    return Played(finished, engine, next((data for kind, data in notes if kind == "program"), {}))
