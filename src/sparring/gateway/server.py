@@ -37,6 +37,7 @@ from sparring.gateway.gemini import Gemini
 from sparring.gateway.keys import PATH, WrongKey, key_of, wrong_key
 from sparring.gateway.messages import Messages
 from sparring.gateway.models import ModelTable, UnknownModel, model_listed, model_listed_for_google
+from sparring.gateway.openapi import document
 from sparring.gateway.responses import Responses
 from sparring.gateway.tool_server import answer_tools
 from sparring.protocols import ToolHost
@@ -182,7 +183,8 @@ class Gateway:
         for version in ("v1beta", "v1"):
             routes.append(Route(f"/{version}/models", self._models))
             routes.append(Route(f"/{version}/models/{{name:path}}", self._model))
-        routes += [Route("/mcp", self._tools, methods=["GET", "POST", "DELETE"]), Route("/health", self._health)]
+        routes.append(Route("/mcp", self._tools, methods=["GET", "POST", "DELETE"]))
+        routes += [Route("/health", self._health), Route("/openapi.json", self._openapi)]
         return Starlette(routes=[*routes, Mount(PATH, routes=routes)])
 
     def _endpoint(self, dialect: Dialect) -> Any:
@@ -247,6 +249,9 @@ class Gateway:
 
     async def _health(self, request: Request) -> Response:
         return Response(b"{}", media_type="application/json")
+
+    async def _openapi(self, request: Request) -> Response:
+        return Response(msgspec.json.encode(document()), media_type="application/json")
 
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
         """Return the answer to one request, which samples from now on, or that of the request that it repeats.
