@@ -145,6 +145,26 @@ def test_tools_in_another_order_are_the_same_and_the_prompt_keeps_the_first(sent
     assert tree.segments[0].tokens == RENDERER.render(START, TOOLS).tokens
 
 
+def test_a_call_of_a_tool_that_an_answer_loaded_is_a_call_and_loading_it_no_fork():
+    """The prompt has such a tool in the text of an answer; the list of tools stays."""
+    session = Recorder(ScriptedEngine(lambda request: reply_tokens(RENDERER, calls("1", "2"), TOOLS)), RENDERER).open(
+        toy_task(limits=Limits(max_turns=9, max_tool_calls=99, max_tokens=9999)), rollout_id="r", seed=1
+    )
+
+    async def talk() -> None:
+        messages = list(START)
+        for text in ('{"name": "python", "parameters": {}}', "loaded"):
+            reply = await session.complete(messages, TOOLS[1:])
+            assert [(call.name, call.arguments["code"]) for call in reply.tool_calls] == [
+                ("python", "1"),
+                ("python", "2"),
+            ]
+            messages += [reply, answer(text), answer("2")]
+
+    run_virtual(talk())
+    assert [s.parent for s in session.segments] == [None, 0, 1, 2]
+
+
 def test_of_equal_replies_the_named_one_goes_on_else_the_last_that_was_delivered():
     tree = Tree(RENDERER)
     places = [record(tree, START, say("Yes.")) for _ in range(3)]
