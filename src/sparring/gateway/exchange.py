@@ -152,6 +152,9 @@ class Exchanges:
         self._all: OrderedDict[Exchange, bytes] = OrderedDict()
         self._of_request: dict[bytes, list[Exchange]] = {}
 
+    def __len__(self) -> int:
+        return len(self._all)
+
     @property
     def under_way(self) -> list[Exchange]:
         """Those whose answers are not whole."""

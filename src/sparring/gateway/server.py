@@ -39,6 +39,8 @@ from sparring.gateway.messages import Messages
 from sparring.gateway.models import ModelTable, UnknownModel, model_listed, model_listed_for_google
 from sparring.gateway.openapi import document
 from sparring.gateway.responses import Responses
+from sparring.gateway.tool_server import answer_tools
+from sparring.protocols import ToolHost
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply
 from sparring.types import Message
 
@@ -65,6 +67,7 @@ class Door:
         models: that its client may name; the policy is one.
         leave_out: types of tools of the vendor's servers that are left out of a request in the place of refusing it.
         exchanges: of its client's requests.
+        tools: of the world, as an MCP server at `/mcp`; None where it has none.
     """
 
     url: str
@@ -73,6 +76,7 @@ class Door:
     models: ModelTable
     leave_out: frozenset[str] = frozenset()
     exchanges: Exchanges = field(default_factory=Exchanges)
+    tools: ToolHost | None = None
     _heard: OrderedDict[str, tuple[Message, ...]] = field(default_factory=OrderedDict)
     _num_heard: int = 0
 
@@ -179,7 +183,8 @@ class Gateway:
         for version in ("v1beta", "v1"):
             routes.append(Route(f"/{version}/models", self._models))
             routes.append(Route(f"/{version}/models/{{name:path}}", self._model))
-        routes += [Route("/health", self._health), Route("/openapi.json", self._openapi)]
+        routes += [Route("/mcp", self._tools, methods=["GET", "POST", "DELETE"]), Route("/health", self._health)]
+        routes.append(Route("/openapi.json", self._openapi))
         return Starlette(routes=[*routes, Mount(PATH, routes=routes)])
 
     def _endpoint(self, dialect: Dialect) -> Any:
@@ -232,6 +237,15 @@ class Gateway:
         """Refuse a WebSocket: a client that gets this status goes on by HTTP at once."""
         body = msgspec.json.encode(Responses().error(426, "expected POST, got a WebSocket; send requests by POST"))
         return Response(body, status_code=426, media_type="application/json")
+
+    async def _tools(self, request: Request) -> Response:
+        """Answer a client of the world's tools."""
+        try:
+            door = self._door(request)
+            return await answer_tools(door.tools, request.method, await _body(request))
+        except SparringError as error:
+            status, text, headers = _status(error)
+            return Response(text, status_code=status, headers=headers)
 
     async def _health(self, request: Request) -> Response:
         return Response(b"{}", media_type="application/json")

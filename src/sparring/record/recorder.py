@@ -16,7 +16,7 @@ from sparring.record.budget import Budget
 from sparring.record.lines import Turn
 from sparring.record.order import conversation_of
 from sparring.record.replies import RecordedPlaces, RecordedReplies, RecordedReply
-from sparring.record.request import Rank, ReplyRequest, joined_stop, overflows
+from sparring.record.request import Rank, ReplyRequest, at_most, joined_stop, overflows
 from sparring.record.streaming import ShowingReader, named, without_stop
 from sparring.record.tool_lists import ToolLists
 from sparring.record.transcript import Transcript
@@ -150,18 +150,11 @@ class RecordedSession:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:
-        """Ask for the next reply to a conversation, as a harness does that ends with the first reply cut short.
-
-        Args:
-            messages: as for `reply`.
-            tools: as for `reply`.
-            constraint: as for `reply`.
+        """Ask for the next reply to a conversation, as a harness does that ends with the first reply cut short. The
+        arguments and the other errors are those of `reply`.
 
         Raises:
-            BadInput: as for `reply`.
             LimitReached: a limit of the task or the context was hit; a reply that was cut short is in the record.
-            EngineError: as for `reply`.
-            StoreError: as for `reply`.
         """
         reply = await self.reply(messages, tools, constraint=constraint)
         if reply.limit is not None:
@@ -267,7 +260,7 @@ class RecordedSession:
                 recorded = await self.replies.take(self._role, turn.prompt, sampling)
             if recorded is None:
                 granted = await self._budget.grant(sampling.max_tokens)
-                sampling = _at_most(sampling, granted)
+                sampling = at_most(sampling, granted)
                 completion = await self._generate(turn, sampling, shown)
             else:
                 sampling, completion = recorded.sampling, recorded.completion()
@@ -336,8 +329,7 @@ class RecordedSession:
 
     def deliver(self, reply: str, delivered: bool) -> None:
         """Take note of whether a client got a reply whole; see `AnsweringSession.deliver`. A lost one is recorded."""
-        place = reply.rpartition("#")[2]
-        segment = self._tree.deliver(int(place), delivered) if place.isdecimal() else None
+        segment = self._tree.deliver(reply, delivered)
         if segment is not None and self._recorder.turns is not None and not self._closed:
             self._recorder.turns.note(self.id, segment)
 
@@ -400,7 +392,7 @@ class RecordedSession:
             seed=self._seed_of(turn.repeat),
         )
         most = min(base.max_tokens, context)
-        return _at_most(sampling, most if request.max_tokens is None else min(most, request.max_tokens))
+        return at_most(sampling, most if request.max_tokens is None else min(most, request.max_tokens))
 
     def _cut_reason(self, turn: Turn, request: ReplyRequest, granted: int) -> str:
         """Return the limit that a reply hit which is cut short after the tokens that it was granted; empty where that
@@ -497,11 +489,6 @@ def trajectory_id(rollout_id: str, role: str) -> str:
 def _request_id(session: str, turn: Turn) -> str:
     """Return the id of a turn's request at the engine; no other request has it."""
     return f"{session}#{turn.place}" + (f".{turn.attempt}" if turn.attempt else "")
-
-
-def _at_most(sampling: Sampling, most: int) -> Sampling:
-    """Return settings of sampling for a reply of at most so many tokens."""
-    return dataclasses.replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
 
 
 def _derive(seed: int, *names: object) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from sparring.generation import Constraint
+from sparring.generation import Constraint, Sampling
 from sparring.protocols import Renderer
 from sparring.reply import Evidence, Show
 from sparring.types import Message, ToolSpec
@@ -55,3 +56,8 @@ def overflows(messages: Sequence[Message], renderer: Renderer, room: int) -> boo
             return True
         length *= 4
     return False
+
+
+def at_most(sampling: Sampling, most: int) -> Sampling:
+    """Return settings of sampling for a reply of at most so many tokens."""
+    return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))

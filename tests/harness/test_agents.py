@@ -6,7 +6,7 @@ import pytest
 from agents import RENDERER, play, says
 from clients import CLIENTS, Client
 
-from sparring.types import Limits
+from sparring.types import Limits, ToolSpec
 
 pytestmark = pytest.mark.harness
 every = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.preset)
@@ -57,3 +57,26 @@ def test_a_limit_ends_the_rollout_whatever_the_client_makes_of_it(client: Client
     )
     assert (played.finished.rollout.outcome.kind, played.ending) == ("truncated", "max_turns"), played.note
     assert (played.turns, played.exact) == (2, 1.0)
+
+
+WEIGH = ToolSpec(
+    name="weigh",
+    description="Weigh a thing.",
+    parameters={"type": "object", "properties": {"thing": {"type": "string"}}, "required": ["thing"]},
+)
+
+
+@pytest.mark.parametrize(
+    ("preset", "name"),
+    [
+        ("claude-code", "mcp__world__weigh"),
+        ("codex", "mcp__world__weigh"),
+        ("gemini-cli", "mcp_world_weigh"),
+        ("qwen-code", "mcp__world__weigh"),
+        ("opencode", "world_weigh"),
+    ],
+)
+def test_a_worlds_tools_are_an_mcp_server_under_the_same_key(preset: str, name: str) -> None:
+    played = play(preset, [says("", (name, {"thing": "stone"})), says("All done.")], tools=(WEIGH,))
+    assert (played.ending, played.turns, played.exact) == ("answered", 2, 1.0), played.note
+    assert "weigh: {'thing': 'stone'}" in played.prompt(-1), "the world answered"
