@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -37,7 +38,7 @@ from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Limits, Message
 
 PATH = "/v1/chat/completions"
-WORD = "What is 12 + 34? "
+WORD = "You may call one or more functions to assist with the user query. "
 EVENTS = 400
 """Of one streamed answer."""
 ANSWER = "The answer is 46."
@@ -229,18 +230,18 @@ def bare(pipe: Any) -> None:
 
 
 class Yielding(ScriptedEngine):
-    """A scripted engine that lets others run between two tokens, as a real one does."""
+    """A scripted engine that lets others run between two tokens, as a real one does, and keeps no prompts."""
 
     async def stream(self, request: Any) -> Any:
         """Yield the script's tokens."""
-        async for piece in super().stream(request):
+        async for piece in super().stream(replace(request, conversation=None)):
             yield piece
             await asyncio.sleep(0)
 
 
 def gateway(pipe: Any) -> None:
     """Serve a door to a session on a scripted engine."""
-    renderer = toy_renderer()
+    renderer = toy_renderer(2000)
     short = reply_tokens(renderer, Message(role="assistant", content=ANSWER))
     long = tuple(renderer.tokenizer.encode("a b " * EVENTS))[: EVENTS - 1]
 
