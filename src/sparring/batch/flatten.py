@@ -91,6 +91,7 @@ def _branch(id: str, group: str, branch: Sequence[Segment], own: set[int]) -> Sa
         temperature=_temperature(id, [s for s in branch if s.index in own]),
         kept=KeptSets(rows=tuple(kept_sets)) if any(kept_sets) else None,
         bias=tuple(bias) if any(bias) else None,
+        fork=None if branch[0].fork is None else branch[0].fork.reason,
     )
 
 

@@ -67,7 +67,7 @@ class ChatCompletions:
         samples = typed(body.get("n") or 1, "n", int, "a whole number")
         if not 1 <= samples <= 128:
             raise refusal("n", "from 1 to 128", str(samples), "correct the request")
-        options = body.get("stream_options") or {}
+        options = typed(body.get("stream_options") or {}, "stream_options", dict, "settings of the stream")
         if body.get("top_logprobs"):
             raise refusal("top_logprobs", "0: the likeliest tokens are not sent", "more", "leave it out")
         return ClientRequest(
@@ -167,7 +167,7 @@ class ChunkWriter:
 
 def _message(data: Any, where: str) -> Message:
     data = typed(data, where, dict, "a message")
-    role = ROLES.get(data.get("role"))
+    role = ROLES.get(str(data.get("role")))
     if role is None:
         raise refusal(f"{where}.role", f"one of {', '.join(ROLES)}", repr(data.get("role")), "correct the request")
     content = _text(data.get("content"), f"{where}.content")
@@ -176,7 +176,7 @@ def _message(data: Any, where: str) -> Message:
         return Message(role="tool", content=content, tool_call_id=id)
     if role == "assistant":
         reasoning = data.get("reasoning_content") or data.get("reasoning")
-        calls = data.get("tool_calls") or []
+        calls = typed(data.get("tool_calls") or [], f"{where}.tool_calls", list, "a list of calls")
         return Message(
             role="assistant",
             content=content,
@@ -224,7 +224,8 @@ def _tools(body: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
             function.get("parameters", NO_PARAMETERS), f"{where}.function.parameters", dict, "a JSON schema"
         )
         name = typed(function.get("name"), f"{where}.function.name", str, "a name")
-        specs.append(ToolSpec(name=name, description=function.get("description") or "", parameters=parameters))
+        description = typed(function.get("description") or "", f"{where}.function.description", str, "text")
+        specs.append(ToolSpec(name=name, description=description, parameters=parameters))
     return () if choice == "none" else tuple(specs)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
+import xxhash
 
 from sparring.types import Message, ToolCall, ToolSpec
 
@@ -18,6 +19,8 @@ EXACT = 1 << 53
 
 DIGEST_BYTES = 16
 """Length of a digest."""
+
+_SEED = secrets.randbits(64)
 
 # made once: `json.dumps` with any option makes an encoder for every call
 _sorted = json.JSONEncoder(default=dict, sort_keys=True)
@@ -38,8 +41,7 @@ def message_key(message: Message) -> bytes:
             calls = "\0".join(map(_call_key, message.tool_calls))
             return f"assistant {len(content)} {content}{calls}".encode("utf-8", "surrogatepass")
         return f"assistant {len(content)} {content}".encode("utf-8", "surrogatepass")
-    name = message.name if message.role != "tool" else None
-    return f"{message.role} {name or ''}\0{content}".encode("utf-8", "surrogatepass")
+    return _head(message) + content.encode("utf-8", "surrogatepass")
 
 
 def other_keys(reply: Message) -> list[bytes]:
@@ -72,10 +74,13 @@ def put_together(messages: Sequence[Message], place_of_call: Mapping[str, int]) 
     reply = -1  # place of the last one
     for message in messages:
         if message.role == "assistant":
-            calls = message.tool_calls if reply >= 0 and not message.content else ()
+            calls = message.tool_calls if reply >= 0 and not message.content.strip() else ()
             before = merged[reply].tool_calls[-1:] if calls else ()
             places = [place_of_call.get(call.id) for call in (*before, *calls[:1])]
-            if merged and merged[-1].role == "assistant" or before and None is not places[0] == places[1]:
+            interleaved = bool(before) and None is not places[0] == places[1]
+            if interleaved and any(between.role != "tool" for between in merged[reply + 1 :]):
+                interleaved = False
+            if merged and merged[-1].role == "assistant" or interleaved:
                 merged[reply] = _joined(merged[reply], message)
                 continue
             reply = len(merged)
@@ -134,7 +139,13 @@ def chained(before: bytes, messages: Sequence[Message], aliases: Mapping[bytes, 
     """
     keys = []
     for message in messages:
-        before = digest(before + message_key(message))
+        if message.role == "assistant":
+            before = digest(before + message_key(message))
+        else:  # most of what a client sends; copied once, not thrice
+            hashed = xxhash.xxh3_128(before, seed=_SEED)
+            hashed.update(_head(message))
+            hashed.update(message.content.encode("utf-8", "surrogatepass"))
+            before = hashed.digest()
         if aliases:
             before = aliases.get(before, before)
         keys.append(before)
@@ -142,8 +153,14 @@ def chained(before: bytes, messages: Sequence[Message], aliases: Mapping[bytes, 
 
 
 def digest(data: bytes) -> bytes:
-    """Return 16 bytes of BLAKE2b."""
-    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+    """Return 16 bytes of XXH3 under the process's own seed: nobody can write messages for it that collide."""
+    return xxhash.xxh3_128_digest(data, seed=_SEED)
+
+
+def _head(message: Message) -> bytes:
+    """Return what stands before the content in the key of a message that is no reply."""
+    name = message.name if message.role != "tool" else None
+    return f"{message.role} {name or ''}\0".encode("utf-8", "surrogatepass")
 
 
 def _call_key(call: ToolCall) -> str:

@@ -91,9 +91,9 @@ class Turn:
 
     `input_place` and `place` are those of its input and its reply. `lane` names a line of turns that extends one id
     sequence (its KV can be kept). `repeat` numbers requests with the very same prompt: their replies must not be drawn
-    with the same random numbers. `attempt` counts how often it was asked before, `number` the turns before it. `key` is
-    the digest of all messages, of which the first `before` are the conversation of `node`, and `count` are there;
-    `tools` is the digest of the tools.
+    with the same random numbers. `attempt` counts how often it was asked before. `key` is the digest of all messages,
+    of which the first `before` are the conversation of `node`, and `count` are there; `tools` is the digest of the
+    tools.
     """
 
     ids: hashlib.blake2b
@@ -106,7 +106,6 @@ class Turn:
     lane: int
     repeat: int
     attempt: int
-    number: int
     key: bytes
     tools: bytes
     node: Node | None
@@ -132,3 +131,10 @@ def begins(messages: Sequence[Message], heard: list[Message]) -> bool:
         return heard < messages
     except TypeError:  # messages have no order: the first that differ say so
         return False
+
+
+def place_named(reply: str) -> int | None:
+    """Return the place that an id of a reply bears, whatever a dialect put before it; None where it is no such id."""
+    _, separator, number = reply.rpartition("#")
+    place = number.partition(".")[0]
+    return int(place) if separator and place.isdecimal() else None

@@ -51,6 +51,22 @@ def conversation(segments: Sequence[Segment], index: int | None) -> tuple[Messag
     return tuple(message for part in reversed(messages) for message in part)
 
 
+def conversation_of(segments: Sequence[Segment], trajectory: str, reply: str) -> tuple[Message, ...] | None:
+    """Return all messages up to a reply of a trajectory, itself included.
+
+    Args:
+        segments: of the trajectory.
+        trajectory: its id.
+        reply: id of the reply, which bears the place of its segment.
+    """
+    owner, _, place = reply.rpartition("#")
+    for segment in reversed(segments):
+        at = segment.index if segment.place is None else segment.place
+        if owner == trajectory and str(at) == place and segment.model is not None:
+            return conversation(segments, segment.index)
+    return None
+
+
 def tools_of(segments: Sequence[Segment], index: int) -> tuple[ToolSpec, ...]:
     """Return the tools of the request that a segment of a trajectory belongs to."""
     at: int | None = index

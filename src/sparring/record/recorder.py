@@ -14,6 +14,7 @@ from sparring.generation import Completion, Constraint, GenerateRequest, Samplin
 from sparring.protocols import Engine, Renderer, Store
 from sparring.record.budget import Budget
 from sparring.record.lines import Turn
+from sparring.record.order import conversation_of
 from sparring.record.replies import RecordedPlaces, RecordedReplies, RecordedReply
 from sparring.record.request import Rank, ReplyRequest, at_most, joined_stop, overflows
 from sparring.record.streaming import ShowingReader, named, without_stop
@@ -328,10 +329,13 @@ class RecordedSession:
 
     def deliver(self, reply: str, delivered: bool) -> None:
         """Take note of whether a client got a reply whole; see `AnsweringSession.deliver`. A lost one is recorded."""
-        place = reply.rpartition("#")[2]
-        segment = self._tree.deliver(int(place), delivered) if place.isdecimal() else None
+        segment = self._tree.deliver(reply, delivered)
         if segment is not None and self._recorder.turns is not None and not self._closed:
             self._recorder.turns.note(self.id, segment)
+
+    def conversation(self, reply: str) -> tuple[Message, ...] | None:
+        """Return all messages up to a reply, itself included; None where there is no such reply."""
+        return conversation_of(self.segments, self.id, reply)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation that is rendered whole."""

@@ -25,7 +25,7 @@ from sparring.generation import Completion, Sampling
 from sparring.protocols import Renderer
 from sparring.record.forks import fork_of, is_quoted, texts_of_calls
 from sparring.record.identity import DIGEST_BYTES, chained, digest, other_keys, put_together, thought_of
-from sparring.record.lines import START, Lane, Node, Request, Turn, begins
+from sparring.record.lines import START, Lane, Node, Request, Turn, begins, place_named
 from sparring.record.order import settled
 from sparring.record.tool_lists import ToolLists
 from sparring.reply import NO_EVIDENCE
@@ -62,7 +62,6 @@ class Tree:
     _agents: set[str] = field(default_factory=set)
     _reserved: frozenset[int] = frozenset()
     _next: int = 0
-    _num_planned: int = 0
     _last: Lane | None = None
 
     @property
@@ -119,7 +118,6 @@ class Tree:
         length, parent = (0, None) if node is None else (node.length, node.place)
         ids.update(_bytes(added))
         repeat, attempt, input_place, place = self._places(parent, added, ids.digest(), recorded)
-        self._num_planned += not attempt
         request = Request(messages, before, keys, tools_digest, specs, evidence, node, matched)
         if input_place not in self._written and input_place not in self._unwritten:
             segment = Segment(index=input_place, parent=parent, source=source, tokens=added, message=messages[-1])
@@ -135,7 +133,6 @@ class Tree:
             lane=self._tell(node, request, input_place),
             repeat=repeat,
             attempt=attempt,
-            number=self._num_planned - 1,
             key=keys[-1],
             tools=tools_digest,
             node=node,
@@ -177,7 +174,8 @@ class Tree:
             reply, and others of which more is known now.
         """
         new = [] if turn.input_place not in self._unwritten else [self._unwritten.pop(turn.input_place)]
-        versions, kv_versions, cut = completion.versions, completion.kv_versions, completion.finish_reason == "abort"
+        versions, kv_versions = completion.versions, completion.kv_versions
+        lost = completion.finish_reason == "abort"
         new.append(
             Segment(
                 index=turn.place,
@@ -192,9 +190,9 @@ class Tree:
                 sampling=sampling,
                 kept=completion.kept,
                 finish_reason=completion.finish_reason,
-                label=recorded.label if recorded is not None else "lost" if cut else turn.evidence.label or "agent",
+                label=recorded.label if recorded is not None else "lost" if lost else turn.evidence.label or "agent",
                 evidence=None if turn.evidence == NO_EVIDENCE else turn.evidence,
-                delivered=recorded.delivered if recorded is not None else False if cut else None,
+                delivered=recorded.delivered if recorded is not None else False if lost else None,
             )
         )
         self._written.update((segment.index, segment) for segment in new)
@@ -219,20 +217,22 @@ class Tree:
 
     def call_ids(self, turn: Turn) -> str:
         """Return the beginning of the ids of the calls of a turn's reply, which no other call of the session has; their
-        numbers follow."""
-        number = turn.number
-        while f"call_{number}_0" in self._place_of_call:  # of a reply of a record that comes again
-            number += 1
-        return f"call_{number}_"
+        numbers follow. A turn of a record that comes again has the same."""
+        return f"call_{turn.place - 1}_"
 
-    def deliver(self, place: int, delivered: bool) -> Segment | None:
+    def deliver(self, reply: str, delivered: bool) -> Segment | None:
         """Take note of whether a client got a reply.
+
+        Args:
+            reply: its id.
+            delivered: whether it did.
 
         Returns:
             Its segment, where that is to be written again: of a reply that was lost, or is no more.
         """
-        segment = self._written.get(place)
-        if segment is None or segment.sampling is None or segment.delivered == delivered:
+        place = place_named(reply)
+        segment = None if place is None else self._written.get(place)
+        if place is None or segment is None or segment.sampling is None or segment.delivered == delivered:
             return None
         lost = segment.delivered is False
         evidence = segment.evidence or NO_EVIDENCE
@@ -391,7 +391,7 @@ class Tree:
 
         def rank(node: Node) -> tuple[bool, bool, bool, bool, int]:
             ids = [call.id for call in node.reply.tool_calls]
-            named = evidence.handle in ids or evidence.handle.rpartition("#")[1:] == ("#", str(node.place))
+            named = evidence.handle in ids or place_named(evidence.handle) == node.place
             delivered = self._written[node.place].delivered is not False
             return named, bool(ids) and ids == calls, node.agent == evidence.agent, delivered, node.place
 

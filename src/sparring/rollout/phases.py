@@ -321,6 +321,10 @@ class LimitedSession:
         """Take note of whether a client got a reply whole."""
         self._session.deliver(reply, delivered)
 
+    def conversation(self, reply: str) -> tuple[Message, ...] | None:
+        """Return all messages up to a reply, itself included; None where there is no such reply."""
+        return self._session.conversation(reply)
+
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation."""
         return self._session.count(messages, tools)

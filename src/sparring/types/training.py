@@ -8,7 +8,7 @@ from typing import Any
 
 from sparring.annotations import DECLARED
 from sparring.generation import KeptSets, TopRows
-from sparring.types.record import Source
+from sparring.types.record import ForkReason, Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,9 @@ class Sample:
     `label` is what the preference term is told of the row: 1 chosen or wanted, -1 rejected or unwanted; 0: judged for a
     batch statistic alone, never trained. The chosen and the rejected rows of one `group` are a pair. `teacher` names
     the model that the distill term, or a penalty for leaving a reference, compares with; `tops` is what that one finds
-    likeliest in the place of each token, where no more of its distribution is asked for.
+    likeliest in the place of each token, where no more of its distribution is asked for. `fork` says why the row's
+    conversation left another that was recorded before; None where it did not. In a row with `template` the chat
+    template had no bridge over what was said: replies before the first trained one are encoded from their text.
     """
 
     id: str
@@ -52,6 +54,7 @@ class Sample:
     label: float | None = None
     teacher: str | None = None
     tops: TopRows | None = None
+    fork: ForkReason | None = None
 
     def __post_init__(self) -> None:
         if not self.annotations.keys() <= DECLARED:
