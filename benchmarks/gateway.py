@@ -232,6 +232,11 @@ def bare(pipe: Any) -> None:
 class Yielding(ScriptedEngine):
     """A scripted engine that lets others run between two tokens, as a real one does, and keeps no prompts."""
 
+    async def generate(self, request: Any) -> Any:
+        """Return all of them at once."""
+        *_, completion = [piece async for piece in super().stream(replace(request, conversation=None))]
+        return completion
+
     async def stream(self, request: Any) -> Any:
         """Yield the script's tokens."""
         async for piece in super().stream(replace(request, conversation=None)):
