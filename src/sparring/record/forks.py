@@ -76,7 +76,7 @@ def _reason(
 
 def _says(node: Node, request: Request) -> bool:
     """Return whether a request quotes what a reply says, not what it calls."""
-    return is_quoted(node.reply.content.strip(), request.messages[request.before :])
+    return is_quoted(node.text, request.messages[request.before :])
 
 
 def _sums_up(node: Node, request: Request, lane: Lane) -> bool:

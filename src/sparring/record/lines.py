@@ -18,8 +18,8 @@ START = bytes(DIGEST_BYTES)
 @dataclass(kw_only=True, slots=True, eq=False)
 class Node:
     """A reply in the tree: the place of its segment, a hash over all ids up to its last, their number, and its line of
-    turns, in which it is message number `count` - 1. `key` is the digest of its conversation, `agent` whose it is, and
-    `twin` the reply before it with an equal conversation."""
+    turns, in which it is message number `count` - 1. `key` is the digest of its conversation, `text` what it says,
+    without the blanks around it, `agent` whose it is, and `twin` the reply before it with an equal conversation."""
 
     place: int
     ids: hashlib.blake2b
@@ -28,6 +28,7 @@ class Node:
     count: int
     key: bytes
     reply: Message
+    text: str
     agent: str
     continued: bool = False
     twin: Node | None = None

@@ -338,6 +338,7 @@ class Tree:
             count=len(lane.heard),
             key=key,
             reply=reply,
+            text=reply.content.strip(),
             agent=turn.evidence.agent,
             twin=self._nodes.get(key + turn.tools),
         )
@@ -455,9 +456,7 @@ class Tree:
             for node in self._leaves.values()
             if node is not request.node
             and (
-                is_quoted(node.reply.content.strip(), new)
-                or begins
-                and any(is_quoted(text, new) for text in texts_of_calls(node.reply))
+                is_quoted(node.text, new) or begins and any(is_quoted(text, new) for text in texts_of_calls(node.reply))
             )
         ]
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from sparring.algo.credit.succession import succession
 from sparring.generation import Completion, Runs, Sampling
 from sparring.record.recorder import Recorder
 from sparring.record.tree import Tree
@@ -16,7 +17,7 @@ from sparring.testing.clock import run_virtual
 from sparring.testing.conversations import SYSTEM, TOOL, answer, say, user
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
-from sparring.types import Evidence, Fork, Limits, Message, ToolCall, ToolSpec
+from sparring.types import Evidence, Fork, Limits, Message, Outcome, ToolCall, ToolSpec, Trajectory
 
 RENDERER = toy_renderer()
 SEARCH = ToolSpec(
@@ -144,6 +145,26 @@ def test_tools_in_another_order_are_the_same_and_the_prompt_keeps_the_first(sent
     assert tree.segments[0].tokens == RENDERER.render(START, TOOLS).tokens
 
 
+def test_a_call_of_a_tool_that_an_answer_loaded_is_a_call_and_loading_it_no_fork():
+    """The prompt has such a tool in the text of an answer; the list of tools stays."""
+    session = Recorder(ScriptedEngine(lambda request: reply_tokens(RENDERER, calls("1", "2"), TOOLS)), RENDERER).open(
+        toy_task(limits=Limits(max_turns=9, max_tool_calls=99, max_tokens=9999)), rollout_id="r", seed=1
+    )
+
+    async def talk() -> None:
+        messages = list(START)
+        for text in ('{"name": "python", "parameters": {}}', "loaded"):
+            reply = await session.complete(messages, TOOLS[1:])
+            assert [(call.name, call.arguments["code"]) for call in reply.tool_calls] == [
+                ("python", "1"),
+                ("python", "2"),
+            ]
+            messages += [reply, answer(text), answer("2")]
+
+    run_virtual(talk())
+    assert [s.parent for s in session.segments] == [None, 0, 1, 2]
+
+
 def test_of_equal_replies_the_named_one_goes_on_else_the_last_that_was_delivered():
     tree = Tree(RENDERER)
     places = [record(tree, START, say("Yes.")) for _ in range(3)]
@@ -250,6 +271,10 @@ def test_a_sub_agent_and_a_summary_are_linked_by_what_they_quote():
     assert fork is not None and fork.reason == "compaction" and fork.of == 0
     last = tree.segments[-2]
     assert last.quotes == (9,) and tree.segments[9].label == "compaction" and tree.segments[9].message == say(summary)
+    outcome = Outcome(kind="completed", reason="answered")
+    recorded = Trajectory(id="t", task="t", role="policy", segments=tuple(tree.segments), outcome=outcome)
+    order = succession(recorded)
+    assert order.following == (3, 2, 3, 4, 5, None) and order.beside[0] == (1,), "credit follows these links"
 
 
 def test_short_texts_are_no_quotes():

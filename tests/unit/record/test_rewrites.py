@@ -69,6 +69,7 @@ class Talk:
     goes_on: str | None = None
     edited_from: str | None = None
     renumbered: bool = False
+    interleaved: bool = False
     tools: tuple[ToolSpec, ...] = TOOLS
     asked: list[asyncio.Task[SampledReply]] = field(default_factory=list)
 
@@ -83,7 +84,10 @@ def each(change: Callable[[Message], list[Message]]) -> Callable[[Talk], None]:
 
 
 def renumber(talk: Talk) -> None:
-    """The client has its own ids of calls."""
+    """The client has its own ids of calls. One that also sends each before its answer would leave no trace of what
+    was one reply."""
+    if talk.interleaved:
+        return
     talk.renumbered = True
     names: dict[str, str] = {}
 
@@ -142,6 +146,7 @@ def interleave(talk: Talk) -> None:
     """Each call before its answer."""
     if talk.renumbered:
         return
+    talk.interleaved = True
     rewritten: list[Message] = []
     calls: dict[str, ToolCall] = {}
     for message in talk.messages:

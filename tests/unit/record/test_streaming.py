@@ -67,9 +67,7 @@ def shown(parts: Sequence[Any]) -> Message:
 
 def test_pieces_are_the_reply_that_is_returned_whole() -> None:
     async def main() -> None:
-        sessions = [
-            session_of(ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,)))) for _ in range(2)
-        ]
+        sessions = [session_of(ScriptedEngine(lambda request: reply_tokens(RENDERER, REPLY, (ADD,)))) for _ in range(2)]
         whole = await sessions[0].reply([USER], (ADD,))
         parts = [part async for part in sessions[1].stream([USER], (ADD,))]
         assert isinstance(parts[0], ReplyHead) and parts[-1] == whole
