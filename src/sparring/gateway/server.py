@@ -155,6 +155,8 @@ class Gateway:
 
     async def _start(self) -> None:
         listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
+        # asyncio does so for its own sockets alone; head and body of an answer are two writes
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         config = uvicorn.Config(
             self._application(),
