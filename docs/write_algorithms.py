@@ -71,6 +71,7 @@ verl 0.9.1 in a process of its own | `make test-peers` |
 `dr_grpo`, `gspo`, and a proximal anchor with `tis`, k3 and an entropy bonus | a plain `transformers` model and \
 `torch.optim.AdamW`, one forward for each rollout | `pytest tests/parity/test_plain_loop.py` |
 | `turn_level`, `gigpo`, `process`, `hierarchical`, `rae`, `topr`, `vespo`, `m2po` | the exact mean of the gradient over all that a \
+| `reinforce`, `gae`, `rloo`, `grpo`, `gigpo`, `turn_level`, `process`, `prime`, `reinforce_plus_plus`, `optimal_token_baseline` | the exact mean of the gradient in bandits that branch: sub-agents, a summary, a deleted reply | `pytest tests/parity/test_branched_bandit.py` |
 bandit of two turns can give | `pytest tests/parity/test_enumerated_bandit.py` |
 | `survival = "inverse"`: updates of which rollouts are lost by a hazard per turn, with `reinforce`, `rloo` and `grpo` without its \
 deviation | the gradient of the reward where nothing is lost, exactly, over all that can be sampled and lost | \

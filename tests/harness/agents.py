@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sparring.gateway.server import open_door
-from sparring.generation import GenerateRequest
+from sparring.generation import Completion, Delta, GenerateRequest, Sampling
 from sparring.harness.by_environment import mounts_of
 from sparring.harness.load import load_harness
 from sparring.record.recorder import Recorder
@@ -43,7 +43,7 @@ class Played:
     """A rollout: how it ended, the segments, what the engine was asked, the program's note."""
 
     finished: Finished
-    engine: ScriptedEngine
+    engine: Any
     note: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -91,6 +91,26 @@ class Played:
         return tuple(token for tokens in reversed(path) for token in tokens)
 
 
+class Requested:
+    """An engine, and the requests that it was given."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.requests: list[GenerateRequest] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        self.requests.append(request)
+        return await self._engine.generate(request)
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        self.requests.append(request)
+        async for part in self._engine.stream(request):
+            yield part
+
+
 def play(
     harness: str,
     replies: Sequence[Reply] | Callable[[str], Reply],
@@ -99,6 +119,7 @@ def play(
     limits: Limits = Limits(max_turns=40, max_tokens=100_000, max_tool_calls=80),  # noqa: B008
     max_context: int = 400_000,
     prompt: str = "Do it.",
+    native: Any = None,
 ) -> Played:
     """Play a rollout of the folder world.
 
@@ -109,6 +130,7 @@ def play(
         limits: of the task.
         max_context: ids.
         prompt: of the task.
+        native: an engine that samples in the place of the scripted one.
     """
     left = iter(()) if callable(replies) else iter(replies)
 
@@ -116,18 +138,21 @@ def play(
         reply = replies(RENDERER.decode(request.tokens)) if callable(replies) else next(left)
         return reply_tokens(RENDERER, reply) if isinstance(reply, Message) else reply
 
-    engine, notes = ScriptedEngine(script), []
+    engine: Any = ScriptedEngine(script) if native is None else Requested(native)
+    notes: list[tuple[str, dict[str, Any]]] = []
     loaded = load_harness(harness, ("policy",), open_door, PROGRAMS)
     log = AttemptLog(recorded=lambda kind, name, data: notes.append((kind, dict(data))))
 
     async def main() -> Finished:
         boxes = BubblewrapBoxes(SandboxConfig(servers=1), mounts_of(loaded))
-        recorder = Recorder(engine, RENDERER, max_context=max_context)
+        sampling = Sampling(max_tokens=64 if native is not None else 4096)
+        recorder = Recorder(engine, RENDERER, sampling=sampling, max_context=max_context)
         runner = RolloutRunner(FolderWorld(tools), boxes, recorder, loaded, RolloutConfig(retries=0), log=log)
         try:
             task = folder_task(limits=limits, prompt=prompt)
             return await runner.run(task, rollout_id="rl/0/0", index=0, seed=7)
         finally:
+            await engine.close()
             await boxes.close()
 
     finished = asyncio.run(main())

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from agents import RENDERER, play, says
 from clients import CLIENTS, Client
 
+from sparring.engine.config import EngineConfig
+from sparring.engine.native import NativeEngine
+from sparring.model.load import load
+from sparring.testing.tiny_models import tiny_model
 from sparring.types import Limits, ToolSpec
 
 pytestmark = pytest.mark.harness
@@ -57,6 +63,17 @@ def test_a_limit_ends_the_rollout_whatever_the_client_makes_of_it(client: Client
     )
     assert (played.finished.rollout.outcome.kind, played.ending) == ("truncated", "max_turns"), played.note
     assert (played.turns, played.exact) == (2, 1.0)
+
+
+@pytest.mark.parametrize("preset", ["pi", "langgraph-anthropic", "openai-agents-responses"])
+def test_the_native_engine_serves_a_program_that_samples_noise(preset: str, tmp_path: Path) -> None:
+    """Random weights, random replies: what they are is recorded, whatever the client makes of them."""
+    sizes = {"vocab_size": RENDERER.tokenizer.vocab_size, "max_position_embeddings": 8192}
+    engine = NativeEngine(load(tiny_model("qwen3", tmp_path, **sizes)), EngineConfig(max_running=4), threads=1)
+    limits = Limits(max_turns=4, max_tokens=1000, max_tool_calls=9)
+    played = play(preset, [], native=engine, max_context=8192, limits=limits)
+    assert (played.turns >= 1, played.exact) == (True, 1.0), played.note
+    assert played.finished.rollout.outcome.kind in ("completed", "truncated")
 
 
 WEIGH = ToolSpec(

@@ -80,10 +80,14 @@ class Talk {
         this.painted.push([made, token]);
         line.append(made);
       }
+      const label = segment.label && segment.label !== "agent" ? node("div.label", null, segment.label) : null;
+      const fork = segment.fork ? node("div.fork", null, "fork: " + segment.fork.reason + (segment.fork.agent ? " " + segment.fork.agent : "") +
+        (segment.fork.of === null ? "" : " of " + segment.fork.of)) : null;
+      const quotes = (segment.quotes || []).length ? node("div.quotes", null, "quotes " + segment.quotes.join(", ")) : null;
       const branch = segment.parent !== null && segment.parent !== segment.index - 1 ? node("div", null, "branches from " + segment.parent) : null;
       return node("div.segment", {style: {"--tone": TONES[segment.source]}},
         node("div.who", null, node("b", null, segment.source), segment.message_role === segment.source ? null : segment.message_role || "template",
-          segment.role === "policy" ? null : node("div", null, segment.role), branch, node("div", null, segment.tokens.length + " tokens")), line);
+          segment.role === "policy" ? null : node("div", null, segment.role), label, branch, fork, quotes, node("div", null, segment.tokens.length + " tokens")), line);
     });
     this.bar = node("div.bar");
     this.box.replaceChildren(...this.head(rollout), this.bar, pin, ...segments);

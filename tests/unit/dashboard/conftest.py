@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,20 @@ from tokenizers.trainers import BpeTrainer
 
 from sparring.generation import Runs
 from sparring.store.sqlite import SqliteStore
-from sparring.types import Failure, Group, Message, Outcome, Rollout, Score, Segment, Task, Timing, Trajectory, Usage
+from sparring.types import (
+    Failure,
+    Fork,
+    Group,
+    Message,
+    Outcome,
+    Rollout,
+    Score,
+    Segment,
+    Task,
+    Timing,
+    Trajectory,
+    Usage,
+)
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 DATASETS = ("basic_arithmetic", "gcd", "base_conversion", "letter_counting")
@@ -76,6 +90,13 @@ class _Maker:
             self.segment(2, "policy", "assistant", CALL, version),
             self.segment(3, "tool", "tool", "84\n", version),
             self.segment(4, "policy", "assistant", answer, version + (index == 1)),
+            replace(
+                self.segment(5, "prompt", "user", "Answer with a title.", version),
+                parent=None,
+                fork=Fork(reason="auxiliary", agent="titles"),
+                quotes=(4,),
+            ),
+            replace(self.segment(6, "policy", "assistant", "a sum", version), label="auxiliary"),
         )
         sampled = sum(len(s.tokens) for s in segments if s.model)
         trajectory = Trajectory(

@@ -81,6 +81,8 @@ def test_viewer_shows_tokens_of_each_source(dom: str) -> None:
     assert '<span class="t special">&lt;|im_start|&gt;</span>' in talk
     assert re.search(r'class="t sampled" style="background: color-mix', talk)
     assert "<b>tool</b>" in talk and "<b>prompt</b>" in talk
+    assert '<div class="fork">fork: auxiliary titles</div>' in talk and '<div class="quotes">quotes 4</div>' in talk
+    assert '<div class="label">auxiliary</div>' in talk
 
 
 def test_text_of_a_rollout_stays_text(dom: str) -> None:

@@ -26,7 +26,7 @@ def test_advantages_stand_on_sampled_tokens_only(sample_run: Path) -> None:
         [trajectory] = rollout.trajectories
         for segment in trajectory.segments:
             values = advantages.get((trajectory.id, segment.index))
-            assert values == ([score.reward - mean] * len(segment.tokens) if segment.model else None)
+            assert values == ([score.reward - mean] * len(segment.tokens) if segment.is_turn else None)
 
 
 def test_a_group_without_variance_has_none(sample_run: Path) -> None:
@@ -45,6 +45,10 @@ def test_entries_are_the_best_the_worst_and_the_failed(sample_run: Path) -> None
     recorded = {r.id: r for r in group.rollouts}[best["id"]].trajectories[0].segments
     for shown, segment in zip(best["segments"], recorded, strict=True):
         assert shown["tokens"] == list(segment.tokens)
+        assert shown["label"] == (segment.label if segment.model else None)
         assert (shown["logprobs"] is None) == (segment.logprobs is None)
         if segment.versions:
             assert [v for n, v in shown["versions"] for _ in range(n)] == segment.versions.expand()
+    told, title = best["segments"][-2:]
+    assert (told["fork"], told["quotes"]) == ({"reason": "auxiliary", "of": None, "agent": "titles"}, [4])
+    assert (title["label"], title["fork"], title["parent"]) == ("auxiliary", None, told["index"])

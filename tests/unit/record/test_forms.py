@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from sparring.algo.credit.succession import succession
 from sparring.generation import Completion, Runs, Sampling
 from sparring.record.recorder import Recorder
 from sparring.record.tree import Tree
@@ -16,7 +17,7 @@ from sparring.testing.clock import run_virtual
 from sparring.testing.conversations import SYSTEM, TOOL, answer, say, user
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
-from sparring.types import Evidence, Fork, Limits, Message, ToolCall, ToolSpec
+from sparring.types import Evidence, Fork, Limits, Message, Outcome, ToolCall, ToolSpec, Trajectory
 
 RENDERER = toy_renderer()
 SEARCH = ToolSpec(
@@ -270,6 +271,10 @@ def test_a_sub_agent_and_a_summary_are_linked_by_what_they_quote():
     assert fork is not None and fork.reason == "compaction" and fork.of == 0
     last = tree.segments[-2]
     assert last.quotes == (9,) and tree.segments[9].label == "compaction" and tree.segments[9].message == say(summary)
+    outcome = Outcome(kind="completed", reason="answered")
+    recorded = Trajectory(id="t", task="t", role="policy", segments=tuple(tree.segments), outcome=outcome)
+    order = succession(recorded)
+    assert order.following == (3, 2, 3, 4, 5, None) and order.beside[0] == (1,), "credit follows these links"
 
 
 def test_short_texts_are_no_quotes():

@@ -24,12 +24,13 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
     t + 1 is the next sampled token of its branch; at the end of a branch that another quotes, or left for, it is the
     first sampled there (`succession`). What a branch beside it earned, such as a sub-agent, is part of r_t of the turn
     that it hangs on.
+
     Schulman et al., arXiv 1506.02438, equation 16. A token's reward r_t is its own (annotation `reward`, such as a KL
     penalty), its turn's at the turn's last token, and what is left of the outcome at the last token. The annotation
-    `value` at a token is the critic's value of the context that the token was sampled in. Two values of lambda are decoupled GAE (VC-PPO, arXiv 2503.01491).
-    `length_alpha` makes the policy's lambda adapt to the number l of sampled tokens, 1 - 1 / (length_alpha * l), and 0
-    where that is below 0 (VAPO, arXiv 2504.05118, section 4.2). Use it for PPO: long rollouts, dense rewards, one
-    rollout per task. The target is written as the annotation `return`.
+    `value` at a token is the critic's value of the context that the token was sampled in. Two values of lambda are
+    decoupled GAE (VC-PPO, arXiv 2503.01491). `length_alpha` makes the policy's lambda adapt to the number l of sampled
+    tokens, 1 - 1 / (length_alpha * l), and 0 where that is below 0 (VAPO, arXiv 2504.05118, section 4.2). Use it for
+    PPO: long rollouts, dense rewards, one rollout per task. The target is written as the annotation `return`.
     """
 
     facts: ClassVar[Facts] = Facts(

@@ -24,8 +24,8 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
 
     Feng et al., arXiv 2505.10978. F is the standard deviation + epsilon, or 1. A state that occurs once, and one that
     the scorer does not name, has no A^S. The next turn is the one that follows on the branch or along a link, and what
-    branches beside a turn earned is part of its r. Use it for long multi-turn tasks whose episodes revisit states. `Score.states`
-    names them. A group of one leaves the update unless it revisits a state.
+    branches beside a turn earned is part of its r. Use it for long multi-turn tasks whose episodes revisit states.
+    `Score.states` names them. A group of one leaves the update unless it revisits a state.
     """
 
     facts: ClassVar[Facts] = Facts(

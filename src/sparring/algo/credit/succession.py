@@ -172,9 +172,9 @@ class _Links:
         self._number = {turn.index: number for number, turn in enumerate(turns)}
         agents = _agents(trajectory)
         self._agent = [agents[turn.index] for turn in turns]
-        self._told = [tuple(self._back_to_turn(turn)) for turn in turns]
-        self._parent = [self._turn_at(told[-1].parent) for told in self._told]
-        self._fork = [next((s.fork for s in told if s.fork is not None), None) for told in self._told]
+        self._requests = [tuple(self._back_to_turn(turn)) for turn in turns]
+        self._parent = [self._turn_at(request[-1].parent) for request in self._requests]
+        self._fork = [next((s.fork for s in request if s.fork is not None), None) for request in self._requests]
         self._latest = list(range(len(turns)))  # of each turn's subtree
         for turn in reversed(range(len(turns))):
             parent = self._parent[turn]
@@ -183,25 +183,24 @@ class _Links:
 
     def succession(self) -> Succession:
         following = self._following()
-        before = self._before(following)
+        hangs = [self._hangs_on(turn, following) for turn in range(len(following))]
+        before = self._before(following, hangs)
         chains: dict[int, list[int]] = {}
-        ends: dict[int, int] = {}
-        for turn in range(len(following)):
-            on = before[turn]
-            first = turn if on is None else ends[on]
-            ends[turn] = first
-            chains.setdefault(first, []).append(turn)
-        last = self._last(following)
+        first_of: list[int] = []
+        for turn, on in enumerate(before):
+            first_of.append(turn if on is None else first_of[on])
+            chains.setdefault(first_of[turn], []).append(turn)
         beside: list[list[int]] = [[] for _ in following]
-        for first, turns in chains.items():
-            on = self._hangs_on(first, following[turns[-1]], following, before, last)
+        for first in chains:
+            on = hangs[first]
             if on is not None:
                 beside[on].append(first)
+        last = self._last(following)
         return Succession(
             following=tuple(following),
-            beside=tuple(map(tuple, beside)),
+            beside=_counted_once(following, chains, beside),
             chains=chains,
-            main=() if last is None else tuple(chains[ends[last]]),
+            main=() if last is None else tuple(chains[first_of[last]]),
         )
 
     def _back_to_turn(self, turn: Segment) -> Iterator[Segment]:
@@ -219,7 +218,7 @@ class _Links:
         return None if index is None else self._number[index]
 
     def _following(self) -> list[int | None]:
-        count = len(self._told)
+        count = len(self._requests)
         following: list[int | None] = [None] * count
         children: list[list[int]] = [[] for _ in range(count)]
         for turn, parent in enumerate(self._parent):
@@ -230,17 +229,25 @@ class _Links:
             if same or own:  # an agent that hands its conversation over is followed by the other
                 following[turn] = max(same or own, key=lambda child: self._latest[child])
         for turn in range(count):
+            fork, cause = self._fork[turn], self._cause(turn)
+            began = fork is not None and fork.reason == "agent"
             for quoted in self._quoted(turn):
-                if quoted < turn and following[quoted] is None:
+                if quoted < turn and following[quoted] is None and not (began and quoted == cause):
                     following[quoted] = turn
             left = self._left(turn)
             if left is not None and following[left] is None:
                 following[left] = turn
+        for turn in range(count):  # what began an agent and did nothing else
+            cause = self._cause(turn)
+            if cause is not None and following[cause] is None:
+                following[cause] = turn
         return following
 
     def _quoted(self, turn: int) -> list[int]:
         """Return the turns that are quoted in what was told before a turn, in order."""
-        return sorted({self._number[at] for told in self._told[turn] for at in told.quotes if at in self._number})
+        return sorted(
+            {self._number[at] for segment in self._requests[turn] for at in segment.quotes if at in self._number}
+        )
 
     def _left(self, turn: int) -> int | None:
         """Return the last turn of the branch that the agent of a turn left with it; None where it did not leave one."""
@@ -252,25 +259,45 @@ class _Links:
 
     def _is_below(self, turn: int, index: int) -> bool:
         """Return True if a turn is the segment with an index, or goes on from it."""
-        at: int | None = self._told[turn][0].index
+        at: int | None = self._requests[turn][0].index
         while at is not None and at > index:
             at = self._segments[at].parent
         return at == index
 
-    def _before(self, following: Sequence[int | None]) -> list[int | None]:
-        """Return for each turn the one of those that it follows whose chain it goes on: of its own branch, else of its
-        agent, else the last."""
-        chosen: list[int | None] = [None] * len(following)
-        for turn, follows in enumerate(following):
-            if follows is None:
-                continue
-            other = chosen[follows]
-            if other is None or self._nearness(turn, follows) >= self._nearness(other, follows):
-                chosen[follows] = turn
-        return chosen
+    def _before(self, following: Sequence[int | None], hangs: Sequence[int | None]) -> list[int | None]:
+        """Return for each turn the one whose chain it goes on; None where it begins a chain.
 
-    def _nearness(self, turn: int, follows: int) -> tuple[bool, bool]:
-        return self._parent[follows] == turn, self._agent[follows] == self._agent[turn]
+        It goes on one that it follows, if it follows what caused it too. Of several that is the one on whose chain the
+        others hang, else the one of its own branch, of its agent, the last.
+        """
+        leading: list[list[int]] = [[] for _ in following]
+        for turn, follows in enumerate(following):
+            if follows is not None:
+                leading[follows].append(turn)
+        before: list[int | None] = []
+        first_of: list[int] = []
+        for turn, leads in enumerate(leading):
+            cause = self._cause(turn)
+            goes_on = bool(leads) and (cause is None or turn in _way(cause, following))
+            chosen = max(leads, key=lambda other: self._rank(other, turn, leads, first_of, hangs)) if goes_on else None
+            before.append(chosen)
+            first_of.append(turn if chosen is None else first_of[chosen])
+        return before
+
+    def _rank(
+        self, turn: int, follows: int, leads: Sequence[int], first_of: Sequence[int], hangs: Sequence[int | None]
+    ) -> tuple[int, bool, bool, int]:
+        """Return what decides between the turns that one follows; the largest goes on."""
+
+        def hangs_on(first: int, other: int) -> bool:
+            at = hangs[first]
+            while at is not None and first_of[at] != other:
+                at = hangs[first_of[at]]
+            return at is not None
+
+        own = first_of[turn]
+        carried = sum(first_of[other] != own and hangs_on(first_of[other], own) for other in leads)
+        return carried, self._parent[follows] == turn, self._agent[follows] == self._agent[turn], turn
 
     def _last(self, following: Sequence[int | None]) -> int | None:
         """Return the turn that ends the main chain: the first agent's last."""
@@ -278,32 +305,68 @@ class _Links:
         own = [turn for turn in ends if self._agent[turn] == self._agent[0]]
         return max(own or ends, default=None)
 
-    def _hangs_on(
-        self,
-        first: int,
-        meets: int | None,
-        following: Sequence[int | None],
-        before: Sequence[int | None],
-        last: int | None,
-    ) -> int | None:
-        """Return the turn that the chain with this first turn hangs on; None for the first chain of all.
+    def _cause(self, turn: int) -> int | None:
+        """Return the turn that a turn goes on from, else the one that its branch left or that began it, as its fork or
+        a quote says; None where nothing does."""
+        fork, cause = self._fork[turn], self._parent[turn]
+        if cause is None and fork is not None:
+            cause = self._turn_at(fork.of)
+        if cause is None:
+            cause = next((quoted for quoted in reversed(self._quoted(turn)) if quoted < turn), None)
+        return cause
 
-        It is searched from the turn that the chain left or that began it, along what follows, else in the chain that it
-        `meets`, backwards.
+    def _hangs_on(self, first: int, following: Sequence[int | None]) -> int | None:
+        """Return the turn that a chain with this first turn hangs on; None where nothing was asked for before it.
+
+        It is the last turn asked for before it: of those that follow its cause; where that is not known, on the branch
+        that it meets, else of the first agent.
         """
-        fork = self._fork[first]
-        on = self._parent[first] if fork is None or fork.of is None else self._turn_at(fork.of)
-        if on is None:
-            on = next((turn for turn in reversed(self._quoted(first)) if turn < first), None)
-        if on is not None:
-            follows = following[on]
-            while follows is not None and follows < first:
-                on, follows = follows, following[follows]
-            return on
-        on = last if meets is None else before[meets]
-        while on is not None and on > first:
-            on = before[on]
-        return None if on == first else on
+        cause = self._cause(first)
+        if cause is not None:
+            return [turn for turn in _way(cause, following) if turn < first][-1]
+        way = _way(first, following)
+        for met in way[1:]:
+            on = self._parent[met]
+            if on is not None and on not in way:
+                while on is not None and on >= first:
+                    on = self._parent[on]
+                if on is not None:
+                    return on
+        before = max((turn for turn in range(first) if self._agent[turn] == self._agent[0]), default=None)
+        return None if before is None or set(way).intersection(_way(before, following)) else before
+
+
+def _counted_once(
+    following: Sequence[int | None], chains: dict[int, list[int]], beside: Sequence[Sequence[int]]
+) -> tuple[tuple[int, ...], ...]:
+    """Return which chains hang on each turn, without those of which a return would count a turn twice: where links
+    cross, such as a leader's word to a sub-agent that went back behind it. Sets of turns are bits of a number."""
+    retained: list[tuple[int, ...]] = [()] * len(following)
+    counted = [0] * len(following)
+    bodies: dict[int, int] = {}
+    for turn in reversed(range(len(following))):
+        follows = following[turn]
+        seen = 1 << turn | (0 if follows is None else counted[follows])
+        for first in beside[turn]:
+            if not seen & bodies[first]:
+                seen |= bodies[first]
+                retained[turn] += (first,)
+        counted[turn] = seen
+        if turn in chains:
+            bodies[turn] = 0
+            for at in chains[turn]:
+                bodies[turn] |= 1 << at
+                for other in retained[at]:
+                    bodies[turn] |= bodies[other]
+    return tuple(retained)
+
+
+def _way(turn: int, following: Sequence[int | None]) -> list[int]:
+    """Return a turn and all that follow it."""
+    way = [turn]
+    while (then := following[way[-1]]) is not None:
+        way.append(then)
+    return way
 
 
 def _agents(trajectory: Trajectory) -> list[str]:

@@ -271,7 +271,7 @@ def optimal_token_baseline(groups: Sequence[Plain], settings: dict[str, Any]) ->
 
 
 def _placed(member: Plain) -> list[tuple[int, ...]]:
-    """Where each token stands: as its reply does, but counted in tokens."""
+    """Return the place of each token: that of its reply, counted in tokens."""
     count: dict[tuple[int, ...], int] = {}
     placed = []
     for length, place in zip(member["turns"], places(member), strict=True):

@@ -8,7 +8,6 @@ are not trained. A member is one trajectory:
     reward          of this role in this rollout
     turns           how many tokens each reply has, in the order of time
     follows         per reply, the reply whose context it goes on from; -1 is the prompt. A chat has -1, 0, 1, ...
-    quotes          per reply, the replies of other branches that are quoted in what it was told, or absent
     cut             whether a limit ended it, or absent
     said            members of equal `said` and `turns` sampled the same tokens
     per_turn        what of the reward each reply earned, or absent
@@ -72,17 +71,12 @@ def _member(draw: np.random.Generator, rollout: int, role: str, rewards: Sequenc
     tokens["logprob"] = logprobs.round(3).tolist()
     chosen = np.exp(tokens["logprob"])
     tokens["probability_squares"] = (chosen**2 + draw.uniform(size=sum(turns)) * (1 - chosen) ** 2).tolist()
-    quotes: list[list[int]] = [[] for _ in turns]
-    for at, before in enumerate(follows):
-        if tree and before != at - 1 and draw.integers(0, 2):
-            quotes[at] = [int(draw.integers(0, at))]
     member = {
         "rollout": rollout,
         "role": role,
         "reward": float(draw.choice(rewards)) if rewards is not None else round(float(draw.normal()), 3),
         "turns": turns,
         "follows": follows,
-        "quotes": quotes,
         "said": int(draw.integers(0, 2)),
         "cut": bool(draw.integers(0, 2)),
         "parts": {"right": round(float(draw.normal()), 3), "short": round(float(draw.normal()), 3)},
@@ -224,12 +218,11 @@ def _trajectory(id: str, member: Plain, outcome: Outcome) -> Trajectory:
     segments = [Segment(index=0, parent=None, source="prompt", tokens=(1, 2))]
     replies: list[int] = []
     token = _first(member)
-    for at, (count, follows) in enumerate(zip(member["turns"], member["follows"], strict=True)):
-        parent, quoted = 0, tuple(replies[other] for other in member["quotes"][at]) if "quotes" in member else ()
-        if follows >= 0 or quoted:
+    for count, follows in zip(member["turns"], member["follows"], strict=True):
+        parent = 0
+        if follows >= 0:
             parent = len(segments)
-            before = replies[follows] if follows >= 0 else 0
-            segments.append(Segment(index=parent, parent=before, source="tool", tokens=(3,), quotes=quoted))
+            segments.append(Segment(index=parent, parent=replies[follows], source="tool", tokens=(3,)))
         replies.append(len(segments))
         segments.append(
             Segment(

@@ -1,9 +1,8 @@
-"""Order of the replies of a member, for references: what follows a reply along branches and quotes.
+"""Order of the replies of a member, for references: what follows a reply on its branch.
 
 A chat is in the order of its replies. In a tree a reply is followed by that of the replies going on from it below which
-the latest one stands; one that none goes on from by the first that quotes it, else by the end. What hangs on a reply is
-a branch that does not begin where another one ends: it is earned with the reply, up to the place where it meets the
-others.
+the latest one stands; one that none goes on from is followed by the end. Every other branch hangs on a reply before it:
+what it earns is earned with that reply.
 """
 
 from __future__ import annotations
@@ -18,12 +17,10 @@ from sparring.testing.golden.groups import Plain
 def following(member: Plain) -> list[int | None]:
     """For each reply the reply that follows it; None is the end."""
     count = len(member["turns"])
-    quotes = member.get("quotes", [[]] * count)
     after: list[int | None] = []
     for at in range(count):
         own = [other for other in range(at + 1, count) if member["follows"][other] == at]
-        quoting = [other for other in range(at + 1, count) if at in quotes[other]]
-        after.append(max(own, key=lambda reply: max(_below(member, reply))) if own else min(quoting, default=None))
+        after.append(max(own, key=lambda reply: max(_below(member, reply))) if own else None)
     return after
 
 
@@ -34,31 +31,19 @@ def _below(member: Plain, reply: int) -> list[int]:
 
 
 def preceding(member: Plain) -> list[int | None]:
-    """For each reply the one whose chain it goes on: that of its own branch, else the latest that it follows."""
+    """For each reply the one that it follows; None where it begins a chain."""
     after = following(member)
-    chosen: list[int | None] = []
-    for at, follows in enumerate(member["follows"]):
-        leading = [other for other, then in enumerate(after) if then == at]
-        chosen.append(follows if follows in leading else max(leading, default=None))
-    return chosen
+    return [follows if follows >= 0 and after[follows] == at else None for at, follows in enumerate(member["follows"])]
 
 
 def hanging(member: Plain) -> dict[int, int]:
-    """The first reply of each chain that hangs on a reply, with that reply."""
+    """The first reply of each chain that hangs on a reply, with that reply: of those that follow what the chain goes on
+    from the last before it; of all where it goes on from the prompt."""
     after, before = following(member), preceding(member)
-    quotes = member.get("quotes", [[]] * len(after))
     on: dict[int, int] = {}
-    for first in (at for at, leads in enumerate(before) if leads is None):
-        cause = member["follows"][first] if member["follows"][first] >= 0 else max(quotes[first], default=-1)
-        if cause >= 0:
-            way = _way(cause, after)
-        else:
-            meets = after[_way_within(first, after, before)[-1]]
-            tail = max(at for at, then in enumerate(after) if then is None) if meets is None else before[meets]
-            way = _way(tail, before)
-        possible = [at for at in way if at < first]
-        if possible and first not in way:
-            on[first] = max(possible)
+    for first in (at for at, leads in enumerate(before) if leads is None and at):
+        cause = member["follows"][first]
+        on[first] = max(at for at in _way(cause, after) if at < first) if cause >= 0 else first - 1
     return on
 
 
@@ -113,8 +98,8 @@ def to_go(r: np.ndarray, discount: float, following_steps: Sequence[int | None])
 
 
 def places(member: Plain) -> list[tuple[int, ...]]:
-    """Where each reply stands: its number in the last chain; else the place of what its chain hangs on, which of those
-    that hang there it is, and its number."""
+    """Return the place of each reply: its number in the last chain; else the place of what its chain hangs on, which of
+    those that hang there it is, and its number."""
     after, before, on = following(member), preceding(member), hanging(member)
     made: dict[int, tuple[int, ...]] = {}
     alone = 0
