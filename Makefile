@@ -3,7 +3,8 @@
 # make test-near     the tests that a change can touch, nearest first (BASE=COMMIT: since when; origin/main)
 # make test-slow     the long proofs
 # make test-extra    tests of optional packages, which it installs (wandb, peft, zensical, anthropic)
-# make test-harness  published agent programs (claude-code) against the gateway; installs them with npm into .harnesses
+# make test-harness  published agent programs against the gateway; installs them into .harnesses and writes the matrix of
+#                    docs/agents.md. VERSIONS=latest installs the newest ones and leaves the page alone
 # make test-vllm     the engine's contract and a run against the real vLLM, which it installs into .venv-vllm
 # make test-trl      preference losses and gradients against the real TRL, which it installs into .venv-trl
 # make test-peers    advantages, policy losses and gradients against the real verl, which it installs into .venv-peers
@@ -51,11 +52,11 @@ test-extra: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[wandb,peft,docs,clients]"
 	$(BIN)/python -m pytest -m extra
 
-# tests/harness/package.json is the one list of the programs and their versions
+# tests/harness/package.json and tests/harness/requirements.txt are the one list of the programs and their versions
 test-harness: install
-	mkdir -p .harnesses && cp tests/harness/package.json .harnesses/
-	cd .harnesses && npm install --no-fund --no-audit && node node_modules/@anthropic-ai/claude-code/install.cjs
+	$(BIN)/python tests/harness/install.py $(VERSIONS)
 	$(BIN)/python -m pytest -m harness
+	$(BIN)/python tests/harness/matrix.py $(VERSIONS)
 
 # benchmarks/peers/vllm.txt is the one list of what vLLM needs
 test-vllm: install

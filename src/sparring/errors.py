@@ -82,7 +82,7 @@ class Suspended(InfraError):
 
 
 class RequestEnded(SparringError):
-    """Whoever asked for a reply has ended it before it was whole. Nothing broke."""
+    """A reply was ended before it was whole, by its client. Nothing broke."""
 
 
 class Outage(SparringError):

@@ -143,6 +143,9 @@ class AnsweringSession(Session, Protocol):
         the whole reply, which is durable then. A consumer that leaves the iterator ends the sampling, as `abort` does;
         one that is cancelled drops the request, which is the same turn when it is made again."""
 
+    def conversation(self, reply: str) -> tuple[Message, ...] | None:
+        """Return all messages up to a reply, itself included, by its id; None where it is no reply of this session."""
+
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation."""
 

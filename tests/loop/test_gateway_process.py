@@ -260,3 +260,11 @@ def test_a_run_that_is_not_going_on_is_refused(
         (tmp_path / "kept").rename(tmp_path / SOCKET)
     assert main(["gateway", str(tmp_path), "--port", "0"]) == 2
     assert capsys.readouterr().err.startswith(f"{tmp_path}: expected a run that is going on")
+
+
+def test_it_needs_no_torch() -> None:
+    code = (
+        "import sys, sparring.cli.gateway, sparring.launch.gateway, sparring.gateway.link_server\n"
+        "print([name for name in ('torch', 'transformers', 'numpy', 'tokenizers') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

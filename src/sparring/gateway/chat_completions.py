@@ -31,6 +31,9 @@ OBEYED = frozenset(
     "messages model tools tool_choice max_tokens max_completion_tokens stream stream_options n logprobs top_logprobs"
     " response_format stop".split()
 )
+NO_PARAMETERS = {"type": "object", "properties": {}}
+"""Schema of a function that a request defines without one, as the vendor reads it."""
+
 NOTED = frozenset(
     "temperature top_p frequency_penalty presence_penalty seed user metadata store reasoning_effort verbosity"
     " parallel_tool_calls service_tier prompt_cache_key prompt_cache_retention safety_identifier".split()
@@ -64,7 +67,7 @@ class ChatCompletions:
         samples = typed(body.get("n") or 1, "n", int, "a whole number")
         if not 1 <= samples <= 128:
             raise refusal("n", "from 1 to 128", str(samples), "correct the request")
-        options = body.get("stream_options") or {}
+        options = typed(body.get("stream_options") or {}, "stream_options", dict, "settings of the stream")
         if body.get("top_logprobs"):
             raise refusal("top_logprobs", "0: the likeliest tokens are not sent", "more", "leave it out")
         return ClientRequest(
@@ -164,7 +167,7 @@ class ChunkWriter:
 
 def _message(data: Any, where: str) -> Message:
     data = typed(data, where, dict, "a message")
-    role = ROLES.get(data.get("role"))
+    role = ROLES.get(str(data.get("role")))
     if role is None:
         raise refusal(f"{where}.role", f"one of {', '.join(ROLES)}", repr(data.get("role")), "correct the request")
     content = _text(data.get("content"), f"{where}.content")
@@ -173,7 +176,7 @@ def _message(data: Any, where: str) -> Message:
         return Message(role="tool", content=content, tool_call_id=id)
     if role == "assistant":
         reasoning = data.get("reasoning_content") or data.get("reasoning")
-        calls = data.get("tool_calls") or []
+        calls = typed(data.get("tool_calls") or [], f"{where}.tool_calls", list, "a list of calls")
         return Message(
             role="assistant",
             content=content,
@@ -217,9 +220,12 @@ def _tools(body: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
         if typed(tool, where, dict, "a tool").get("type") != "function":
             raise refusal(f"{where}.type", '"function"', repr(tool.get("type")), "leave it out")
         function = typed(tool.get("function"), f"{where}.function", dict, "a function")
-        parameters = typed(function.get("parameters"), f"{where}.function.parameters", dict, "a JSON schema")
+        parameters = typed(
+            function.get("parameters", NO_PARAMETERS), f"{where}.function.parameters", dict, "a JSON schema"
+        )
         name = typed(function.get("name"), f"{where}.function.name", str, "a name")
-        specs.append(ToolSpec(name=name, description=function.get("description") or "", parameters=parameters))
+        description = typed(function.get("description") or "", f"{where}.function.description", str, "text")
+        specs.append(ToolSpec(name=name, description=description, parameters=parameters))
     return () if choice == "none" else tuple(specs)
 
 

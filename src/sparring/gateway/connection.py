@@ -88,7 +88,7 @@ class Connection:
             self._waiting.set_result(None)
 
 
-class Answer(Response):
+class ExchangeResponse(Response):
     """Answer to one request: an exchange in the words of a dialect, sent as it comes where the client wants that.
 
     Args:

@@ -141,6 +141,8 @@ class Exchange:
             self._show(sample, piece)
         self.replies[sample] = reply
         self.parts.append((sample, reply))
+        if self.broken and not self.wakers:
+            self._session.deliver(reply.id, False)
         self._wake()
 
     def _show(self, sample: int, part: ReplyHead | ReplyPiece) -> None:
@@ -175,6 +177,9 @@ class Exchanges:
     def __init__(self) -> None:
         self._all: OrderedDict[Exchange, bytes] = OrderedDict()
         self._of_request: dict[bytes, list[Exchange]] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
 
     @property
     def under_way(self) -> list[Exchange]:
@@ -240,12 +245,12 @@ class Exchanges:
 
 def request_digest(path: str, body: Mapping[str, Any], client_request: ClientRequest) -> bytes:
     """Return a digest that is equal for requests that ask for the same, streamed or not, by one agent."""
-    asked = {name: value for name, value in body.items() if name not in HOW}
+    fields = {name: value for name, value in body.items() if name not in HOW}
     agent = client_request.evidence.agent
     try:
-        data = msgspec.msgpack.encode((path, agent, asked))
+        data = msgspec.msgpack.encode((path, agent, fields))
     except (OverflowError, ValueError):  # integers of any size
-        data = encoded([path, agent, asked])
+        data = encoded([path, agent, fields])
     return xxhash.xxh3_128_digest(data)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from sparring.errors import BadInput, refusal
 from sparring.reply import AnsweringSession
-from sparring.types import POLICY
+from sparring.types import POLICY, Message
 
 
 class UnknownModel(BadInput):
@@ -66,6 +66,12 @@ class ModelTable:
                 raise UnknownModel(str(refusal("model", expected, repr(name), do)))
             entry = pattern
         return self._sessions[self._targets.get(entry, entry)]
+
+    def conversation(self, reply: str) -> Sequence[Message] | None:
+        """Return all messages up to a reply of any of the sessions, itself included; None where there is no such
+        reply."""
+        conversations = (session.conversation(reply) for session in self._sessions.values())
+        return next((messages for messages in conversations if messages is not None), None)
 
     def listed(self) -> dict[str, Any]:
         """Return the models in the words of OpenAI and Anthropic, which go together."""

@@ -49,6 +49,9 @@ class RemoteSession:
         """Return the text of one id of a reply."""
         return self._texts[token]
 
+    def conversation(self, reply: str) -> None:
+        """Return None: what a reply continued is known in the run's process alone."""
+
 
 class RemoteExchange:
     """Exchange in the run's process, as this process has read it so far; implements `ReadExchange`."""
@@ -200,7 +203,8 @@ class GatewayLink:
             exchanges = RemoteExchanges(self, key, texts)
             if len(self._doors) >= REMEMBERED:
                 del self._doors[next(iter(self._doors))]
-            self._doors[key] = Door("", key, None, table, frozenset(form.leave_out), exchanges)  # type: ignore[arg-type]
+            left_out = frozenset(form.leave_out)
+            self._doors[key] = Door("", key, None, table, left_out, exchanges)  # type: ignore[arg-type]
         return self._doors[key]
 
     async def post(self, name: str, body: bytes) -> bytes:

@@ -50,7 +50,7 @@ class ResponseWriter:
 
     def end(self, sample: int, reply: SampledReply) -> bytes:
         """Write the end of the last item and the whole response."""
-        events = b"" if self._items else self._opened("message")
+        events = b"" if self._items or self._client_request.samples_nothing else self._opened("message")
         events += self._closed(reply)
         response = self.response(reply)
         return events + self._event(f"response.{response['status']}", response=response)
@@ -61,7 +61,7 @@ class ResponseWriter:
 
     def response(self, reply: SampledReply) -> dict[str, Any]:
         """Return the whole response."""
-        if not self._items:
+        if not self._items and not self._client_request.samples_nothing:
             self._opened("message")
         self._closed(reply)
         return {**_response(self._client_request, reply.id, reply=reply), "output": self._items}

@@ -90,10 +90,10 @@ def _role(item: Mapping[str, Any], kind: Any, where: str) -> str:
         expected = f"message, reasoning, {', '.join((*CALLS, *OUTPUTS))}"
         do = "switch off in the client what makes it"
         raise refusal(f"{where}.type", expected, repr(kind), do)
-    role = item.get("role")
-    if role not in ROLES:
-        raise refusal(f"{where}.role", f"one of {', '.join(ROLES)}", repr(role), "correct the request")
-    return ROLES[role]
+    role = ROLES.get(str(item.get("role")))
+    if role is None:
+        raise refusal(f"{where}.role", f"one of {', '.join(ROLES)}", repr(item.get("role")), "correct the request")
+    return role
 
 
 def _output(item: Mapping[str, Any], where: str) -> Message:

@@ -73,7 +73,7 @@ def tools_in(
         elif is_left_out(kind, leave_out):
             continue
         else:
-            do = "switch it off in the client, or let the door leave it out" if kind in HOSTED else "leave it out"
+            do = "switch it off in the client, or let the door leave it out" if str(kind) in HOSTED else "leave it out"
             raise refusal(f"{place}.type", "function, custom or namespace: tools that the client runs", repr(kind), do)
         for spec, form in pairs:
             if spec.name in forms:

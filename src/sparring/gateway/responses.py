@@ -132,6 +132,8 @@ def _conversation(call: ClientCall) -> tuple[list[Message], str]:
         if earlier is None:
             got, do = json.dumps(previous), "send the whole input"
             raise refusal("previous_response_id", "the id of a response under this key", got, do)
+        if messages and earlier and earlier[0].role == "system":
+            earlier = earlier[1:]  # the instructions of now stand in the place of those of before
         messages += earlier
     input = body.get("input")
     if isinstance(input, str):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -29,18 +30,24 @@ from starlette.routing import Mount, Route
 
 from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError, refusal
 from sparring.gateway.chat_completions import ChatCompletions
-from sparring.gateway.connection import Answer
-from sparring.gateway.dialect import NO_RETRY, ClientCall, Dialect, body_of
+from sparring.gateway.connection import ExchangeResponse
+from sparring.gateway.dialect import NO_RETRY, ClientCall, ClientRequest, Dialect, body_of, encoded
 from sparring.gateway.exchange import Exchanges, is_retried, request_digest
 from sparring.gateway.gemini import Gemini
 from sparring.gateway.keys import PATH, WrongKey, key_of, wrong_key
 from sparring.gateway.messages import Messages
 from sparring.gateway.models import ModelTable, UnknownModel, model_listed, model_listed_for_google
 from sparring.gateway.responses import Responses
-from sparring.reply import AnsweringSession
+from sparring.gateway.tool_server import answer_tools
+from sparring.protocols import ToolHost
+from sparring.reply import AnsweringSession, ReplyHead, SampledReply
+from sparring.types import Message
 
 MOST_BYTES = 64 << 20
 """Largest body of a request."""
+
+MOST_HEARD = 64
+"""Conversations of one door that were told without asking for a reply, and that a later request may continue."""
 
 NOTED = "x-sparring-noted"
 """Header of an answer: fields of the request that had no effect."""
@@ -59,6 +66,7 @@ class Door:
         models: that its client may name; the policy is one.
         leave_out: types of tools of the vendor's servers that are left out of a request in the place of refusing it.
         exchanges: of its client's requests.
+        tools: of the world, as an MCP server at `/mcp`; None where it has none.
     """
 
     url: str
@@ -67,6 +75,26 @@ class Door:
     models: ModelTable
     leave_out: frozenset[str] = frozenset()
     exchanges: Exchanges = field(default_factory=Exchanges)
+    tools: ToolHost | None = None
+    _heard: OrderedDict[str, tuple[Message, ...]] = field(default_factory=OrderedDict)
+    _num_heard: int = 0
+
+    def conversation(self, reply: str) -> Sequence[Message] | None:
+        """Return all messages up to a reply or up to where one would have stood, by its id; None for an unknown id."""
+        return self._heard.get(reply) or self.models.conversation(reply)
+
+    def hear(self, client_request: ClientRequest) -> SampledReply:
+        """Take note of a conversation that a client tells without asking for a reply. Return what stands in the place
+        of the reply: nothing was sampled, and a later request may continue it by its id."""
+        self._num_heard += 1
+        id = f"heard#{self._num_heard}"
+        self._heard[id] = client_request.messages
+        if len(self._heard) > MOST_HEARD:
+            self._heard.popitem(last=False)
+        nothing = Message(role="assistant")
+        return SampledReply(
+            id=id, message=nothing, finish_reason="stop", prompt_tokens=0, cached_tokens=0, tokens=(), logprobs=()
+        )
 
 
 class Gateway:
@@ -166,7 +194,7 @@ class Gateway:
         for version in ("v1beta", "v1"):
             routes.append(Route(f"/{version}/models", self._models))
             routes.append(Route(f"/{version}/models/{{name:path}}", self._model))
-        routes.append(Route("/health", self._health))
+        routes += [Route("/mcp", self._tools, methods=["GET", "POST", "DELETE"]), Route("/health", self._health)]
         return Starlette(routes=[*routes, Mount(PATH, routes=routes)])
 
     def _endpoint(self, dialect: Dialect) -> Any:
@@ -220,6 +248,15 @@ class Gateway:
         body = msgspec.json.encode(Responses().error(426, "expected POST, got a WebSocket; send requests by POST"))
         return Response(body, status_code=426, media_type="application/json")
 
+    async def _tools(self, request: Request) -> Response:
+        """Answer a client of the world's tools."""
+        try:
+            door = await self._door(request)
+            return await answer_tools(door.tools, request.method, await _body(request))
+        except SparringError as error:
+            status, text, headers = _status(error)
+            return Response(text, status_code=status, headers=headers)
+
     async def _health(self, request: Request) -> Response:
         return Response(b"{}", media_type="application/json")
 
@@ -233,16 +270,19 @@ class Gateway:
         call = _call(request, await _body(request), door)
         client_request = dialect.read(call)
         session = door.models.session(client_request.model)
+        headers = {NOTED: ", ".join(client_request.noted)} if client_request.noted else {}
+        if client_request.samples_nothing:
+            return _nothing(dialect, client_request, door.hear(client_request), headers)
         digest = request_digest(f"{dialect.path} {client_request.model}", call.body, client_request)
         exchange = door.exchanges.begin(
             digest, retried=is_retried(request.headers), session=session, wanted=client_request
         )
-        return Answer(
+        return ExchangeResponse(
             exchange,
             dialect,
             client_request,
             session.decode,
-            headers={NOTED: ", ".join(client_request.noted)} if client_request.noted else {},
+            headers=headers,
             refused=partial(_refused, dialect),
             error_event=lambda error: dialect.error_event(*_status(error)[:2]),
         )
@@ -331,7 +371,29 @@ def _call(request: Request, data: bytes, door: Door) -> ClientCall:
     Raises:
         BadInput: its body is no JSON object.
     """
-    return ClientCall(body=body_of(data), headers=request.headers, path=request.path_params, leave_out=door.leave_out)
+    return ClientCall(
+        body=body_of(data),
+        headers=request.headers,
+        path=request.path_params,
+        leave_out=door.leave_out,
+        conversation=door.conversation,
+    )
+
+
+def _nothing(
+    dialect: Dialect, client_request: ClientRequest, reply: SampledReply, headers: Mapping[str, str]
+) -> Response:
+    """Return the answer to a request for which nothing is sampled."""
+
+    def decode(token: int) -> str:
+        return ""
+
+    if not client_request.stream:
+        body = encoded(dialect.answer(client_request, [reply], decode))
+        return Response(body, media_type="application/json", headers=headers)
+    writer = dialect.writer(client_request, decode)
+    events = writer.begin(ReplyHead(id=reply.id, prompt_tokens=0)) + writer.end(0, reply) + writer.close()
+    return Response(events, media_type="text/event-stream", headers=headers)
 
 
 def _status(error: SparringError) -> tuple[int, str, dict[str, str]]:

@@ -25,12 +25,12 @@ class Installation:
     """An agent program that is there.
 
     Attributes:
-        program: its path in the boxes.
+        start: its path in the boxes, behind that of its interpreter where its file names one that boxes do not see.
         search: PATH in the boxes.
         mounts: folders of the host that it needs, by their path in the boxes.
     """
 
-    program: str
+    start: tuple[str, ...]
     search: str
     mounts: Mapping[str, str]
 
@@ -53,12 +53,16 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
     at = next((path for path in ("node_modules/.bin", "venv/bin") if os.access(folder / path / name, os.X_OK)), None)
     if at is not None:
         program = f"{INSIDE}/{at}/{name}"
+        start = (program,)
         if at == "venv/bin":
             _add_prefix(mounts, (folder / at / "python").resolve())
+            if (folder / at / name).read_bytes()[:2] == b"#!":  # written by pip for the place where it is
+                start = (f"{INSIDE}/{at}/python", program)
     else:
         program = shutil.which(name, path=":".join(SYSTEM)) or shutil.which(name) or ""
         if not program:
             raise refusal(KEY, f"the program {name}", f"none in {folder} or on PATH", _remedy(preset, folder))
+        start = (program,)
         _add_prefix(mounts, Path(program))
         _add_prefix(mounts, Path(program).resolve())
         search.append(str(Path(program).parent))
@@ -66,7 +70,7 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
         node = _node(preset, folder)
         _add_prefix(mounts, node.resolve())
         search.append(str(node.resolve().parent))
-    return Installation(program=program, search=":".join(dict.fromkeys(search)), mounts=mounts)
+    return Installation(start=start, search=":".join(dict.fromkeys(search)), mounts=mounts)
 
 
 def _add_prefix(mounts: dict[str, str], program: Path) -> None:

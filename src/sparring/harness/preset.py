@@ -40,6 +40,13 @@ class AgentProgram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dialect: Literal["chat_completions", "responses", "messages", "gemini"]
     """Vendor's API that it speaks."""
 
+    models: dict[str, str] = {}
+    """Other names that the program has for models, each with the one that answers: `policy`. `*` stands for any
+    letters."""
+
+    leave_out: tuple[str, ...] = ()
+    """Types of tools of the vendor's servers that are left out of requests in the place of refusing them."""
+
     stdin: str = ""
     """Text of its standard input."""
 

@@ -8,8 +8,8 @@ rollout's box. A world with tools needs the box for these; there the program has
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,8 +18,8 @@ from sparring.errors import EnvError, LimitReached, SandboxError, boundary, refu
 from sparring.harness.find import Installation, find_program
 from sparring.harness.preset import KEY, AgentProgram, fill, load_preset
 from sparring.harness.relay import relay_to
-from sparring.protocols import Episode, Sandbox, Session
-from sparring.types import BoxSpec, ExecResult, Message, Task
+from sparring.protocols import Episode, ToolHost, World
+from sparring.types import BoxSpec, ExecResult, Message, Task, ToolCall, ToolSpec
 
 PORT = 8700
 URL = f"http://127.0.0.1:{PORT}"
@@ -39,14 +39,27 @@ class Address(Protocol):
     Attributes:
         url: of the server, without a path.
         key: that opens the session.
+        tools: of the world, which the server hosts; None where it has none.
     """
 
     url: str
     key: str
+    tools: ToolHost | None
 
 
-OpenDoor = Callable[[Session], AbstractAsyncContextManager[Address]]
-"""Opens a session to programs, for as long as the context lasts."""
+class OpenDoor(Protocol):
+    """Opens sessions to programs."""
+
+    def __call__(
+        self, session: Any, *, models: Mapping[str, Any] = {}, leave_out: Sequence[str] = ()
+    ) -> AbstractAsyncContextManager[Address]:
+        """Open a session for as long as the context lasts.
+
+        Args:
+            session: of the policy.
+            models: other names that the program may have for models, each with the one that answers.
+            leave_out: types of the vendor's own tools that are left out of requests.
+        """
 
 
 class CountedSession:
@@ -57,6 +70,7 @@ class CountedSession:
         limit: the limit of the rollout that was hit; None where none was. The context's length is none: a client that
             hears of it compacts.
         over: set with `limit`.
+        last: the latest reply that called nothing: what the program has to say in the end; None where there is none.
     """
 
     def __init__(self, session: Any) -> None:
@@ -64,6 +78,7 @@ class CountedSession:
         self.requests = 0
         self.limit: LimitReached | None = None
         self.over = asyncio.Event()
+        self.last: Message | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
@@ -72,12 +87,81 @@ class CountedSession:
         """Ask the session for a reply. Raises what the session raises."""
         self.requests += 1
         try:
-            return await self._session.reply(messages, *arguments, **settings)
+            return self._noted(await self._session.reply(messages, *arguments, **settings))
         except LimitReached as limit:
-            if limit.reason != "context_length":
-                self.limit = limit
-                self.over.set()
+            self._hit(limit)
             raise
+
+    async def stream(self, messages: Sequence[Message], *arguments: Any, **settings: Any) -> AsyncIterator[Any]:
+        """Ask the session for a reply in pieces. Raises what the session raises."""
+        self.requests += 1
+        async with aclosing(self._session.stream(messages, *arguments, **settings)) as pieces:
+            try:
+                async for piece in pieces:
+                    yield self._noted(piece)
+            except LimitReached as limit:
+                self._hit(limit)
+                raise
+
+    def _noted(self, reply: Any) -> Any:
+        """Take note of a whole reply, and return it."""
+        message = getattr(reply, "message", None)
+        if message is not None and not message.tool_calls:
+            self.last = message
+        return reply
+
+    def _hit(self, limit: LimitReached) -> None:
+        """Take note of a limit of the rollout."""
+        if limit.reason != "context_length":
+            self.limit = limit
+            self.over.set()
+
+
+class WorldTools:
+    """Tools of a world that a program calls by MCP. Implements `protocols.ToolHost`. Calls run one after another, for
+    the world takes one reply at a time.
+
+    Attributes:
+        done: whether the world has ended.
+    """
+
+    def __init__(self, env: World) -> None:
+        self._env = env
+        self._turn = asyncio.Lock()
+        self._calls = 0
+        self.done = False
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """The tools as they are now."""
+        return self._env.tools
+
+    async def call(self, call: ToolCall) -> str:
+        """Run a tool and return its answer.
+
+        Raises:
+            EnvError: the world broke.
+            LimitReached: the policy's own commands have taken too long.
+        """
+        async with self._turn:
+            if self.done:
+                return "error: the task is over"
+            self._calls += 1
+            named = replace(call, id=f"call_{self._calls}")
+            with boundary(EnvError, f"tool {call.name}"):
+                observation = await self._env.step(Message(role="assistant", tool_calls=(named,)))
+            self.done = observation.done
+            return "\n".join(message.content for message in observation.messages) or "done"
+
+    async def answer(self, reply: Message) -> None:
+        """Give the world the program's last reply, unless it has ended.
+
+        Raises:
+            EnvError: the world broke.
+        """
+        if not self.done:
+            with boundary(EnvError, "step"):
+                self.done = (await self._env.step(reply)).done
 
 
 class ProgramHarness:
@@ -126,6 +210,7 @@ class ProgramHarness:
         Raises:
             LimitReached: it ran for too long, or needed too much memory.
             EnvError: the world broke, or the program ended without a request for a reply.
+            BadInput: the world has tools, which the program cannot be handed.
             SandboxError: there is no box that runs programs.
         """
         box = _box_of(episode)
@@ -133,25 +218,36 @@ class ProgramHarness:
             observation = await episode.env.open(episode.task, episode.box)
         if observation.done:
             return
+        if episode.env.tools and self._preset.with_tools is None:
+            do = f"use a preset with a table [with_tools], or leave the tools to {self.name}"
+            raise refusal(KEY, "a program that is handed the world's tools", f"{self.name}, which takes none", do)
         messages = (*episode.task.messages, *observation.messages)
         session = CountedSession(episode.session())
+        tools = WorldTools(episode.env)
         own = await box.beside(self._widened(BoxSpec())) if episode.env.tools else box
         try:
-            async with self._open_door(session) as door:  # type: ignore[arg-type]
+            async with self._open_door(session, models=self._preset.models, leave_out=self._preset.leave_out) as door:
+                door.tools = tools if episode.env.tools else None
                 result = await self._run(own, door, session, messages)
         finally:
             if own is not box:
                 await own.close()
         episode.note("program", _noted(self.name, result, session))
         self._judge(result, session)
+        if session.last is not None:
+            await tools.answer(session.last)
 
     async def _run(self, box: Any, door: Address, session: CountedSession, messages: Sequence[Message]) -> ExecResult:
         """Write the program's files and run it; return what it did."""
         values = self._values(door, session, messages)
         files = {**self._preset.files, **({"agent.py": self._script} if self._script else {})}
+        words = self._preset.command[1:]
+        if door.tools is not None and self._preset.with_tools is not None:
+            files |= self._preset.with_tools.files
+            words += self._preset.with_tools.arguments
         for path, text in files.items():
             await box.write(f"{HOME}/{path}", fill(text, values).encode())
-        argv = [self._installation.program, *(fill(word, values) for word in self._preset.command[1:])]
+        argv = [*self._installation.start, *(fill(word, values) for word in words)]
         if max(len(word.encode()) for word in argv) >= LONGEST_ARGUMENT:
             raise refusal(self.name, "a prompt that fits an argument (128 KiB)", "a longer one", "give it as stdin")
         environment = {

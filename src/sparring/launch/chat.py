@@ -66,7 +66,9 @@ class Chat:
         )
         self._recorder = Recorder(
             self._cluster.engine(POLICY, path=str(checkpoint)),
-            load_renderer(base_folder(checkpoint), model.renderer, model.thinking, render.control_tokens),
+            load_renderer(
+                base_folder(checkpoint), model.renderer, model.thinking, render.control_tokens, render.thoughts
+            ),
             sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
             max_context=max_context(outline_of(checkpoint), engine, model.dtype),
         )

@@ -67,7 +67,9 @@ async def _alone(config: RunConfig, weights: Path, rollout: Rollout, threads: in
     )
     try:
         policy = config.models[POLICY]
-        renderer = load_renderer(base_folder(weights), policy.renderer, policy.thinking, config.render.control_tokens)
+        renderer = load_renderer(
+            base_folder(weights), policy.renderer, policy.thinking, config.render.control_tokens, config.render.thoughts
+        )
         report = await replay(_from_zero(rollout), cluster.engine(POLICY, path=str(weights)), renderer)
     finally:
         await cluster.close()

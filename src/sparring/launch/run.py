@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 import tomllib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from sparring.stages.runtime.summary import write_summary
 if TYPE_CHECKING:
     from sparring.envs.rubrics.judges import Judges, Replies
     from sparring.harness.program import Address
-    from sparring.protocols import Cluster, EnvFactory, Harness, Session
+    from sparring.protocols import Cluster, EnvFactory, Harness
 
 T = TypeVar("T")
 CONFIG = "config.toml"
@@ -218,11 +218,13 @@ def _worlds(config: RunConfig, judges: Judges) -> tuple[EnvFactory, Harness]:
     return Domains(_by_domain(factories), places), HarnessByEnvironment(_by_domain(harnesses))
 
 
-def _open_door(session: Session) -> AbstractAsyncContextManager[Address]:
+def _open_door(
+    session: Any, *, models: Mapping[str, Any] = {}, leave_out: Sequence[str] = ()
+) -> AbstractAsyncContextManager[Address]:
     """Open a session to programs; the gateway is imported by the first that needs it."""
     from sparring.gateway.server import open_door
 
-    return open_door(session)
+    return open_door(session, models=models, leave_out=leave_out)
 
 
 def _gateway(config: RunConfig, folder: Path) -> AbstractAsyncContextManager[None]:

@@ -19,6 +19,7 @@ from sparring.protocols.rollout import (
     Session as Session,
     SingleEnv as SingleEnv,
     TaskSource as TaskSource,
+    ToolHost as ToolHost,
     World as World,
 )
 from sparring.protocols.training import (

@@ -16,6 +16,7 @@ from sparring.types import (
     Rollout,
     Score,
     Task,
+    ToolCall,
     ToolSpec,
     Trajectory,
 )
@@ -133,6 +134,17 @@ class World(OpenedEnv, Protocol):
 
     async def step(self, reply: Message, role: str | None = None) -> Observation:
         """Take the reply of a role, which may be left out where there is one."""
+
+
+class ToolHost(Protocol):
+    """A world's tools, as a program that works in another process calls them."""
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """The tools as they are now."""
+
+    async def call(self, call: ToolCall) -> str:
+        """Run a tool and return its answer. Raises `EnvError` where the world breaks."""
 
 
 Expert = Callable[[Sequence[Message]], Message]

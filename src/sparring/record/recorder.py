@@ -6,22 +6,24 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from itertools import count
 
 import xxhash
 
 from sparring.errors import EngineError, LimitReached, RequestEnded, SparringError, boundary, refusal
 from sparring.generation import Completion, Constraint, GenerateRequest, Sampling
 from sparring.protocols import Engine, Renderer, Store
-from sparring.record.replies import RecordedReplies
-from sparring.record.request import Rank, ReplyRequest, joined_stop
-from sparring.record.streaming import ShowingReader, named, named_call, without_stop
+from sparring.record.budget import Budget
+from sparring.record.lines import Turn
+from sparring.record.order import conversation_of
+from sparring.record.replies import RecordedPlaces, RecordedReplies, RecordedReply
+from sparring.record.request import Rank, ReplyRequest, at_most, joined_stop, overflows
+from sparring.record.streaming import ShowingReader, named, without_stop
+from sparring.record.tool_lists import ToolLists
 from sparring.record.transcript import Transcript
-from sparring.record.tree import Tree, Turn
+from sparring.record.tree import Tree
 from sparring.record.turns import TurnQueue
 from sparring.reply import NO_EVIDENCE, Evidence, ReplyHead, SampledReply, Show, in_pieces
 from sparring.types import (
-    Label,
     Limits,
     Message,
     Outcome,
@@ -33,9 +35,6 @@ from sparring.types import (
     Trajectory,
     Usage,
 )
-
-CHARACTERS_PER_TOKEN = 8
-"""Characters for each token of the context up to which a prompt is rendered unseen; text has some 4."""
 
 
 class Recorder:
@@ -66,6 +65,7 @@ class Recorder:
         self.engine = engine
         self.renderer = renderer
         self.turns = None if store is None else TurnQueue(store)
+        self.tool_lists = ToolLists()
         self.sampling = sampling
         self.model = model
         self.max_context = max_context
@@ -108,6 +108,8 @@ class RecordedSession:
 
     Attributes:
         id: the trajectory's id.
+        max_context: most ids that a prompt and its reply may have together.
+        max_reply: most ids of one reply.
         usage: counts so far.
         generate_s: seconds that replies were waited for, summed over requests.
         limit: the limit that a request hit; None where none did, or a prompt was too long and a later request was
@@ -119,6 +121,8 @@ class RecordedSession:
         self, recorder: Recorder, task: Task, *, rollout_id: str, seed: int, role: str, rank: Rank, limits: Limits
     ) -> None:
         self.id = trajectory_id(rollout_id, role)
+        self.max_context = recorder.max_context
+        self.max_reply = min(recorder.sampling.max_tokens, recorder.max_context)
         self.usage = Usage()
         self.generate_s = 0.0
         self.limit: LimitReached | None = None
@@ -129,44 +133,28 @@ class RecordedSession:
         self._rank = rank
         self._limits = limits
         self._seed = seed if role == "policy" else _derive(seed, role)
-        self._tree = Tree(recorder.renderer)
-        self._requests = 0
-        self._numbers: set[int] = set()
+        self._tree = Tree(recorder.renderer, recorder.tool_lists)
+        self._budget = Budget(self.id, limits)
+        self._places: RecordedPlaces | None = None
+        self._closed = False
+        self._sampled: dict[str, str] = {}  # requests at the engine, by the ids of their replies
         self._ended: set[str] = set()
-        self._granted = 0
         self._lanes: set[int] = set()
         self._tools: Sequence[ToolSpec] = ()
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The record so far."""
-        return tuple(self._tree.segments)
-
-    @property
-    def max_context(self) -> int:
-        """Most ids that a prompt and its reply may have together."""
-        return self._recorder.max_context
-
-    @property
-    def max_reply(self) -> int:
-        """Most ids of one reply."""
-        return min(self._recorder.sampling.max_tokens, self._recorder.max_context)
+        return self._tree.segments
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:
-        """Ask for the next reply to a conversation, as a harness does that ends with the first reply cut short.
-
-        Args:
-            messages: as for `reply`.
-            tools: as for `reply`.
-            constraint: as for `reply`.
+        """Ask for the next reply to a conversation, as a harness does that ends with the first reply cut short. The
+        arguments and the other errors are those of `reply`.
 
         Raises:
-            BadInput: as for `reply`.
             LimitReached: a limit of the task or the context was hit; a reply that was cut short is in the record.
-            EngineError: as for `reply`.
-            StoreError: as for `reply`.
         """
         reply = await self.reply(messages, tools, constraint=constraint)
         if reply.limit is not None:
@@ -206,8 +194,7 @@ class RecordedSession:
         Raises:
             BadInput: the constraint does not compile, or a stop string is empty; nothing was sampled.
             LimitReached: a limit of the task or the context leaves no token to sample.
-            EngineError: the engine failed, or gave up.
-            RequestEnded: `abort` ended the reply.
+            EngineError: the engine failed, or gave up; `RequestEnded` where `abort` ended the reply.
             StoreError: the turn could not be made durable.
         """
         try:
@@ -243,8 +230,10 @@ class RecordedSession:
 
     async def abort(self, reply: str) -> None:
         """End a reply that is being sampled, by its id; see `AnsweringSession.abort`."""
-        self._ended.add(reply)
-        await self._recorder.engine.abort(reply)
+        request = self._sampled.get(reply)
+        if request is not None:
+            self._ended.add(request)
+            await self._recorder.engine.abort(request)
 
     async def _answered(self, request: ReplyRequest) -> SampledReply:
         """Take turns until one is answered: the record may have some that the engine gave up."""
@@ -259,33 +248,30 @@ class RecordedSession:
         Returns:
             The reply; None where it comes from the record, in which the engine gave it up.
         """
-        self._check(request.messages)
-        turn, self._tools = self._tree.plan(request.messages, request.tools), request.tools
-        sampling, cut_reason = self._sampling(turn, request)
-        number = self._number()
-        shown = self._showing(turn, request, number)
-        self._requests += 1
-        self._granted += sampling.max_tokens
-        granted = sampling.max_tokens
+        self._budget.check(self.usage)
+        if overflows(request.messages, self._recorder.renderer, self._recorder.max_context):
+            room = self._recorder.max_context
+            raise LimitReached("context_length", f"{self.id}: a prompt of more than {room} tokens, room for {room}")
+        turn = self._planned(request)
+        granted, recorded, shown = 0, None, self._showing(turn, request)
         try:
-            recorded = await self.replies.take(self._role, turn.prompt, sampling) if self.replies is not None else None
+            sampling = self._sampling(turn, request)
+            if self.replies is not None:
+                recorded = await self.replies.take(self._role, turn.prompt, sampling)
             if recorded is None:
-                completion = await self._generate(turn, sampling, f"{self.id}#{number}", shown)
+                granted = await self._budget.grant(sampling.max_tokens)
+                sampling = at_most(sampling, granted)
+                completion = await self._generate(turn, sampling, shown)
             else:
-                completion = recorded.completion()
+                sampling, completion = recorded.sampling, recorded.completion()
+            message, stop = self._message(turn, request, completion, recorded, shown)
+            new = self._write(turn, completion, message, sampling, recorded)
         except BaseException:  # asked again, this turn is the same turn and samples the same tokens
-            self._requests -= 1
-            self._numbers.discard(number)
             self._tree.abandon(turn)
             raise
         finally:
-            self._granted -= granted
-        if recorded is not None and recorded.sampling.max_tokens != granted:
-            sampling = recorded.sampling
-            cut_reason = "max_tokens" if sampling.max_tokens < self._room(turn) else "context_length"
-            cut_reason = "" if sampling.max_tokens == request.max_tokens else cut_reason
-        message, stop = self._message(turn, request, completion, number)
-        new = self._write(turn, completion, message, sampling)
+            if granted:
+                self._budget.give_back(granted, self.usage)
         tool_calls = self.usage.tool_calls
         if self._recorder.turns is not None and recorded is None:  # a task cancelled here leaves a whole record
             entries = () if self.replies is None else self.replies.take_entries()
@@ -293,68 +279,63 @@ class RecordedSession:
         if completion.finish_reason == "abort":
             if recorded is not None:
                 return None
-            raise self._gave_up(f"{self.id}#{number}", len(completion.tokens))
+            raise self._gave_up(_request_id(self.id, turn), len(completion.tokens))
         if shown is not None:
             shown.end(message)
         return SampledReply(
-            id=f"{self.id}#{number}",
+            id=f"{self.id}#{turn.place}",
             message=message,
             finish_reason=completion.finish_reason,
             prompt_tokens=turn.length,
             cached_tokens=completion.cached_tokens,
             tokens=completion.tokens,
             logprobs=completion.logprobs,
-            limit=self._limit_hit(completion, cut_reason, tool_calls),
+            limit=self._limit_hit(completion, self._cut_reason(turn, request, sampling.max_tokens), tool_calls),
             stop=stop,
         )
 
-    def _check(self, messages: Sequence[Message]) -> None:
-        """Raise LimitReached if a limit leaves no turn, or messages are too long by far."""
-        if self._requests >= self._limits.max_turns:
-            raise LimitReached("max_turns", f"{self.id}: {self._limits.max_turns} turns are used up")
-        if self.usage.tool_calls > self._limits.max_tool_calls:
-            raise self._too_many_calls()
-        if self._overflows(messages):
-            room = self._recorder.max_context
-            raise LimitReached("context_length", f"{self.id}: a prompt of more than {room} tokens, room for {room}")
-
-    def _message(
-        self, turn: Turn, request: ReplyRequest, completion: Completion, number: int
-    ) -> tuple[Message, str | None]:
-        """Return what was said, and the string of the client's that ended it, if one did."""
-        message = self._recorder.renderer.parse(completion.tokens, request.tools, prompt=turn.added)
-        return without_stop(named(message, number), request.stop)
-
-    def _number(self) -> int:
-        """Take a number for a reply: by it, its id and those of its calls are known before its first token."""
-        number = next(number for number in count(self.usage.turns) if number not in self._numbers)
-        self._numbers.add(number)
-        return number
-
-    def _showing(self, turn: Turn, request: ReplyRequest, number: int) -> ShowingReader | None:
+    def _showing(self, turn: Turn, request: ReplyRequest) -> ShowingReader | None:
         """Return what shows the reply of a turn; None where nobody wants to see it."""
         if request.show is None:
             return None
         return ShowingReader(
             self._recorder.renderer.reader(request.tools, prompt=turn.added),
-            ReplyHead(id=f"{self.id}#{number}", prompt_tokens=turn.length),
+            ReplyHead(id=f"{self.id}#{turn.place}", prompt_tokens=turn.length),
             request.show,
             stop=request.stop,
-            named=partial(named_call, number),
+            calls=self._tree.call_ids(turn),
         )
+
+    def _planned(self, request: ReplyRequest) -> Turn:
+        """Return the turn that a request is; one of a record that comes again has its place there."""
+        if self.replies is not None and self._places is None:
+            self._places = self.replies.places(self._role)
+            self._tree.reserve(self._places.inputs, self._places.all)
+        places = self._places
+
+        def recorded(prompt: bytes, repeat: int) -> int | None:
+            return None if places is None else places.of(prompt, self._seed_of(repeat))
+
+        turn = self._tree.plan(request.messages, request.tools, request.evidence, recorded)
+        self._tools = request.tools
+        return turn
 
     def _limit_hit(self, completion: Completion, cut_reason: str, tool_calls: int) -> LimitReached | None:
         """Return the limit that a reply hit. `cut_reason`: of one that was cut short, empty where its client cut it."""
         if completion.finish_reason == "length" and cut_reason:
             text = f"{self.id}: a reply was cut short after {len(completion.tokens)} tokens"
             return LimitReached(cut_reason, text)
-        return self._too_many_calls() if tool_calls > self._limits.max_tool_calls else None
-
-    def _too_many_calls(self) -> LimitReached:
-        return LimitReached("max_tool_calls", f"{self.id}: more than {self._limits.max_tool_calls} tool calls")
+        return self._budget.too_many_calls() if tool_calls > self._limits.max_tool_calls else None
 
     def deliver(self, reply: str, delivered: bool) -> None:
-        """Take note of whether a client got a reply whole; see `AnsweringSession.deliver`."""
+        """Take note of whether a client got a reply whole; see `AnsweringSession.deliver`. A lost one is recorded."""
+        segment = self._tree.deliver(reply, delivered)
+        if segment is not None and self._recorder.turns is not None and not self._closed:
+            self._recorder.turns.note(self.id, segment)
+
+    def conversation(self, reply: str) -> tuple[Message, ...] | None:
+        """Return all messages up to a reply, itself included; None where there is no such reply."""
+        return conversation_of(self.segments, self.id, reply)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation that is rendered whole."""
@@ -387,38 +368,46 @@ class RecordedSession:
 
     async def close(self) -> None:
         """Let the engine forget this session's KV. The record stays."""
+        self._closed = True
         lanes, self._lanes = sorted(self._lanes), set()
         for lane in lanes:
             await self._recorder.engine.release(self._conversation(lane))
 
-    def _sampling(self, turn: Turn, request: ReplyRequest) -> tuple[Sampling, str]:
-        """Return how this turn is drawn, and the limit that a reply cut short has hit; none where that is its
-        client's."""
-        base, constraint, max_tokens = self._recorder.sampling, request.constraint, request.max_tokens
-        rollout = self._limits.max_tokens - self.usage.sampled_tokens - self._granted
-        context = self._room(turn)
-        if rollout < 1:
-            raise LimitReached("max_tokens", f"{self.id}: {self._limits.max_tokens} sampled tokens are used up")
+    def _sampling(self, turn: Turn, request: ReplyRequest) -> Sampling:
+        """Return how this turn is drawn, with all the tokens that it may have in this context.
+
+        Raises:
+            LimitReached: the context leaves none.
+        """
+        base, constraint, context = self._recorder.sampling, request.constraint, self._room(turn)
         if context < 1:
             room = self._recorder.max_context
             raise LimitReached("context_length", f"{self.id}: a prompt of {turn.length} tokens, room for {room}")
-        most = min(base.max_tokens, rollout)
-        by_client = max_tokens is not None and max_tokens < min(most, context)
-        most = max_tokens if max_tokens is not None and by_client else most
         sampling = dataclasses.replace(
             base,
-            max_tokens=min(most, context),
-            min_tokens=0 if constraint else min(base.min_tokens, most, context),
+            min_tokens=0 if constraint else base.min_tokens,
             constraint=constraint or base.constraint,
             stop=base.stop or self._recorder.renderer.stop_ids,
             stop_strings=joined_stop(base.stop_strings, request.stop),
-            seed=self._seed if turn.repeat == 0 else _derive(self._seed, "repeat", turn.repeat),
+            seed=self._seed_of(turn.repeat),
         )
-        return sampling, "" if by_client else "context_length" if context < most else "max_tokens"
+        most = min(base.max_tokens, context)
+        return at_most(sampling, most if request.max_tokens is None else min(most, request.max_tokens))
 
-    async def _generate(self, turn: Turn, sampling: Sampling, id: str, shown: ShowingReader | None) -> Completion:
+    def _cut_reason(self, turn: Turn, request: ReplyRequest, granted: int) -> str:
+        """Return the limit that a reply hit which is cut short after the tokens that it was granted; empty where that
+        is its client's."""
+        base, context = self._recorder.sampling.max_tokens, self._room(turn)
+        if granted == request.max_tokens and granted < min(base, context):
+            return ""
+        return "context_length" if granted == context < base else "max_tokens"
+
+    def _seed_of(self, repeat: int) -> int:
+        return self._seed if repeat == 0 else _derive(self._seed, "repeat", repeat)
+
+    async def _generate(self, turn: Turn, sampling: Sampling, shown: ShowingReader | None) -> Completion:
         request = GenerateRequest(
-            id=id,
+            id=_request_id(self.id, turn),
             tokens=self._tree.prompt(turn),
             sampling=sampling,
             conversation=self._conversation(turn.lane),
@@ -427,28 +416,37 @@ class RecordedSession:
         )
         self._lanes.add(turn.lane)
         clock = asyncio.get_running_loop().time
-        started = clock()
+        started, reply = clock(), f"{self.id}#{turn.place}"
+        self._sampled[reply] = request.id
         try:
             with boundary(EngineError, f"engine of {self._recorder.model}"):
                 engine, bound = self._recorder.engine, self._recorder.renderer.bind(request)
                 completion = await (engine.generate(bound) if shown is None else shown.sampled(engine, bound))
         finally:
+            del self._sampled[reply]
             self.generate_s += clock() - started
         if not completion.tokens:
             raise self._gave_up(request.id, 0)
         return completion
 
-    def _gave_up(self, id: str, tokens: int) -> SparringError:
-        """Return the error of a reply that the engine did not end of itself."""
-        if id in self._ended:
-            self._ended.discard(id)
-            return RequestEnded(f"{id}: ended after {tokens} tokens")
-        return EngineError(f"{id}: the engine gave up after {tokens} tokens")
+    def _gave_up(self, request: str, tokens: int) -> SparringError:
+        """Return the error of a request that the engine ended before its reply was whole."""
+        if request in self._ended:
+            self._ended.discard(request)
+            return RequestEnded(f"{request}: ended after {tokens} tokens")
+        return EngineError(f"{request}: the engine gave up after {tokens} tokens")
 
-    def _write(self, turn: Turn, completion: Completion, reply: Message, sampling: Sampling) -> list[Segment]:
+    def _write(
+        self,
+        turn: Turn,
+        completion: Completion,
+        reply: Message,
+        sampling: Sampling,
+        recorded: RecordedReply | None,
+    ) -> list[Segment]:
         """Write a turn into the record and the counts, and return the new segments."""
-        label: Label = "lost" if completion.finish_reason == "abort" else "agent"
-        new = self._tree.append(turn, completion, reply, sampling, self._recorder.model, label=label)
+        before = None if recorded is None else recorded.segment
+        new = self._tree.append(turn, completion, reply, sampling, self._recorder.model, before)
         self.usage = Usage(
             sampled_tokens=self.usage.sampled_tokens + len(completion.tokens),
             prompt_tokens=self.usage.prompt_tokens + turn.length,
@@ -458,21 +456,22 @@ class RecordedSession:
         )
         return new
 
-    def _overflows(self, messages: Sequence[Message]) -> bool:
-        """Return True if messages are too long for the context by far. Of an environment that returned too much, only a
-        beginning is rendered, four times as long each time until it does not fit: a megabyte of text takes seconds and
-        300 MB."""
-        characters, room = sum(len(message.content) for message in messages), self._recorder.max_context
-        length = CHARACTERS_PER_TOKEN * room
-        if characters <= length:
-            return False
-        text = "".join(message.content for message in messages)
-        while length < characters:
-            beginning = Message(role="user", content=text[:length])
-            if len(self._recorder.renderer.render([beginning], ()).tokens) > 2 * room:
-                return True
-            length *= 4
-        return False
+    def _message(
+        self,
+        turn: Turn,
+        request: ReplyRequest,
+        completion: Completion,
+        recorded: RecordedReply | None,
+        shown: ShowingReader | None,
+    ) -> tuple[Message, str | None]:
+        """Return the reply with ids of calls that are unique in the session, and the client's string that ended it, if
+        one did. Ids of the format itself stay."""
+        parsed = self._recorder.renderer.parse(completion.tokens, request.tools, prompt=turn.added)
+        message, stop = without_stop(parsed, request.stop)
+        if recorded is not None and recorded.segment.message is not None:
+            return recorded.segment.message, stop
+        calls = self._tree.call_ids(turn) if shown is None else shown.calls
+        return named(message, calls), stop
 
     def _room(self, turn: Turn) -> int:
         """Return how many tokens the context has for the reply of a turn."""
@@ -485,6 +484,11 @@ class RecordedSession:
 def trajectory_id(rollout_id: str, role: str) -> str:
     """Return the id of a role's trajectory: the policy's is its rollout's."""
     return rollout_id if role == "policy" else f"{rollout_id}/{role}"
+
+
+def _request_id(session: str, turn: Turn) -> str:
+    """Return the id of a turn's request at the engine; no other request has it."""
+    return f"{session}#{turn.place}" + (f".{turn.attempt}" if turn.attempt else "")
 
 
 def _derive(seed: int, *names: object) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from sparring.errors import NotRebuildable, Suspended
 from sparring.generation import Completion, FinishReason, Runs, Sampling
 from sparring.log import LogEntry
-from sparring.record.tree import DIGEST_BYTES
+from sparring.record.identity import DIGEST_BYTES
 from sparring.types import Segment
 
 PATIENCE_S = 60.0
@@ -45,6 +45,35 @@ class RecordedReply:
         )
 
 
+class RecordedPlaces:
+    """Places of the segments of one role's record: the turns that come again take them again.
+
+    Args:
+        segments: of a role, in the order of the record.
+
+    Attributes:
+        inputs: of each input its parent's place, its ids and its own place.
+        all: of all segments.
+    """
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        places = [segment.index if segment.place is None else segment.place for segment in segments]
+        self.all = frozenset(places)
+        self.inputs = [
+            (None if segment.parent is None else places[segment.parent], tuple(segment.tokens), place)
+            for segment, place in zip(segments, places, strict=True)
+            if segment.sampling is None
+        ]
+        self._replies = {
+            (reply.prompt, reply.sampling.seed): places[reply.segment.index] for reply in _replies(segments)
+        }
+
+    def of(self, prompt: bytes, seed: int) -> int | None:
+        """Return the place of the reply to a prompt, by its digest, that was drawn with a seed; None where there is
+        none."""
+        return self._replies.get((prompt, seed))
+
+
 class RecordedReplies:
     """The recorded replies of one rollout, each given once, to the request that it answered.
 
@@ -64,6 +93,7 @@ class RecordedReplies:
 
     def __init__(self, segments: Mapping[str, Sequence[Segment]] = {}) -> None:
         self._left = {role: deque(_replies(recorded)) for role, recorded in segments.items()}
+        self._segments = segments
         self._in_line = len(segments) < 2 and all(map(_is_line, segments.values()))
         self._progress: asyncio.Event | None = None  # of the requests that wait
         self.difference: str | None = None
@@ -74,6 +104,10 @@ class RecordedReplies:
     def num_left(self) -> int:
         """Replies that have not been given yet."""
         return sum(map(len, self._left.values()))
+
+    def places(self, role: str) -> RecordedPlaces:
+        """Return the places of a role's segments in the record."""
+        return RecordedPlaces(self._segments.get(role, ()))
 
     async def take(self, role: str, prompt: bytes, sampling: Sampling) -> RecordedReply | None:
         """Return the reply that answered a request, when it is its turn; None where the engine must answer.
@@ -88,6 +122,8 @@ class RecordedReplies:
             NotRebuildable: the rollout does something else than its record, now or in another of its requests.
             Suspended: the rollout is suspended at this request.
         """
+        if self.num_left and not self._in_line:
+            await asyncio.sleep(0)  # requests that were made at once are made at once again, before any is answered
         while self.num_left:
             self.check()
             replies = self._left.get(role)
@@ -167,8 +203,12 @@ def _replies(segments: Sequence[Segment]) -> list[RecordedReply]:
 
 
 def _is_line(segments: Sequence[Segment]) -> bool:
-    """Return whether each segment follows the one before. Such a conversation never had two requests at once."""
-    return all(segment.parent == (place - 1 if place else None) for place, segment in enumerate(segments))
+    """Return whether each segment follows the one before, without a gap. Such a conversation never had two requests at
+    once."""
+    return all(
+        segment.place is None and segment.parent == (index - 1 if index else None)
+        for index, segment in enumerate(segments)
+    )
 
 
 def _finish_reason(segment: Segment) -> FinishReason:

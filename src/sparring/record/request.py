@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from sparring.generation import Constraint
+from sparring.generation import Constraint, Sampling
+from sparring.protocols import Renderer
 from sparring.reply import Evidence, Show
 from sparring.types import Message, ToolSpec
+
+CHARACTERS_PER_TOKEN = 8
+"""Characters for each token of the context up to which a prompt is rendered unseen; text has some 4."""
 
 
 class Rank(NamedTuple):
@@ -34,3 +39,25 @@ def joined_stop(of_run: tuple[str, ...], of_client: Sequence[str]) -> tuple[str,
     if not of_client:
         return of_run
     return of_run + tuple(dict.fromkeys(string for string in of_client if string not in of_run))
+
+
+def overflows(messages: Sequence[Message], renderer: Renderer, room: int) -> bool:
+    """Return True if messages are too long for a context of `room` tokens by far. Of an environment that returned too
+    much, only a beginning is rendered, four times as long each time until it does not fit: a megabyte of text takes
+    seconds and 300 MB."""
+    characters = sum(len(message.content) for message in messages)
+    length = CHARACTERS_PER_TOKEN * room
+    if characters <= length:
+        return False
+    text = "".join(message.content for message in messages)
+    while length < characters:
+        beginning = Message(role="user", content=text[:length])
+        if len(renderer.render([beginning], ()).tokens) > 2 * room:
+            return True
+        length *= 4
+    return False
+
+
+def at_most(sampling: Sampling, most: int) -> Sampling:
+    """Return settings of sampling for a reply of at most so many tokens."""
+    return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import cast
@@ -47,7 +47,7 @@ class ShowingReader:
         head: shown before the first piece.
         show: takes head and pieces.
         stop: strings of the client's that end the reply.
-        named: gives a call of the reply, by its place among them, its id in the conversation.
+        calls: beginning of the ids of its calls.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class ShowingReader:
         show: Show,
         *,
         stop: Sequence[str],
-        named: Callable[[int, ToolCall], ToolCall],
+        calls: str,
     ) -> None:
         self._reader, self._head, self._show = reader, head, show
-        self._shown, self._named = ShownReply(), named
+        self._shown, self.calls = ShownReply(), calls
         self._holders = {kind: StopHolder(stop) for kind in ("reasoning", "text")} if stop else {}
         self._begun = False
         self._num_calls = 0
@@ -90,7 +90,7 @@ class ShowingReader:
         self._begin()
         for piece in self._reader.read(tokens):
             if piece.call is not None:
-                piece = ReplyPiece(kind="call", call=self._named(self._num_calls, piece.call))
+                piece = ReplyPiece(kind="call", call=_named(piece.call, self._num_calls, self.calls))
                 self._num_calls += 1
             elif self._holders:
                 text = self._holders[piece.kind].add(piece.text)
@@ -110,16 +110,15 @@ def without_stop(message: Message, strings: Sequence[str]) -> tuple[Message, str
     return message, None
 
 
-def named(reply: Message, number: int) -> Message:
-    """Return the reply with ids of calls that are unique in the conversation. Ids of the format itself stay."""
+def named(reply: Message, calls: str) -> Message:
+    """Return a reply whose calls have ids that begin with `calls`. Ids of the format itself stay."""
     if not reply.tool_calls:
         return reply
-    return replace(reply, tool_calls=tuple(named_call(number, *called) for called in enumerate(reply.tool_calls)))
+    return replace(reply, tool_calls=tuple(_named(call, at, calls) for at, call in enumerate(reply.tool_calls)))
 
 
-def named_call(number: int, place: int, call: ToolCall) -> ToolCall:
-    """Return a call, by the number of its reply and its place there, under an id that is unique in the conversation."""
-    return replace(call, id=f"call_{number}_{place}") if call.id == f"call_{place}" else call
+def _named(call: ToolCall, at: int, calls: str) -> ToolCall:
+    return replace(call, id=f"{calls}{at}") if call.id == f"call_{at}" else call
 
 
 def first_of(text: str, strings: Sequence[str]) -> tuple[int, str] | None:

@@ -147,6 +147,10 @@ class TextSession:
     def deliver(self, reply: str, delivered: bool) -> None:
         """Do nothing: text is not trained."""
 
+    def conversation(self, reply: str) -> tuple[Message, ...] | None:
+        """Return None: nothing is kept by its id."""
+        return None
+
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return 0: there are no ids."""
         return 0

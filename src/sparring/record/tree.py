@@ -1,8 +1,12 @@
-"""The conversation tree of one role: where a request continues what was sampled, and where it begins anew.
+"""The tree of everything one role said and was told.
 
-A `Node` stands behind every reply. A request whose history equals a node's conversation continues there: its prompt is
+Every reply is a node. A request whose messages begin with a node's conversation continues there: its prompt is
 the node's ids bridged by the new messages, never a re-encoding of text (law 1). Any other request is rendered whole and
-begins a new branch; that is how an edited history, a compaction or a sub-agent looks in the record.
+begins a new branch; that is how an edited history, a compaction or a sub-agent looks in the record. Its first segment
+says why (`Fork`).
+
+A turn takes its place when it is planned, so the record stands in the order of requests whatever ends first, and no
+place is given twice but to the same turn, asked again after its engine failed.
 
 Everything is kept once: ids in the segments; conversations and prompts as digests, each of which continues the one
 before. So the memory of a session is in proportion to its ids, and a late turn takes about the time of an early one.
@@ -12,135 +16,138 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import operator
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from sparring.generation import Completion, Sampling
 from sparring.protocols import Renderer
-from sparring.record.identity import message_key, tools_key
-from sparring.types import Label, Message, Segment, Source, ToolSpec
+from sparring.record.forks import fork_of, is_quoted, texts_of_calls
+from sparring.record.identity import DIGEST_BYTES, chained, digest, other_keys, put_together, thought_of
+from sparring.record.lines import START, Lane, Node, Request, Turn, begins, place_named
+from sparring.record.order import settled
+from sparring.record.tool_lists import ToolLists
+from sparring.reply import NO_EVIDENCE
+from sparring.types import Evidence, Label, Message, Segment, Source, ToolSpec
 
-DIGEST_BYTES = 16
-"""Length of a digest."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Node:
-    """A reply in the tree: its segment, a hash over all ids up to its last, their number, and its line of turns."""
-
-    segment: int
-    ids: hashlib.blake2b
-    length: int
-    lane: int
-    continued: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
-    """One request, planned: the segment that leads to it, and a hash over its prompt, which has `length` ids.
-
-    `lane` names a line of turns that extends one id sequence (its KV can be kept). `repeat` numbers requests with the
-    very same prompt: their replies must not be drawn with the same random numbers. `key` is the digest of the
-    tools and all messages; `heard` are the messages that the lane has yet to hear, all of them where it is `anew`.
-    """
-
-    ids: hashlib.blake2b
-    length: int
-    parent: int | None
-    added: tuple[int, ...]
-    source: Source
-    lane: int
-    repeat: int
-    key: bytes
-    tools: bytes
-    heard: tuple[Message, ...]
-    anew: bool
-
-    @property
-    def prompt(self) -> bytes:
-        """Digest of all ids of the prompt."""
-        return self.ids.digest()
-
-
-@dataclass(kw_only=True, slots=True)
-class Lane:
-    """A line of turns: its messages up to the last reply, as the objects that they were, and the digests of its tools
-    and of these together with the messages."""
-
-    heard: list[Message]
-    tools: bytes
-    key: bytes
+MOST_QUOTED = 64
+"""Replies, the latest that nothing continues, in which quotes are looked for."""
 
 
 @dataclass(slots=True)
 class Tree:
-    """All that one role said and was told, as segments. `plan` reads, `append` writes."""
+    """All that one role said and was told, as segments. `plan` takes a place, `append` writes.
+
+    Attributes:
+        renderer: messages <-> ids.
+        tool_lists: of all sessions of a recorder, each list once.
+    """
 
     renderer: Renderer
-    segments: list[Segment] = field(default_factory=list)
+    tool_lists: ToolLists = field(default_factory=ToolLists)
+    _written: dict[int, Segment] = field(default_factory=dict)
+    _unwritten: dict[int, Segment] = field(default_factory=dict)
     _nodes: dict[bytes, Node] = field(default_factory=dict)
+    _aliases: dict[bytes, bytes] = field(default_factory=dict)
+    _prefixes: dict[bytes, int] = field(default_factory=dict)
     _requests: dict[bytes, int] = field(default_factory=dict)
-    _abandoned: dict[bytes, list[int]] = field(default_factory=dict)
+    _abandoned: dict[bytes, list[tuple[int, int, int, int]]] = field(default_factory=dict)
     _inputs: dict[tuple[int | None, tuple[int, ...]], int] = field(default_factory=dict)
     _lanes: dict[int, Lane] = field(default_factory=dict)
     _lane_of_reply: dict[int, int] = field(default_factory=dict)
-    _num_lanes: int = 0
+    _leaves: dict[int, Node] = field(default_factory=dict)
+    _place_of_call: dict[str, int] = field(default_factory=dict)
+    _summaries: dict[int, list[int]] = field(default_factory=dict)
+    _agents: set[str] = field(default_factory=set)
+    _reserved: frozenset[int] = frozenset()
+    _next: int = 0
     _last: Lane | None = None
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The record, in the order of requests."""
+        return settled(self._written.values())
 
     @property
     def last_conversation(self) -> tuple[Message, ...]:
         """The messages of the turn that was written last, its reply included."""
-        return () if self._last is None else tuple(self._last.heard)
+        return () if self._last is None else tuple(self._last.heard[: self._last.replied])
 
-    def plan(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Turn:
+    def reserve(self, inputs: Iterable[tuple[int | None, tuple[int, ...], int]], places: Iterable[int]) -> None:
+        """Leave the places of a record to its replies, which come again.
+
+        Args:
+            inputs: of each input its parent's place, its ids and its own place.
+            places: of all its segments.
+        """
+        self._inputs.update({(parent, added): place for parent, added, place in inputs})
+        self._reserved = frozenset(places)
+
+    def plan(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        evidence: Evidence = NO_EVIDENCE,
+        recorded: Callable[[bytes, int], int | None] = lambda prompt, repeat: None,
+    ) -> Turn:
         """Return the turn that this request is: its place in the tree, and the ids that it adds.
+
+        Args:
+            messages: the whole conversation.
+            tools: what may be called.
+            evidence: of the client.
+            recorded: returns the reserved place of the reply to the prompt with a digest, asked for the so manieth time
+                from 0 on; None where it was not recorded.
 
         Raises:
             ValueError: there is no message, or the last one is a reply, which asks for nothing.
         """
-        if not messages or messages[-1].role == "assistant":
-            raise ValueError("a request must end with a message that is no reply")
-        tools_digest = _digest(tools_key(tools).encode())
-        same = self._same_objects(messages, tools_digest)
-        num_matched = 0 if same is None else len(self._lanes[same].heard)
-        keys = _chained(tools_digest if same is None else self._lanes[same].key, messages[num_matched:])
-        node, before = (self._nodes[self._lanes[same].key], num_matched) if same is not None else self._deepest(keys)
-        new = messages[before:]
-        added = None if node is None else self._bridged(node, new, tools)
-        if node is not None and added is not None:
-            source: Source = "tool" if any(message.role == "tool" for message in new) else "prompt"
-            lane = self._new_lane() if node.continued else node.lane
-            node.continued = True
-            ids, length, parent = node.ids.copy(), node.length, node.segment
-        else:
+        tools_digest, specs = self.tool_lists.of(tools)
+        messages, node, before, keys = self._matched(messages, tools_digest, evidence)
+        matched, added = node, None if node is None else self._bridged(node, messages[before:], tools)
+        if node is None or added is None:
             # A first request is the prompt; any later whole render is the harness's own doing: it rewrote the history.
-            source = "harness" if any(message.role == "assistant" for message in messages) else "prompt"
+            source: Source = "harness" if any(message.role == "assistant" for message in messages) else "prompt"
             added = self.renderer.render(messages, tools).tokens
-            ids, length, parent, lane = hashlib.blake2b(digest_size=DIGEST_BYTES), 0, None, self._new_lane()
+            keys = keys if node is None else chained(START, messages, self._aliases)
+            node, before = None, 0
+        else:
+            source = "tool" if any(message.role == "tool" for message in messages[before:]) else "prompt"
+        ids = hashlib.blake2b(digest_size=DIGEST_BYTES) if node is None else node.ids.copy()
+        length, parent = (0, None) if node is None else (node.length, node.place)
         ids.update(_bytes(added))
+        repeat, attempt, input_place, place = self._places(parent, added, ids.digest(), recorded)
+        request = Request(messages, before, keys, tools_digest, specs, evidence, node, matched)
+        if input_place not in self._written and input_place not in self._unwritten:
+            segment = Segment(index=input_place, parent=parent, source=source, tokens=added, message=messages[-1])
+            self._unwritten[input_place] = self._described(segment, request)
         return Turn(
             ids=ids,
             length=length + len(added),
             parent=parent,
             added=added,
             source=source,
-            lane=lane,
-            repeat=self._repeat(ids.digest()),
+            input_place=input_place,
+            place=place,
+            lane=self._tell(node, request, input_place),
+            repeat=repeat,
+            attempt=attempt,
             key=keys[-1],
             tools=tools_digest,
-            heard=tuple(messages[num_matched:] if lane == same else messages),
-            anew=lane != same,
+            node=node,
+            before=before,
+            count=len(messages),
+            evidence=evidence,
         )
 
     def prompt(self, turn: Turn) -> tuple[int, ...]:
         """Return all ids of a turn's prompt [T]."""
-        path, at = [turn.added], turn.parent
+        path: list[Sequence[int]] = [turn.added]
+        at = turn.parent
         while at is not None:
-            path.append(self.segments[at].tokens)
-            at = self.segments[at].parent
+            path.append(self._written[at].tokens)
+            at = self._written[at].parent
         return tuple(chain.from_iterable(reversed(path)))
 
     def append(
@@ -150,28 +157,29 @@ class Tree:
         reply: Message,
         sampling: Sampling,
         model: str,
-        *,
-        label: Label = "agent",
+        recorded: Segment | None = None,
     ) -> list[Segment]:
         """Write a turn down.
 
+        Args:
+            turn: as it was planned.
+            completion: of the engine.
+            reply: as it was parsed.
+            sampling: how it was drawn.
+            model: that sampled it.
+            recorded: the reply's segment in a record, where it comes again.
+
         Returns:
-            The new segments: the input, unless an earlier branch has the same input here, and the reply.
+            The segments that are to be written, numbered by their places: the input, unless it was written before, the
+            reply, and others of which more is known now.
         """
-        new: list[Segment] = []
-        parent = self._inputs.get((turn.parent, turn.added))
-        if parent is None:
-            parent = len(self.segments)
-            new.append(
-                Segment(index=parent, parent=turn.parent, source=turn.source, tokens=turn.added, message=turn.heard[-1])
-            )
-            self._inputs[(turn.parent, turn.added)] = parent
-        index = parent + 1 if new else len(self.segments)
+        new = [] if turn.input_place not in self._unwritten else [self._unwritten.pop(turn.input_place)]
         versions, kv_versions = completion.versions, completion.kv_versions
+        lost = completion.finish_reason == "abort"
         new.append(
             Segment(
-                index=index,
-                parent=parent,
+                index=turn.place,
+                parent=turn.input_place,
                 source="policy",
                 tokens=completion.tokens,
                 message=reply,
@@ -182,45 +190,168 @@ class Tree:
                 sampling=sampling,
                 kept=completion.kept,
                 finish_reason=completion.finish_reason,
-                label=label,
+                label=recorded.label if recorded is not None else "lost" if lost else turn.evidence.label or "agent",
+                evidence=None if turn.evidence == NO_EVIDENCE else turn.evidence,
+                delivered=recorded.delivered if recorded is not None else False if lost else None,
             )
         )
-        self.segments += new
+        self._written.update((segment.index, segment) for segment in new)
+        new += [self.label(place, "compaction") for place in self._summaries.pop(turn.input_place, ())]
         ids = turn.ids.copy()
         ids.update(_bytes(completion.tokens))
-        length = turn.length + len(completion.tokens)
-        key = self._hear(turn, reply)
-        self._nodes[key] = Node(segment=index, ids=ids, length=length, lane=turn.lane)
+        self._hear(turn, reply, ids, turn.length + len(completion.tokens))
         return new
+
+    def label(self, place: int, label: Label, delivered: bool | None = None) -> Segment:
+        """Return the reply in a place, which is to be written again, with another label.
+
+        Args:
+            place: of the reply.
+            label: what it turned out to be.
+            delivered: whether its client got it, where that is known now.
+        """
+        segment = self._written[place]
+        delivered = segment.delivered if delivered is None else delivered
+        self._written[place] = replace(segment, label=label, delivered=delivered)
+        return self._written[place]
+
+    def call_ids(self, turn: Turn) -> str:
+        """Return the beginning of the ids of the calls of a turn's reply, which no other call of the session has; their
+        numbers follow. A turn of a record that comes again has the same."""
+        return f"call_{turn.place - 1}_"
+
+    def deliver(self, reply: str, delivered: bool) -> Segment | None:
+        """Take note of whether a client got a reply.
+
+        Args:
+            reply: its id.
+            delivered: whether it did.
+
+        Returns:
+            Its segment, where that is to be written again: of a reply that was lost, or is no more.
+        """
+        place = place_named(reply)
+        segment = None if place is None else self._written.get(place)
+        if place is None or segment is None or segment.sampling is None or segment.delivered == delivered:
+            return None
+        lost = segment.delivered is False
+        evidence = segment.evidence or NO_EVIDENCE
+        label = (evidence.label or "agent") if lost else segment.label if delivered else "lost"
+        written = self.label(place, label, delivered)
+        return written if lost or not delivered else None
 
     def abandon(self, turn: Turn) -> None:
         """Take back a planned turn that got no reply: the next request with its prompt is that turn."""
-        heapq.heappush(self._abandoned.setdefault(turn.prompt, []), turn.repeat)
+        entry = (turn.repeat, turn.attempt + 1, turn.input_place, turn.place)
+        heapq.heappush(self._abandoned.setdefault(turn.prompt, []), entry)
+        lane, node = self._lanes[turn.lane], turn.node
+        if len(lane.heard) == turn.count and lane.replied == turn.before:
+            del lane.heard[turn.before :]
+            lane.spans.pop()
+            if node is not None and node.lane == turn.lane:
+                node.continued = False
 
-    def _repeat(self, prompt: bytes) -> int:
-        """Count a request with this prompt, and return its number: the smallest that no other request has."""
+    def _matched(
+        self, messages: Sequence[Message], tools: bytes, evidence: Evidence
+    ) -> tuple[Sequence[Message], Node | None, int, list[bytes]]:
+        """Return a conversation, replies put together; the reply that it continues; the number of messages up to that;
+        and the digests of the conversation up to each message after it."""
+        if not messages or messages[-1].role == "assistant":
+            raise ValueError("a request must end with a message that is no reply")
+        lane = self._same_objects(messages, tools)
+        if lane is not None:
+            return messages, lane.node, lane.replied, chained(lane.key, messages[lane.replied :])
+        messages = put_together(messages, self._place_of_call)
+        keys = chained(START, messages, self._aliases)
+        node, before = self._deepest(messages, keys, tools, evidence)
+        return messages, node, before, keys[before:]
+
+    def _places(
+        self,
+        parent: int | None,
+        added: tuple[int, ...],
+        prompt: bytes,
+        recorded: Callable[[bytes, int], int | None],
+    ) -> tuple[int, int, int, int]:
+        """Return the number of a turn among those with its prompt, the smallest that no other has, how often it was
+        asked before, and the places of its input and its reply."""
         abandoned = self._abandoned.get(prompt)
         if abandoned:
-            return heapq.heappop(abandoned)
-        number = self._requests.get(prompt, 0)
-        self._requests[prompt] = number + 1
+            repeat, attempt, input_place, place = heapq.heappop(abandoned)
+            if self._inputs.get((parent, added)) == input_place:
+                return repeat, attempt, input_place, place
+        else:
+            repeat, attempt = self._requests.get(prompt, 0), 0
+            self._requests[prompt] = repeat + 1
+        reserved = recorded(prompt, repeat)
+        input_place = self._inputs.get((parent, added))
+        if input_place is None:
+            input_place = self._inputs[(parent, added)] = self._free()
+        if reserved is None:
+            return repeat, attempt, input_place, self._free()
+        self._next = max(self._next, reserved + 1)
+        return repeat, attempt, input_place, reserved
+
+    def _free(self) -> int:
+        """Take the next place that no record holds."""
+        while self._next in self._reserved:
+            self._next += 1
+        self._next += 1
+        return self._next - 1
+
+    def _tell(self, node: Node | None, request: Request, input_place: int) -> int:
+        """Add what a request tells to a line of turns: its node's, or a new one. Return its number."""
+        if node is not None and not node.continued:
+            number, lane = node.lane, self._lanes[node.lane]
+        else:
+            number = len(self._lanes)
+            lane = self._lanes[number] = Lane(heard=[], tools=request.tools, specs=request.specs)
+            if node is not None:
+                before = self._lanes[node.lane]
+                lane.heard = before.heard[: request.before]
+                lane.spans = [span for span in before.spans if span[0] <= request.before]
+                lane.replied = request.before
+        if node is not None:
+            node.continued = True
+            self._leaves.pop(node.place, None)
+        lane.heard += request.messages[request.before :]
+        lane.spans.append((len(lane.heard), input_place))
+        for key in request.keys:
+            self._prefixes[key] = number
         return number
 
-    def _hear(self, turn: Turn, reply: Message) -> bytes:
-        """Add a turn and its reply to the turn's lane; return the digest of its conversation."""
-        (key,) = _chained(turn.key, [reply])
-        lane = self._lanes.get(turn.lane)
-        if lane is not None:
-            self._lane_of_reply.pop(id(lane.heard[-1]), None)
-        if lane is None or turn.anew:
-            lane = self._lanes[turn.lane] = Lane(heard=[], tools=turn.tools, key=key)
-        lane.heard += (*turn.heard, reply)
-        lane.key = key
+    def _hear(self, turn: Turn, reply: Message, ids: hashlib.blake2b, length: int) -> None:
+        """Add a reply to the line of turns in which it was asked for, and to the nodes."""
+        (key,) = chained(turn.key, [reply])
+        for other in other_keys(reply):
+            self._aliases[digest(turn.key + other)] = key
+        lane = self._lanes[turn.lane]
+        if lane.replied:
+            self._lane_of_reply.pop(id(lane.heard[lane.replied - 1]), None)
+        lane.heard.append(reply)
+        lane.spans.append((len(lane.heard), turn.place))
+        node = Node(
+            place=turn.place,
+            ids=ids,
+            length=length,
+            lane=turn.lane,
+            count=len(lane.heard),
+            key=key,
+            reply=reply,
+            agent=turn.evidence.agent,
+            twin=self._nodes.get(key + turn.tools),
+        )
+        lane.replied, lane.key, lane.node = node.count, key, node
         self._last = lane
+        self._nodes[key + turn.tools] = node
         self._lane_of_reply[id(reply)] = turn.lane
-        return key
+        self._place_of_call.update((call.id, turn.place) for call in reply.tool_calls)
+        self._prefixes[key] = turn.lane
+        self._leaves[turn.place] = node
+        if len(self._leaves) > MOST_QUOTED:
+            del self._leaves[next(iter(self._leaves))]
 
-    def _same_objects(self, messages: Sequence[Message], tools: bytes) -> int | None:
+    def _same_objects(self, messages: Sequence[Message], tools: bytes) -> Lane | None:
         """Return the lane whose messages these begin with, up to the very object of its last reply; None where none is.
 
         A loop that only adds messages sends such objects. Every other request is matched by its keys.
@@ -230,57 +361,115 @@ class Tree:
         if number is None:
             return None
         lane = self._lanes[number]
-        same = len(lane.heard) == count and lane.tools == tools and _begins(messages, lane.heard)
-        return number if same else None
+        same = len(lane.heard) == lane.replied == count and lane.tools == tools and begins(messages, lane.heard)
+        return lane if same else None
 
-    def _deepest(self, keys: Sequence[bytes]) -> tuple[Node | None, int]:
+    def _deepest(
+        self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes, evidence: Evidence
+    ) -> tuple[Node | None, int]:
         """Return the longest recorded conversation that one with these keys begins with, and its number of messages."""
-        for length in range(len(keys) - 1, 0, -1):
-            node = self._nodes.get(keys[length - 1])
-            if node is not None:
-                return node, length
+        for count in range(len(messages) - 1, 0, -1):
+            if messages[count - 1].role == "assistant":
+                node = self._nodes.get(keys[count - 1] + tools)
+                node = None if node is None else self._chosen(node, messages[:count], evidence)
+                if node is not None:
+                    return node, count
         return None, 0
+
+    def _chosen(self, node: Node | None, messages: Sequence[Message], evidence: Evidence) -> Node | None:
+        """Return which of the replies with an equal conversation is meant: the one that the client names, by its id or
+        by those of its calls; else one of the same agent; else the last that was delivered. A thought that the client
+        sends back has to be the recorded one; None where it is no reply's."""
+        equal = []
+        while node is not None:
+            if self._thinks_alike(node, messages):
+                equal.append(node)
+            node = node.twin
+        if len(equal) < 2:
+            return equal[0] if equal else None
+        calls = [call.id for call in messages[-1].tool_calls]
+
+        def rank(node: Node) -> tuple[bool, bool, bool, bool, int]:
+            ids = [call.id for call in node.reply.tool_calls]
+            named = evidence.handle in ids or place_named(evidence.handle) == node.place
+            delivered = self._written[node.place].delivered is not False
+            return named, bool(ids) and ids == calls, node.agent == evidence.agent, delivered, node.place
+
+        return max(equal, key=rank)
+
+    def _thinks_alike(self, node: Node, messages: Sequence[Message]) -> bool:
+        """Return whether each thought in a conversation is the recorded one."""
+        heard = self._lanes[node.lane].heard
+        return all(
+            thought_of(sent) == thought_of(recorded)
+            for sent, recorded in zip(messages, heard, strict=False)
+            if sent.reasoning and sent is not recorded and sent.role == "assistant" and thought_of(sent)
+        )
+
+    def _described(self, segment: Segment, request: Request) -> Segment:
+        """Return an input segment with all that is told in it, and why its conversation leaves another."""
+        messages, evidence = request.messages, request.evidence
+        known_agent = evidence.agent in self._agents
+        self._agents.add(evidence.agent)
+        if not self._lanes:
+            return replace(segment, earlier=tuple(messages[:-1]), tools=request.specs or None)
+        quoted = self._quoted(segment, request)
+        lane, common = self._nearest(request)
+        of, base, tools = request.node and request.node.place, request.before, None
+        fork = None
+        if segment.parent is None:
+            of, base = lane.last_written(common, self._written)
+            tools = None if of is not None and lane.tools == request.tools else request.specs
+            tools = None if of is None and not tools else tools
+        if segment.parent is None or request.node is None or request.node.continued:
+            fork = fork_of(request, lane, common, of, new_agent=not known_agent, quoted=quoted)
+            if fork.reason == "compaction":
+                summaries = [node.place for node in quoted if not node.reply.tool_calls]
+                self._summaries[segment.index] = [p for p in summaries if self._written[p].label == "agent"]
+        return replace(
+            segment,
+            earlier=tuple(messages[min(base, len(messages) - 1) : -1]),
+            tools=tools,
+            fork=fork,
+            quotes=tuple(sorted(node.place for node in quoted)),
+        )
+
+    def _nearest(self, request: Request) -> tuple[Lane, int]:
+        """Return the line that has most of a request's first messages, the latest one, and the number of these."""
+        for at in range(len(request.keys), 0, -1):
+            number = self._prefixes.get(request.keys[at - 1])
+            if number is not None:
+                lane = self._lanes[number]
+                return lane, min(request.before + at, len(lane.heard))
+        node = request.node
+        if node is None:
+            return self._lanes[0], 0
+        return self._lanes[self._prefixes.get(node.key, node.lane)], node.count
+
+    def _quoted(self, segment: Segment, request: Request) -> list[Node]:
+        """Return the replies of other branches that nothing continues and that a request quotes."""
+        new = request.messages[request.before :]
+        begins = segment.parent is None
+        return [
+            node
+            for node in self._leaves.values()
+            if node is not request.node
+            and (
+                is_quoted(node.reply.content.strip(), new)
+                or begins
+                and any(is_quoted(text, new) for text in texts_of_calls(node.reply))
+            )
+        ]
 
     def _bridged(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...] | None:
         """Return the ids that a bridge adds to a node's; None where the renderer finds no bridge.
 
         There is none over a reply that was put in: nobody sampled its ids here.
         """
-        reply = self.segments[node.segment]
-        tokens_before = () if reply.parent is None else tuple(self.segments[reply.parent].tokens)
+        reply = self._written[node.place]
+        tokens_before = () if reply.parent is None else tuple(self._written[reply.parent].tokens)
         bridged = self.renderer.bridge(tokens_before, tuple(reply.tokens), new, tools)
         return None if bridged is None else bridged[len(tokens_before) + len(reply.tokens) :]
-
-    def _new_lane(self) -> int:
-        self._num_lanes += 1
-        return self._num_lanes - 1
-
-
-def _begins(messages: Sequence[Message], heard: list[Message]) -> bool:
-    """Return whether `messages`, which are more, begin with `heard`.
-
-    Lists are compared by their pointers alone as long as these are the same, so that hundreds of messages that have
-    left the processor's cache stay out of it. Equal messages pass as well.
-    """
-    if not isinstance(messages, list):
-        return all(map(operator.is_, heard, messages))
-    try:
-        return heard < messages
-    except TypeError:  # messages have no order: the first that differ say so
-        return False
-
-
-def _chained(before: bytes, messages: Sequence[Message]) -> list[bytes]:
-    """Return for each message the digest of all messages up to it."""
-    keys = []
-    for message in messages:
-        before = _digest(before + message_key(message).encode())
-        keys.append(before)
-    return keys
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
 def _bytes(tokens: Sequence[int]) -> bytes:

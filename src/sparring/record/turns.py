@@ -45,13 +45,23 @@ class TurnQueue:
         """
         await self._put(((), entries))
 
+    def note(self, trajectory: str, segment: Segment) -> None:
+        """Write a segment again, of which more is known now, with the next commit. Nobody waits for it."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        done.add_done_callback(_seen)
+        self._enqueue(([(trajectory, (segment,))], ()), done)
+
     async def _put(self, record: Record) -> None:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        if not self._waiting:
-            loop.call_soon(self._commit)  # after everything that is ready to run now: it may end turns as well
-        self._waiting.append((record, done))
+        self._enqueue(record, done)
         await done
+
+    def _enqueue(self, record: Record, done: asyncio.Future[None]) -> None:
+        if not self._waiting:  # after everything that is ready to run now: it may end turns as well
+            asyncio.get_running_loop().call_soon(self._commit)
+        self._waiting.append((record, done))
 
     def _commit(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -81,3 +91,9 @@ class TurnQueue:
         except SparringError as error:
             return error
         return None
+
+
+def _seen(done: asyncio.Future[None]) -> None:
+    """Look at an error that nobody waits for: the next turn meets it too."""
+    if not done.cancelled():
+        done.exception()

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+Thoughts = Literal["kept", "template"]
+
 
 class RenderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rendering of messages as tokens."""
@@ -14,3 +16,9 @@ class RenderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Roles whose messages before the first reply may write the tokenizer's added tokens (`<|im_end|>`, `<think>`) as
     these very tokens. Everywhere else such a text is plain text, and what tools and worlds say can never be allowed
     to."""
+
+    thoughts: Thoughts = "kept"
+    """Treatment of a reply's thought in later prompts, of a model that thinks: `kept` leaves it where it was
+    sampled, so that a conversation is one sequence of ids; `template` does what the checkpoint's template does, which
+    mostly drops the thoughts before a user's message: the conversation begins anew there, as a fork whose reason is
+    `template`."""

@@ -45,6 +45,7 @@ class TemplateRenderer:
         escaper: TextEscaper,
         *,
         thinking: bool = False,
+        keeps_thoughts: bool = True,
         stop_ids: Sequence[int] = (),
     ) -> None:
         self._escaper = escaper
@@ -56,6 +57,7 @@ class TemplateRenderer:
         ends = (self._added[self._end], *stop_ids)
         self._stop_ids = tuple(dict.fromkeys(ends))
         self._text_rules = TextRules(tokenizer, self._stop_ids)
+        self._drops_thoughts = not keeps_thoughts and self._template_drops_thoughts()
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -92,13 +94,15 @@ class TemplateRenderer:
         tools: Sequence[ToolSpec],
     ) -> tuple[int, ...] | None:
         """Return the next prompt: prompt + completion to the id, the template's end of turn where the completion lacks
-        it, then the new messages. None where no difference is found, and where the turn ended inside a thought, which
-        nothing can close any more."""
+        it, then the new messages. None where no difference is found, where the turn ended inside a thought, which
+        nothing can close any more, and where the template drops its thought and is to be followed."""
         if not completion or not new or any(message.role == "assistant" for message in new):
             return None
         ended = completion[-1] == self._added[self._end]
         thinks = self._thinks(prompt, completion)
         if ended and thinks:
+            return None
+        if self._drops_thoughts and THINK_END in self.decode(completion) and any(m.role == "user" for m in new):
             return None
         added = self._added_text(self._escaper.answers(new), tools)
         if added is None:
@@ -162,6 +166,15 @@ class TemplateRenderer:
                 "name a renderer that knows this model, or repair the template",
             )
         return end[1]
+
+    def _template_drops_thoughts(self) -> bool:
+        """Return whether the template leaves the thought of a reply out before a user's next message."""
+        reply = {"role": "assistant", "content": "hi", "reasoning_content": PLACEHOLDER}
+        try:
+            before, after = (self._text([_user("hi"), reply, *new], (), False) for new in ([], [_user("hi")]))
+        except BadInput:
+            return False
+        return PLACEHOLDER in before and PLACEHOLDER not in after
 
     def _first_added(self, text: str, start: int) -> tuple[int, str] | None:
         """Return the first added token at or after `start`: its place and its text (the longest where several begin

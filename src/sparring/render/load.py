@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from sparring.errors import BadInput, boundary, refusal
 from sparring.render.chat_template import ChatTemplate, read_chat_template
+from sparring.render.config import Thoughts
 from sparring.render.dialect import message_dicts, tool_dicts
 from sparring.render.difference import TemplateRenderer
 from sparring.render.escaping import TextEscaper
@@ -25,7 +27,11 @@ _FAMILIES = (
 
 
 def load_renderer(
-    path: str | Path, name: str = "auto", thinking: bool = False, control_tokens: Sequence[str] = ()
+    path: str | Path,
+    name: str = "auto",
+    thinking: bool = False,
+    control_tokens: Sequence[str] = (),
+    thoughts: Thoughts = "template",
 ) -> LibraryRenderer | TemplateRenderer:
     """Load the renderer of a local checkpoint folder. Never imports torch or transformers.
 
@@ -36,6 +42,7 @@ def load_renderer(
         thinking: whether the model thinks before it answers, where the format has a switch for it.
         control_tokens: roles (system, user) in whose messages before the first reply an added token that is written is
             that token; everywhere else it is plain text.
+        thoughts: what becomes of a model's earlier thoughts: see `RenderConfig.thoughts`.
 
     Raises:
         BadInput: another role in `control_tokens`, no tokenizer, no chat template and no known family, an unknown name,
@@ -45,9 +52,9 @@ def load_renderer(
     escaper = TextEscaper(tokenizer.control, control_tokens)
     template = read_chat_template(path, tokenizer.special)
     if name not in ("auto", "template"):
-        return _library_renderer(name, tokenizer, thinking, escaper)
+        return _library_renderer(name, tokenizer, thinking, thoughts, escaper)
     if name == "auto":
-        family = _recognise(path, tokenizer, template, thinking, escaper)
+        family = _recognise(path, tokenizer, template, thinking, thoughts, escaper)
         if family is not None:
             return family
     if template is None:
@@ -57,10 +64,19 @@ def load_renderer(
             "neither",
             "add the template of the model this tokenizer belongs to, or name its renderer",
         )
-    return TemplateRenderer(template, tokenizer, escaper, thinking=thinking, stop_ids=_end_ids(Path(path), tokenizer))
+    return TemplateRenderer(
+        template,
+        tokenizer,
+        escaper,
+        thinking=thinking,
+        keeps_thoughts=thoughts == "kept",
+        stop_ids=_end_ids(Path(path), tokenizer),
+    )
 
 
-def _library_renderer(name: str, tokenizer: FileTokenizer, thinking: bool, escaper: TextEscaper) -> LibraryRenderer:
+def _library_renderer(
+    name: str, tokenizer: FileTokenizer, thinking: bool, thoughts: Thoughts, escaper: TextEscaper
+) -> LibraryRenderer:
     from renderers import config_from_name, create_renderer
 
     try:
@@ -69,8 +85,12 @@ def _library_renderer(name: str, tokenizer: FileTokenizer, thinking: bool, escap
         raise refusal(
             "renderer", "auto, template or a renderer of the library", str(cause), "correct the name"
         ) from cause
-    if config is not None and "enable_thinking" in type(config).model_fields:
-        config = type(config)(enable_thinking=thinking)
+    if config is not None:
+        fields = type(config).model_fields
+        settings: dict[str, Any] = {"enable_thinking": thinking} if "enable_thinking" in fields else {}
+        if thoughts == "kept" and settings.get("enable_thinking", True) and "thinking_retention" in fields:
+            settings["thinking_retention"] = "all"
+        config = type(config)(**settings) if settings else config
     with boundary(
         BadInput, f"renderer {name}", f"a tokenizer of its family in {tokenizer.name_or_path}", "name another"
     ):
@@ -78,7 +98,12 @@ def _library_renderer(name: str, tokenizer: FileTokenizer, thinking: bool, escap
 
 
 def _recognise(
-    path: str | Path, tokenizer: FileTokenizer, template: ChatTemplate | None, thinking: bool, escaper: TextEscaper
+    path: str | Path,
+    tokenizer: FileTokenizer,
+    template: ChatTemplate | None,
+    thinking: bool,
+    thoughts: Thoughts,
+    escaper: TextEscaper,
 ) -> LibraryRenderer | None:
     """Return a family's renderer, when the tokens are there and the checkpoint's template (or its model type) confirms
     it."""
@@ -86,7 +111,7 @@ def _recognise(
     for name, types, tokens in _FAMILIES:
         if not set(tokens) <= set(tokenizer.added_tokens):
             continue
-        renderer = _library_renderer(name, tokenizer, thinking, escaper)
+        renderer = _library_renderer(name, tokenizer, thinking, thoughts, escaper)
         if model_type in types if template is None else _agrees(renderer, template, thinking):
             return renderer
     return None

@@ -10,6 +10,7 @@ from typing import Any
 from sparring.envs.roles import BROKEN, RETRY
 from sparring.log import LogEntry
 from sparring.protocols import Store
+from sparring.record.order import settled
 from sparring.record.recorder import trajectory_id
 from sparring.rollout.phases import Recorded, unrecorded
 from sparring.rollout.rebuild import AttemptRecord, RecordedAnswer
@@ -140,7 +141,7 @@ def _segments(store: Store, attempt: str) -> dict[str, tuple[Segment, ...]]:
     """Return the recorded segments of an attempt by role."""
     roles = [POLICY if name == attempt else name[len(attempt) + 1 :] for name in store.trajectories(attempt)]
     own = [role for role in roles if not role.startswith((RETRY, BROKEN))]
-    return {role: tuple(store.turns(trajectory_id(attempt, role))) for role in own}
+    return {role: settled(store.turns(trajectory_id(attempt, role))) for role in own}
 
 
 def _observations(store: Store, attempt: str) -> dict[str, tuple[RecordedAnswer | None, ...]]:

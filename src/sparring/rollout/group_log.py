@@ -14,6 +14,7 @@ import msgspec
 from sparring.errors import SparringError, refusal
 from sparring.log import LogEntry, LogKind, step_name
 from sparring.protocols import Store
+from sparring.record.order import settled
 from sparring.record.turns import TurnQueue
 from sparring.rollout.digest import digest
 from sparring.rollout.runner import Finished
@@ -216,7 +217,7 @@ class GroupLog:
         assert self._store is not None
         read = self._store.turns
         return replace(
-            rollout, trajectories=tuple(replace(t, segments=tuple(read(t.id))) for t in rollout.trajectories)
+            rollout, trajectories=tuple(replace(t, segments=settled(read(t.id))) for t in rollout.trajectories)
         )
 
 

@@ -321,6 +321,10 @@ class LimitedSession:
         """Take note of whether a client got a reply whole."""
         self._session.deliver(reply, delivered)
 
+    def conversation(self, reply: str) -> tuple[Message, ...] | None:
+        """Return all messages up to a reply, itself included; None where there is no such reply."""
+        return self._session.conversation(reply)
+
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation."""
         return self._session.count(messages, tools)
@@ -331,7 +335,7 @@ class LimitedSession:
 
     @property
     def failure(self) -> InfraError | None:
-        """What a request failed for that was not made again and answered. A client may hide it."""
+        """The failure of a request that was not made again and answered. A client may hide it."""
         return next((failure for _, failure in self._failed), None)
 
     async def _asked(self, messages: Sequence[Message], turn: Coroutine[Any, Any, T]) -> T:

@@ -18,7 +18,7 @@ import struct
 from typing import NamedTuple
 
 NEW_NAMESPACES = 0x00020000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000  # mount, ipc, user, pid, net
-MS_NOSUID_NODEV, MS_NOEXEC, MS_BIND, MS_REC_PRIVATE = 0x2 | 0x4, 0x8, 0x1000, 0x4000 | 0x40000
+MS_NOSUID, MS_NOSUID_NODEV, MS_NOEXEC, MS_BIND, MS_REC_PRIVATE = 0x2, 0x2 | 0x4, 0x8, 0x1000, 0x4000 | 0x40000
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
 PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
 UID = 1000
@@ -153,6 +153,8 @@ def furnish(disk_bytes: int, processes: int, files: int) -> None:
     for inner, target in (*homes, ("box", "/box"), ("tmp", "/tmp"), ("shm", "/dev/shm")):
         os.mkdir(f"/mnt/{inner}", 0o700)
         _mount(f"/mnt/{inner}", target, None, MS_BIND)
+    if os.path.isdir("/dev/pts"):
+        _mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
     _mount("proc", "/proc", "proc", MS_NOSUID_NODEV | MS_NOEXEC, "subset=pid")
     os.chdir("/box")
     for which, value in (

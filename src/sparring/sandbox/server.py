@@ -31,6 +31,8 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUTF8": "1",
 }
+PROGRAM_FOLDERS = ("/agent", "/dev/pts")
+"""Folders of boxes that run programs: their home, and terminals."""
 ETC = {
     "/etc/passwd": f"agent:x:{INNER_UID}:{INNER_UID}:agent:/agent:/bin/sh\n",
     "/etc/group": f"agent:x:{INNER_UID}:\n",
@@ -85,8 +87,10 @@ def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None)
     for device in ("null", "zero", "full", "random", "urandom"):
         arguments += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     arguments += ["--symlink", "/proc/self/fd", "/dev/fd", "--proc", "/proc"]
-    for folder in ("/box", "/tmp", "/mnt", "/dev/shm", *(() if mounts is None else ("/agent",))):
+    for folder in ("/box", "/tmp", "/mnt", "/dev/shm", *(() if mounts is None else PROGRAM_FOLDERS)):
         arguments += ["--dir", folder]
+    if mounts is not None:
+        arguments += ["--symlink", "pts/ptmx", "/dev/ptmx"]
     arguments += ["--remount-ro", "/", "--chdir", "/"]
     for name, value in ENVIRONMENT.items():
         arguments += ["--setenv", name, value]

@@ -192,7 +192,9 @@ async def _teacher(context: Context, name: str, others: Mapping[str, Engine]) ->
     else:
         folder = teacher_folder(context, name)
         engine = context.cluster.engine(name, path=str(folder))
-        renderer = load_renderer(folder, spec.renderer, spec.thinking, config.render.control_tokens)
+        renderer = load_renderer(
+            folder, spec.renderer, spec.thinking, config.render.control_tokens, config.render.thoughts
+        )
         recorder = Recorder(engine, renderer, sampling=sampling, model=name, max_context=room_of(context, name))
         close = engine.close
     try:

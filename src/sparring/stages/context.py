@@ -110,7 +110,13 @@ class Context:
         from sparring.render.load import load_renderer
 
         spec = self.config.models[POLICY]
-        return load_renderer(base_folder(path), spec.renderer, spec.thinking, self.config.render.control_tokens)
+        return load_renderer(
+            base_folder(path),
+            spec.renderer,
+            spec.thinking,
+            self.config.render.control_tokens,
+            self.config.render.thoughts,
+        )
 
     def with_boxes(self, boxes: Boxes) -> Context:
         """Return the same run with other boxes (such as a tool host that is switched off)."""

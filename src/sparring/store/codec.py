@@ -15,7 +15,7 @@ import msgspec
 from sparring.generation import NumberRow
 from sparring.types import Group, Purpose, Rollout, Score, Task, Trajectory
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Raised with every change to what is written here or to the tables of `schema.py`."""
 
 BIG_INT = 1

@@ -21,7 +21,7 @@ from sparring.types import Group, Outcome, Rollout, Score, Segment, Task, Trajec
 DIGEST_BYTES = 8
 """Bytes of the log for each tensor of published weights."""
 
-TURN_FIELDS = ("parent", "source", "model", "finish_reason", "message")
+TURN_FIELDS = ("parent", "source", "model", "finish_reason", "message", "label")
 """Fields of a turn beside its tokens that have to be equal."""
 
 OF_TIME = ("_s", "_ms")

@@ -33,7 +33,11 @@ CREATE INDEX log_by_name ON log (name);
 CREATE INDEX checkpoints_by_stage ON checkpoints (stage, step)
 """
 
-MIGRATIONS = {4: TABLES, 5: LOG}
+SEGMENTS = ""
+"""Of schema 6: segments say more, and a turn's are numbered by the places of their requests. Rows of before are read as
+they are."""
+
+MIGRATIONS = {4: TABLES, 5: LOG, 6: SEGMENTS}
 """By schema, the statements that make it of the one before."""
 
 OLDEST = min(MIGRATIONS)

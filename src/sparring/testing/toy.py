@@ -17,6 +17,7 @@ import xxhash
 from sparring.generation import GenerateRequest
 from sparring.protocols import Boxes, Renderer, Sandbox
 from sparring.render.demonstrate import reply_tokens
+from sparring.render.config import Thoughts
 from sparring.render.difference import TemplateRenderer
 from sparring.render.library import LibraryRenderer
 from sparring.render.load import load_renderer
@@ -40,12 +41,12 @@ _TEXTS = (
 
 @functools.cache
 def toy_renderer(
-    vocab_size: int = 400, name: str = "auto", thinking: bool = False
+    vocab_size: int = 400, name: str = "auto", thinking: bool = False, thoughts: Thoughts = "template"
 ) -> LibraryRenderer | TemplateRenderer:
     """Return the Qwen3 renderer over a tokenizer trained on a few sentences; made once per process."""
     with tempfile.TemporaryDirectory() as folder:
         train_tokenizer(_TEXTS, vocab_size, folder)
-        return load_renderer(folder, name, thinking)
+        return load_renderer(folder, name, thinking, thoughts=thoughts)
 
 
 def toy_task(number: int = 0, *, split: str = "train", limits: Limits = Limits()) -> Task:

@@ -249,3 +249,41 @@ def test_what_cannot_be_answered_is_refused_in_the_vendors_shape(change: dict[st
     error = answer.json()["error"]
     assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
     assert text in error["message"] and session.segments == ()
+
+
+def test_a_response_is_continued_by_its_id() -> None:
+    """Only the new items are sent: a fork from the same response too, and instructions that are sent again."""
+    engine = says(said("", ("add", {"a": 1, "b": 2})), said("Three."), said("You are welcome."), said("Again."))
+    session = opened(engine)
+
+    async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
+        values: Any = {"model": "policy", "instructions": "Be brief.", "tools": [FUNCTION], "store": True}
+        first = await client.responses.create(input="1 + 2?", **values)
+        (call,) = first.output
+        output: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "3"}]
+        second = await client.responses.create(input=output, previous_response_id=first.id, **values)
+        third = await client.responses.create(input="Thanks.", previous_response_id=second.id, **values)
+        await client.responses.create(input="What?", previous_response_id=second.id, **values)
+        return third
+
+    assert through(session, talk).output_text == "You are welcome."
+    assert [segment.parent for segment in session.segments] == [None, 0, 1, 2, 3, 4, 3, 6]
+    assert ids_agree(session, engine)
+
+
+def test_what_is_only_told_is_sampled_with_the_request_that_continues_it() -> None:
+    engine = says(said("A"))
+    session = opened(engine)
+
+    async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
+        body: Any = {"model": "policy", "input": "Hi"}
+        told = await client.responses.create(**body, extra_body={"generate": False})
+        events = [e async for e in await client.responses.create(**body, stream=True, extra_body={"generate": False})]
+        assert not engine.requests and session.segments == ()
+        answer = await client.responses.create(model="policy", previous_response_id=told.id, input=[])
+        return told, events, answer
+
+    told, events, answer = through(session, talk)
+    assert (told.status, told.output, answer.output_text) == ("completed", [], "A")
+    assert [event.type for event in events] == ["response.created", "response.in_progress", "response.completed"]
+    assert "Hi" in RENDERER.decode(engine.requests[0].tokens)

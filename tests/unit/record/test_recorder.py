@@ -217,17 +217,47 @@ def test_cache_is_kept_along_a_line_and_released_at_the_end():
 
 
 def test_calls_at_once_share_the_budget():
+    """One that others leave too little waits: none is cut by what another might have used and did not."""
     engine = ScriptedEngine(replies(["A"], RENDERER.tokenizer.encode), latency_s=1.0)
-    one = session(engine, max_tokens=300)
+    one = session(engine, max_tokens=520)
 
     async def talk() -> list[object]:
-        asked = (one.complete([user(f"{n}")]) for n in range(3))
+        asked = (one.complete([user(f"{n}")]) for n in range(4))
         return await asyncio.gather(*asked, return_exceptions=True)
 
     replies_, elapsed_s = run_virtual(talk())
-    assert [r.sampling.max_tokens for r in engine.requests] == [256, 44]
-    assert isinstance(replies_[2], LimitReached) and elapsed_s == 1.0
-    assert one.generate_s == 2.0 and sorted(s.index for s in one.segments) == [0, 1, 2, 3]
+    assert [r.sampling.max_tokens for r in engine.requests] == [256] * 4 and engine.most_in_flight == 2
+    assert replies_ == [say("A")] * 4 and elapsed_s == 2.0
+    assert one.generate_s == 4.0 and [s.index for s in one.segments] == list(range(8))
+    assert [s.message.content for s in one.segments if not s.model] == ["0", "1", "2", "3"]
+
+
+def test_a_budget_that_is_used_up_ends_all_that_wait():
+    engine = ScriptedEngine(replies(["A long answer, of many tokens"], RENDERER.tokenizer.encode), latency_s=1.0)
+    one = session(engine, max_tokens=8, turn=8)
+
+    async def talk() -> list[object]:
+        return await asyncio.gather(*(one.complete([user(f"{n}")]) for n in range(3)), return_exceptions=True)
+
+    outcomes, elapsed_s = run_virtual(talk())
+    assert [outcome.reason for outcome in outcomes] == ["max_tokens"] * 3 and elapsed_s == 1.0
+    assert len(engine.requests) == 1 and one.usage.sampled_tokens == 8 and len(one.segments) == 2
+
+
+def test_a_turn_that_failed_is_left_to_one_that_waits():
+    engine = ScriptedEngine(replies(["A"], RENDERER.tokenizer.encode), latency_s=1.0, fail_on=(1,))
+    one = session(engine, max_turns=1)
+
+    async def talk() -> list[object]:
+        asked = [asyncio.create_task(one.complete([user(f"{n}")])) for n in range(3)]
+        await asyncio.sleep(0.5)
+        asked[1].cancel()  # while it waits
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    (failed, cancelled, answered), _ = run_virtual(talk())
+    assert isinstance(failed, EngineError) and isinstance(cancelled, asyncio.CancelledError)
+    assert answered == say("A") and one.usage.turns == 1
+    assert len({request.id for request in engine.requests}) == 2
 
 
 def test_a_client_adds_stop_strings_to_those_of_the_run():

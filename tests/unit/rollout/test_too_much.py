@@ -12,7 +12,8 @@ from sparring.errors import LimitReached
 from sparring.generation import Rendered
 from sparring.harness.chat import ChatHarness
 from sparring.protocols import Sandbox
-from sparring.record.recorder import CHARACTERS_PER_TOKEN, Recorder
+from sparring.record.recorder import Recorder
+from sparring.record.request import CHARACTERS_PER_TOKEN
 from sparring.rollout.runner import RolloutRunner
 from sparring.testing.appending import AppendingRenderer
 from sparring.testing.clock import run_virtual

@@ -5,13 +5,16 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sparring.errors import BadInput, StoreError
 from sparring.generation import Runs
 from sparring.log import LogEntry
+from sparring.record.order import settled
 from sparring.store.sqlite import SqliteStore
 from sparring.types import CheckpointRef, Group, Message, Outcome, Rollout, Score, Segment, Task, Trajectory
 
@@ -265,7 +268,7 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(BadInput, match="expected a store of version 4 to 5, got version 99"):
+    with pytest.raises(BadInput, match="expected a store of version 4 to 6, got version 99"):
         SqliteStore(path)
 
 
@@ -325,6 +328,44 @@ def test_a_store_of_schema_4_opens_and_goes_on(tmp_path: Path) -> None:
         assert checkpoint is not None and checkpoint[0].step == 1 and checkpoint[1] == {"k": 1}
         assert len(list(store.entries("rl"))) == life
         store.record(LogEntry(stage="rl", kind="admitted", name=f"rl/{life}"))
+        store.close()
+    assert integrity(path) == "ok"
+
+
+SINCE_6 = ("place", "earlier", "tools", "fork", "quotes", "evidence", "delivered", "label")
+
+
+def of_schema_5(path: Path, group: Group, turns: list[Segment]) -> None:
+    """Make a store as schema 5 wrote it: its segments say less."""
+    store = SqliteStore(path)
+    store.append(group, stage="rl")
+    store.append_turns([("rl/4/0", turns)])
+    store.close()
+    old = sqlite3.connect(path)
+    for table in ("turns", "rollouts"):
+        for row, data in old.execute(f"SELECT row, data FROM {table}").fetchall():
+            stored = msgspec.msgpack.decode(data)
+            parts = [stored] if table == "turns" else [t["segments"] for t in stored["trajectories"]]
+            for segment in (segment for part in parts for segment in part):
+                for name in SINCE_6:
+                    segment.pop(name)
+            old.execute(f"UPDATE {table} SET data = ? WHERE row = ?", (msgspec.msgpack.encode(stored), row))
+    old.execute("PRAGMA user_version = 5")
+    old.commit()
+    old.close()
+
+
+def test_a_store_of_schema_5_opens_and_goes_on(tmp_path: Path) -> None:
+    path, group, turns = (
+        tmp_path / "store.sqlite",
+        make_group(0),
+        [make_segment(0), replace(make_segment(1), index=1, parent=0)],
+    )
+    of_schema_5(path, group, turns)
+    for _ in range(2):  # migrated once, and then as any other
+        store = SqliteStore(path)
+        assert list(store.groups(stage="rl")) == [group] and store.turns("rl/4/0") == turns
+        assert settled(store.turns("rl/4/0")) == tuple(turns)
         store.close()
     assert integrity(path) == "ok"
 

@@ -48,6 +48,7 @@ def with_roles(
                 config.models[name].renderer,
                 config.models[name].thinking,
                 config.render.control_tokens,
+                config.render.thoughts,
             ),
             store,
             sampling=config.rollout.sampling(),

@@ -74,7 +74,9 @@ def teacher_annotator(
 def tongue(context: Context, name: str) -> TeacherTokenizer:
     """Return the tokenizer of the model `name` of the recipe."""
     spec, folder = context.config.models[name], base_folder(teacher_folder(context, name))
-    renderer = load_renderer(folder, spec.renderer, spec.thinking, context.config.render.control_tokens)
+    renderer = load_renderer(
+        folder, spec.renderer, spec.thinking, context.config.render.control_tokens, context.config.render.thoughts
+    )
     end = reply_tokens(renderer, Message(role="assistant", content="."))[-1]
     return TeacherTokenizer(
         renderer=renderer, encode=load_tokenizer(folder).encode, end=end, max_tokens=room_of(context, name)

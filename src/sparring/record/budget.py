@@ -1,0 +1,114 @@
+"""Budget of a session: what its requests may sample together, where several are under way at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from sparring.errors import LimitReached
+from sparring.types import Limits, Usage
+
+
+class Budget:
+    """Budget of turns and sampled tokens.
+
+    A request is granted all the tokens that it may need before it is sampled, and gives back what it did not. One that
+    the grants of others leave too little waits for them, in the order of requests: a rollout ends at its limit, never
+    at what others might have used and did not.
+
+    Args:
+        name: of the session.
+        limits: of the rollout.
+    """
+
+    def __init__(self, name: str, limits: Limits) -> None:
+        self._name, self._limits = name, limits
+        self._usage = Usage()
+        self._under_way = self._tokens = 0
+        self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
+
+    def check(self, usage: Usage) -> None:
+        """Take the counts so far, and raise LimitReached if they leave nothing."""
+        self._usage = usage
+        if usage.turns >= self._limits.max_turns:
+            raise self._out_of_turns()
+        if usage.tool_calls > self._limits.max_tool_calls:
+            raise self.too_many_calls()
+        if usage.sampled_tokens >= self._limits.max_tokens:
+            raise self._out_of_tokens()
+
+    async def grant(self, most: int) -> int:
+        """Return the tokens that a request may sample: `most`, or all that is left, once no other request has any of
+        it.
+
+        Raises:
+            LimitReached: nothing is left.
+        """
+        if not self._waiting and (granted := self._available(most)) is not None:
+            return self._take(granted)
+        granting: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.append((most, granting))
+        try:
+            return await granting
+        except asyncio.CancelledError:
+            if granting.done() and not granting.cancelled() and granting.exception() is None:
+                self.give_back(granting.result(), self._usage)
+            else:
+                granting.cancel()
+                self._serve()
+            raise
+
+    def give_back(self, granted: int, usage: Usage) -> None:
+        """Take a grant back from a request that is over; `usage` are the counts of the session now."""
+        self._usage = usage
+        self._under_way -= 1
+        self._tokens -= granted
+        self._serve()
+
+    def too_many_calls(self) -> LimitReached:
+        """Return the error of a rollout with more calls than it may have."""
+        return LimitReached("max_tool_calls", f"{self._name}: more than {self._limits.max_tool_calls} tool calls")
+
+    def _take(self, granted: int) -> int:
+        self._under_way += 1
+        self._tokens += granted
+        return granted
+
+    def _available(self, most: int) -> int | None:
+        """Return what a request gets now; None where it has to wait for others.
+
+        Raises:
+            LimitReached: nothing is left, and nothing will come back.
+        """
+        usage, limits = self._usage, self._limits
+        turns = limits.max_turns - usage.turns
+        left = limits.max_tokens - usage.sampled_tokens
+        if turns < 1:
+            raise self._out_of_turns()
+        if left < 1:
+            raise self._out_of_tokens()
+        if self._under_way < turns and most <= left - self._tokens:
+            return most
+        return None if self._under_way else min(most, left)
+
+    def _serve(self) -> None:
+        """Let the first that wait go on, as far as there is something for them."""
+        while self._waiting:
+            most, granting = self._waiting[0]
+            if granting.done():
+                self._waiting.popleft()
+                continue
+            try:
+                granted = self._available(most)
+            except LimitReached as limit:
+                granting.set_exception(limit)
+                continue
+            if granted is None:
+                return
+            granting.set_result(self._take(granted))
+
+    def _out_of_turns(self) -> LimitReached:
+        return LimitReached("max_turns", f"{self._name}: {self._limits.max_turns} turns are used up")
+
+    def _out_of_tokens(self) -> LimitReached:
+        return LimitReached("max_tokens", f"{self._name}: {self._limits.max_tokens} sampled tokens are used up")

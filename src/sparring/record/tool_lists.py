@@ -1,0 +1,31 @@
+"""Lists of tools, each once for all sessions: a client sends its tools with every request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparring.record.identity import digest, tools_key, written_key
+from sparring.types import ToolSpec
+
+REMEMBERED = 256
+"""Forms of lists that are remembered, the latest ones."""
+
+
+class ToolLists:
+    """Lists of tools by their digests, which are equal for lists that differ only in form."""
+
+    def __init__(self) -> None:
+        self._by_form: dict[bytes, tuple[bytes, tuple[ToolSpec, ...]]] = {}
+
+    def of(self, tools: Sequence[ToolSpec]) -> tuple[bytes, tuple[ToolSpec, ...]]:
+        """Return the digest of a list, and the list as it was first sent in this form."""
+        form = written_key(tools)
+        remembered = None if form is None else self._by_form.get(form)
+        if remembered is not None:
+            return remembered
+        made = digest(tools_key(tools)), tuple(tools)
+        if form is not None:
+            self._by_form[form] = made
+            if len(self._by_form) > REMEMBERED:
+                del self._by_form[next(iter(self._by_form))]
+        return made

@@ -1,0 +1,127 @@
+"""Write the matrix of docs/agents.md: every client plays one conversation on a scripted policy (`make test-harness`)."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+
+from agents import PROGRAMS, RENDERER, ROOT, Played, play, says
+from clients import CLIENTS, Client
+
+from sparring.errors import BadInput
+from sparring.harness.preset import load_preset
+
+PAGE = ROOT / "docs/agents.md"
+BEGIN, END = "<!-- matrix -->", "<!-- end of the matrix -->"
+HEAD = (
+    "client",
+    "version",
+    "dialect",
+    "turns",
+    "branches",
+    "malformed: turns",
+    "branches",
+    "reasons",
+    "labels",
+    "sampled",
+    "exact",
+)
+
+
+def plain(client: Client) -> Played:
+    """Calls, of which two stand side by side and the second is done first, and the end."""
+    return play(
+        client.preset,
+        [
+            client.runs("cat question.txt", content="I look."),
+            client.runs("sleep 0.5; echo 42 > answer.txt; echo uno", "echo dos"),
+            *[client.ends("All done.")] * 3,
+        ],
+    )
+
+
+def malformed(client: Client) -> Played:
+    """A call that does not parse, one of a tool that is not there, a right one, and the end."""
+    broken = f'<tool_call>\n{{"name": "{client.shell}", "arguments": {{"comm\n</tool_call>'
+    return play(
+        client.preset,
+        [
+            (*RENDERER.tokenizer.encode(broken), *RENDERER.stop_ids[:1]),
+            says("", ("wish", {"for": "more"})),
+            client.runs("echo tres"),
+            *[client.ends("All done.")] * 3,
+        ],
+    )
+
+
+def version(client: Client) -> str:
+    """The version that is installed; empty where none is."""
+    npm = PROGRAMS / "node_modules" / client.package / "package.json"
+    if npm.is_file():
+        return str(json.loads(npm.read_text())["version"])
+    name = client.package.replace("-", "_")
+    found = sorted(PROGRAMS.glob(f"venv/lib/python*/site-packages/{name}-*.dist-info"))
+    return found[0].name.removesuffix(".dist-info").rpartition("-")[2] if found else ""
+
+
+def counted(values: list[str]) -> str:
+    counts = Counter(values)
+    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items())) or "-"
+
+
+def row(client: Client) -> tuple[str, ...]:
+    """One line of the matrix."""
+    try:
+        dialect = load_preset(client.preset)[0].dialect
+        result, other = plain(client), malformed(client)
+    except BadInput as error:
+        return (client.preset, *[""] * (len(HEAD) - 2), f"unverified: {error}")
+    if result.finished.rollout.outcome.kind != "completed" or not result.turns:
+        failure = result.finished.rollout.outcome.failure
+        why = failure.message if failure is not None else result.ending
+        last = why.strip().splitlines()[-1][:160].replace("|", "/")
+        return (client.preset, version(client), dialect, *[""] * (len(HEAD) - 4), f"unverified: {last}")
+    segments = (*result.segments, *other.segments)
+    sampled = [segment for segment in segments if segment.model is not None]
+    reasons = [segment.fork.reason for segment in segments if segment.fork is not None]
+    return (
+        client.preset,
+        version(client),
+        dialect.replace("_", " "),
+        str(result.turns),
+        str(result.branches),
+        str(other.turns),
+        str(other.branches),
+        counted(reasons),
+        counted([segment.label for segment in sampled]),
+        str(sum(len(segment.tokens) for segment in sampled)),
+        f"{min(result.exact, other.exact):.0%}",
+    )
+
+
+def main() -> int:
+    """Write the matrix; 1 where a client that ran is not exact."""
+    rows = []
+    for client in CLIENTS:
+        rows.append(row(client))
+        print("  ".join(rows[-1]))
+    lines = [f"| {' | '.join(cells)} |" for cells in (HEAD, ("---",) * len(HEAD), *rows)]
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    if "latest" in sys.argv[1:]:
+        old = dict(
+            line.strip("| ").split(" | ", 1) for line in rest.partition(END)[0].splitlines() if line.startswith("|")
+        )
+        for name, *cells in rows:
+            now, before = " | ".join(cells), old.get(name, "nothing")
+            print(f"{name}: as before" if now == before else f"{name}: was {before}; is {now}")
+        return int(any(cells[-1] != "100%" for cells in rows))
+    after = rest.partition(END)[2]
+    table = re.sub(r" +\|", " |", "\n".join(lines))
+    PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
+    return int(any(cells[-1] != "100%" and not cells[-1].startswith("unverified") for cells in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

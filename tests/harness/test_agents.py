@@ -1,0 +1,82 @@
+"""Every client of the matrix, as it is published, its tools run for real, on a scripted policy."""
+
+from __future__ import annotations
+
+import pytest
+from agents import RENDERER, play, says
+from clients import CLIENTS, Client
+
+from sparring.types import Limits, ToolSpec
+
+pytestmark = pytest.mark.harness
+every = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.preset)
+
+
+@every
+def test_a_conversation_with_tools_is_one_branch_of_sampled_ids(client: Client) -> None:
+    """Parallel calls, of which the second is done first; a float that JavaScript writes as an integer."""
+    played = play(
+        client.preset,
+        [
+            client.runs("cat question.txt", content="I look."),
+            client.runs("sleep 0.5; echo 42 > answer.txt; echo uno", "echo dos"),
+            client.ends("All done."),
+        ],
+    )
+    assert (played.ending, played.reward) == ("answered", 1.0), played.note
+    assert (played.turns, played.exact) == (3, 1.0)
+    if not client.edits:
+        assert (played.roots, played.branches) == (1, 1)
+        last = played.prompt(-1)
+        assert last.rindex("uno") < last.rindex("dos"), "answers stand in the order of the calls"
+
+
+@every
+def test_a_malformed_call_and_a_tool_that_is_not_there_are_the_policys_to_see(client: Client) -> None:
+    broken = RENDERER.tokenizer.encode(f'<tool_call>\n{{"name": "{client.shell}", "arguments": {{"comm\n</tool_call>')
+    played = play(
+        client.preset,
+        [
+            (*broken, *RENDERER.stop_ids[:1]),
+            says("", ("wish", {"for": "more"})),
+            client.runs("echo 42 > answer.txt"),
+            client.ends("I give up."),
+            client.ends("I give up."),
+        ],
+    )
+    assert played.exact == 1.0
+    assert played.finished.rollout.outcome.kind == "completed", played.note
+
+
+@every
+def test_a_limit_ends_the_rollout_whatever_the_client_makes_of_it(client: Client) -> None:
+    played = play(
+        client.preset,
+        [client.runs(f"echo {number}") for number in range(4)],
+        limits=Limits(max_turns=2, max_tokens=100_000, max_tool_calls=50),
+    )
+    assert (played.finished.rollout.outcome.kind, played.ending) == ("truncated", "max_turns"), played.note
+    assert (played.turns, played.exact) == (2, 1.0)
+
+
+WEIGH = ToolSpec(
+    name="weigh",
+    description="Weigh a thing.",
+    parameters={"type": "object", "properties": {"thing": {"type": "string"}}, "required": ["thing"]},
+)
+
+
+@pytest.mark.parametrize(
+    ("preset", "name"),
+    [
+        ("claude-code", "mcp__world__weigh"),
+        ("codex", "mcp__world__weigh"),
+        ("gemini-cli", "mcp_world_weigh"),
+        ("qwen-code", "mcp__world__weigh"),
+        ("opencode", "world_weigh"),
+    ],
+)
+def test_a_worlds_tools_are_an_mcp_server_under_the_same_key(preset: str, name: str) -> None:
+    played = play(preset, [says("", (name, {"thing": "stone"})), says("All done.")], tools=(WEIGH,))
+    assert (played.ending, played.turns, played.exact) == ("answered", 2, 1.0), played.note
+    assert "weigh: {'thing': 'stone'}" in played.prompt(-1), "the world answered"

@@ -1,0 +1,52 @@
+"""Functions that are handed clients, by the names of their parameters."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from sparring.errors import BadInput
+from sparring.gateway.server import open_door
+from sparring.harness.load import load_harness
+from sparring.record.recorder import Recorder
+from sparring.rollout.episode import GuardedEnv, RunningEpisode
+from sparring.testing.scripted_engine import ScriptedEngine, replies
+from sparring.testing.toy import ToyEnv, toy_renderer, toy_task
+
+RENDERER = toy_renderer()
+FILE = """
+said = []
+
+async def agent(episode, openai_client, door, temperature=0.5):
+    messages = [{"role": "user", "content": "Hello."}]
+    answer = await openai_client.chat.completions.create(model="policy", messages=messages)
+    said.append((answer.choices[0].message.content, door.key.startswith("sk-")))
+
+async def wants_more(episode, database):
+    pass
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "mine.py"
+    path.write_text(FILE)
+    return str(path)
+
+
+def test_a_function_is_handed_a_ready_client_and_the_address(file: str) -> None:
+    harness = load_harness(f"{file}:agent", ("policy",), open_door)
+    engine = ScriptedEngine(replies(["Hi"], RENDERER.tokenizer.encode))
+    world = GuardedEnv(ToyEnv)
+    live = RunningEpisode(toy_task(3), world, Recorder(engine, RENDERER), rollout_id="r", seed=1, priority=0)
+    asyncio.run(harness.run(live))
+    agent = harness._function.args[0]
+    assert agent.__globals__["said"] == [("Hi", True)]
+
+
+def test_a_parameter_that_is_no_client_is_refused(file: str) -> None:
+    expected = "parameters of the names door, openai_client, anthropic_client, google_client, got .*'database'"
+    with pytest.raises(BadInput, match=expected):
+        load_harness(f"{file}:wants_more", ("policy",), open_door)

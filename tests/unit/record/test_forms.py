@@ -1,0 +1,282 @@
+"""What clients do to a conversation and what is still the same: the next prompt is the recorded ids and what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from sparring.generation import Completion, Runs, Sampling
+from sparring.record.recorder import Recorder
+from sparring.record.tree import Tree
+from sparring.render.demonstrate import reply_tokens
+from sparring.reply import NO_EVIDENCE
+from sparring.testing.clock import run_virtual
+from sparring.testing.conversations import SYSTEM, TOOL, answer, say, user
+from sparring.testing.scripted_engine import ScriptedEngine
+from sparring.testing.toy import toy_renderer, toy_task
+from sparring.types import Evidence, Fork, Limits, Message, ToolCall, ToolSpec
+
+RENDERER = toy_renderer()
+SEARCH = ToolSpec(
+    name="search",
+    description="Looks.",
+    parameters={"type": "object", "properties": {"q": {"type": "string"}, "n": {"type": "number"}}, "required": ["q"]},
+)
+TOOLS = (TOOL, SEARCH)
+
+
+def calls(*codes: str, content: str = "", reasoning: str | None = None) -> Message:
+    """A reply that calls the tool several times at once."""
+    made = tuple(
+        ToolCall(id=f"call_0_{n}", name="python", arguments={"code": c, "n": 10000.0}) for n, c in enumerate(codes)
+    )
+    return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=made)
+
+
+def record(tree: Tree, messages: list[Message], reply: Message, tools=TOOLS, evidence: Evidence = NO_EVIDENCE) -> int:
+    """Let the tree record a reply; returns the place of its segment."""
+    turn = tree.plan(messages, tools, evidence)
+    tokens = reply_tokens(tree.renderer, replace(reply, reasoning=None), tools)
+    runs = Runs.of(0, len(tokens))
+    completion = Completion(
+        tokens=tokens, logprobs=(-1.0,) * len(tokens), finish_reason="stop", versions=runs, kv_versions=runs
+    )
+    tree.append(turn, completion, reply, Sampling(), "policy")
+    return turn.place
+
+
+def leaves(tree: Tree, messages: list[Message], tools=TOOLS, evidence: Evidence = NO_EVIDENCE) -> Fork | None:
+    """Why the segment that such a request adds leaves the others; None where it goes on."""
+    record(tree, messages, say("Then."), tools, evidence)
+    added = max((s for s in tree.segments if s.model is None), key=lambda s: s.index)
+    return added.fork
+
+
+START = [SYSTEM, user("Hi")]
+REPLY = calls("1", "2", content="So: ", reasoning="Hm.")
+MALFORMED = Message(
+    role="assistant",
+    content="Well: ",
+    tool_calls=(
+        ToolCall(id="call_0_0", name="python", arguments=None, raw='{"name": "python", "argum'),
+        ToolCall(id="call_0_1", name="python", arguments={"code": "2"}),
+    ),
+)
+NO_NAME = Message(role="assistant", tool_calls=(ToolCall(id="call_0_0", name="", arguments=None, raw='{"code": "1"}'),))
+
+
+def renumbered(message: Message) -> Message:
+    """The reply with the client's own ids of calls."""
+    return replace(message, tool_calls=tuple(replace(c, id=f"x{n}") for n, c in enumerate(message.tool_calls)))
+
+
+def with_arguments(change: Callable[[dict], dict]) -> Message:
+    """The reply with other arguments."""
+    return replace(
+        REPLY, tool_calls=tuple(replace(call, arguments=change(dict(call.arguments))) for call in REPLY.tool_calls)
+    )
+
+
+@pytest.mark.parametrize(
+    ("reply", "sent"),
+    [
+        pytest.param(REPLY, [replace(REPLY, reasoning=None)], id="thought dropped"),
+        pytest.param(REPLY, [replace(REPLY, reasoning=" Hm.\n", content="So:")], id="blanks"),
+        pytest.param(REPLY, [renumbered(REPLY)], id="ids renumbered"),
+        pytest.param(REPLY, [with_arguments(lambda a: {"n": 10000, "code": a["code"]})], id="keys in order, a double"),
+        pytest.param(REPLY, [replace(REPLY, tool_calls=()), replace(REPLY, content="", reasoning="")], id="split"),
+        pytest.param(
+            REPLY,
+            [
+                replace(REPLY, tool_calls=REPLY.tool_calls[:1]),
+                replace(REPLY, content="", tool_calls=REPLY.tool_calls[1:], reasoning=None),
+            ],
+            id="a message for each call",
+        ),
+        pytest.param(MALFORMED, [replace(MALFORMED, content="Well:")], id="malformed as a call"),
+        pytest.param(
+            MALFORMED,
+            [replace(MALFORMED, content='Well: {"name": "python", "argum', tool_calls=MALFORMED.tool_calls[1:])],
+            id="malformed as text",
+        ),
+        pytest.param(
+            NO_NAME,
+            [Message(role="assistant", tool_calls=(ToolCall(id="x", name="", arguments={"code": "1"}),))],
+            id="malformed that is JSON",
+        ),
+    ],
+)
+def test_a_reply_in_another_form_is_the_same(reply: Message, sent: list[Message]):
+    tree = Tree(RENDERER)
+    record(tree, START, reply)
+    assert leaves(tree, [*START, *sent, answer("1"), answer("2")]) is None
+    assert [s.parent for s in tree.segments] == [None, 0, 1, 2], "one branch"
+    again = [*START, *sent, answer("1"), answer("2"), say("Then."), user("And?")]
+    assert leaves(tree, again) is None and tree.segments[-1].parent == 4, "and it stays one"
+
+
+def test_calls_that_stand_each_before_its_answer_are_one_reply():
+    tree = Tree(RENDERER)
+    record(tree, START, calls("1", "2"))
+    first, second = (replace(calls("1", "2"), tool_calls=(call,)) for call in calls("1", "2").tool_calls)
+    assert leaves(tree, [*START, first, answer("1"), second, answer("2")]) is None
+    others = Tree(RENDERER)
+    record(others, START, first)
+    other = replace(second, tool_calls=(replace(second.tool_calls[0], id="call_1_0"),))
+    record(others, [*START, first, answer("1")], other)
+    assert leaves(others, [*START, first, answer("1"), other, answer("2")]) is None, "two replies stay two"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param([SEARCH, TOOL], id="order of tools"),
+        pytest.param([TOOL, replace(SEARCH, parameters=dict(reversed(SEARCH.parameters.items())))], id="order of keys"),
+    ],
+)
+def test_tools_in_another_order_are_the_same_and_the_prompt_keeps_the_first(sent: list[ToolSpec]):
+    tree = Tree(RENDERER)
+    record(tree, START, say("Yes."))
+    assert leaves(tree, [*START, say("Yes."), user("So?")], tuple(sent)) is None
+    assert [s.parent for s in tree.segments] == [None, 0, 1, 2] and tree.segments[2].tools is None
+    assert tree.segments[0].tokens == RENDERER.render(START, TOOLS).tokens
+
+
+def test_of_equal_replies_the_named_one_goes_on_else_the_last_that_was_delivered():
+    tree = Tree(RENDERER)
+    places = [record(tree, START, say("Yes.")) for _ in range(3)]
+    assert len(set(places)) == 3
+
+    def goes_on_at(evidence: Evidence = NO_EVIDENCE) -> int | None:
+        return tree.plan([*START, say("Yes."), user("So?")], TOOLS, evidence).parent
+
+    assert [goes_on_at(Evidence(handle=f"msg_rl/1/2#{place}")) for place in places] == places
+    assert goes_on_at() == places[2] == goes_on_at(Evidence(handle="of nobody"))
+    assert tree.deliver(f"r#{places[2]}", False) is not None and goes_on_at() == places[1]
+
+
+def test_of_equal_calls_the_ids_decide_and_of_equal_agents_the_name():
+    tree = Tree(RENDERER)
+    twins = [replace(calls("1"), tool_calls=(replace(calls("1").tool_calls[0], id=f"call_{n}_0"),)) for n in range(3)]
+    places = [record(tree, START, twin, evidence=Evidence(agent=f"agent {n}")) for n, twin in enumerate(twins)]
+    for twin, place in zip(twins, places, strict=True):
+        assert tree.plan([*START, replace(twin), answer("1")], TOOLS).parent == place
+        assert tree.plan([*START, twins[0], answer("1")], TOOLS, Evidence(handle=twin.tool_calls[0].id)).parent == place
+    for number, place in enumerate(places):
+        sent = [*START, renumbered(twins[0]), answer("1")]
+        assert tree.plan(sent, TOOLS, Evidence(agent=f"agent {number}")).parent == place
+
+
+def test_a_thought_that_is_sent_back_tells_equal_replies_apart():
+    tree = Tree(RENDERER)
+    places = [record(tree, START, say("Yes.", reasoning=thought)) for thought in ("One.", "Two.")]
+    for thought, place in (("One.", places[0]), ("Two.", places[1]), (None, places[1]), ("", places[1])):
+        assert tree.plan([*START, say("Yes.", reasoning=thought), user("So?")], TOOLS).parent == place
+    assert tree.plan([*START, say("Yes.", reasoning="Three."), user("So?")], TOOLS).parent is None, "an edit"
+
+
+TALK = [*START, say("One."), user("Two?"), say("Three."), user("Four?"), say("Five.")]
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "evidence", "expected"),
+    [
+        (
+            [Message(role="system", content="Be terse."), *TALK[1:], user("?")],
+            TOOLS,
+            {},
+            ("system", None, 0, 3, "brief.", "terse."),
+        ),
+        ([*TALK, user("?")], TOOLS[:1], {}, ("tools", 5, 7, 2, "python", "python")),
+        ([*TALK[:3], user("Too?"), *TALK[4:], user("?")], TOOLS, {}, ("edited", 1, 3, 1, "wo?", "oo?")),
+        ([*TALK[:4], say("Thre"), *TALK[5:], user("?")], TOOLS, {}, ("edited", 2, 4, 4, "e.", "")),
+        ([*TALK[:2], *TALK[4:], user("?")], TOOLS, {}, ("deleted", 0, 2, 0, "One.", "Three.")),
+        ([*TALK[:2], say("Mine."), user("!"), *TALK[2:], user("?")], TOOLS, {}, ("inserted", 0, 2, 0, "One.", "Mine.")),
+        (
+            [*START[:1], user("A title for: Hi")],
+            (),
+            {"label": "auxiliary"},
+            ("auxiliary", 0, 1, 0, "Hi", "A title for: Hi"),
+        ),
+        ([*START[:1], user("Find the cause.")], TOOLS, {"agent": "sub"}, ("agent", 0, 1, 0, "Hi", "Find the cause.")),
+        (
+            [*START[:1], user("In short: all is well.")],
+            TOOLS,
+            {"label": "compaction"},
+            ("compaction", 0, 1, 0, "Hi", "In short: all is well."),
+        ),
+    ],
+)
+def test_a_fork_names_its_reason_and_the_first_bytes_that_differ(messages, tools, evidence, expected):
+    tree = Tree(RENDERER)
+    for end in (2, 4, 6):
+        record(tree, TALK[:end], TALK[end])
+    fork = leaves(tree, messages, tools, Evidence(**evidence))
+    reason, of, message, byte, before, after = expected
+    assert fork is not None and (fork.reason, fork.of, fork.message) == (reason, of, message)
+    if reason != "tools":
+        assert (fork.byte, fork.before, fork.after) == (byte, before, after)
+    assert fork.agent == evidence.get("agent", "") and fork.before != fork.after
+
+
+def test_a_second_continuation_says_how_it_differs_from_the_first():
+    tree = Tree(RENDERER)
+    record(tree, START, calls("1"))
+    assert leaves(tree, [*START, calls("1"), answer("one")]) is None
+    fork = leaves(tree, [*START, calls("1"), answer("öne")])
+    assert fork == Fork(reason="edited", of=1, message=3, byte=0, before="one", after="öne")
+    assert leaves(tree, [*START, calls("1"), answer("one"), user("Go on.")]) == Fork(
+        reason="edited", of=1, message=4, byte=0, before="Then.", after="Go on."
+    )
+
+
+def test_a_sub_agent_and_a_summary_are_linked_by_what_they_quote():
+    tree = Tree(RENDERER)
+    prompt, found, summary = "Look for the cause of it.", "The cause is in line 12.", "We looked, and it is line 12."
+    task = calls(prompt)
+    record(tree, START, task)
+    assert leaves(tree, [Message(role="system", content="You look."), user(prompt)], (TOOL,)).reason == "agent"
+    root = tree.segments[2]
+    assert root.quotes == (1,) and root.tools == (TOOL,)
+    sub = [Message(role="system", content="You look."), user(prompt), say("Then.")]
+    record(tree, [*sub, user("And?")], say(found), (TOOL,))
+    main = [*START, task, answer(f"[{found}]")]
+    assert leaves(tree, main) is None
+    assert tree.segments[6].quotes == (5,) and tree.segments[6].parent == 1, "its answer"
+    record(tree, [*main, say("Then."), user("Sum up.")], say(summary))
+    fork = leaves(tree, [SYSTEM, user(f"So far: {summary}"), user("Go on.")])
+    assert fork is not None and fork.reason == "compaction" and fork.of == 0
+    last = tree.segments[-2]
+    assert last.quotes == (9,) and tree.segments[9].label == "compaction" and tree.segments[9].message == say(summary)
+
+
+def test_short_texts_are_no_quotes():
+    tree = Tree(RENDERER)
+    record(tree, START, say("Yes."))
+    record(tree, [SYSTEM, user("Ho")], say("No."))
+    assert leaves(tree, [SYSTEM, user("Ho"), say("No."), user("You said: Yes. and No.")]) is None
+    assert tree.segments[-2].quotes == ()
+
+
+@pytest.mark.parametrize("name", ["qwen3", "template"])
+def test_earlier_thoughts_stay_unless_the_template_is_to_be_followed(name: str):
+    first, more = say("Then.", reasoning="Hm, let me see."), [answer("1"), user("<reminder>Go on.</reminder>")]
+    for thoughts in ("kept", "template"):
+        renderer = toy_renderer(name=name, thinking=True, thoughts=thoughts)
+        session = Recorder(ScriptedEngine(lambda request: reply_tokens(renderer, first, TOOLS)), renderer).open(
+            toy_task(limits=Limits(max_turns=9)), rollout_id="r", seed=1
+        )
+
+        async def talk() -> None:
+            messages = list(START)
+            for new in ([], more, [user("And?")]):
+                messages += new
+                reply = await session.complete(messages, TOOLS)
+                assert reply == first
+                messages.append(replace(reply, reasoning=None))
+
+        run_virtual(talk())
+        roots = [s for s in session.segments if s.parent is None]
+        assert [s.fork and s.fork.reason for s in roots[1:]] == ([] if thoughts == "kept" else ["template"] * 2)
