@@ -43,7 +43,7 @@ class ReadExchange(Protocol):
         """Take note of whether a connection that read the answer got it to its end."""
 
 
-class Answering(Protocol):
+class DoorExchanges(Protocol):
     """Part of a door that answers requests: in the process of the rollouts, or through a link to it."""
 
     def begin(self, request: bytes, *, retried: bool, session: Any, wanted: ClientRequest) -> ReadExchange:
@@ -172,7 +172,7 @@ class Exchange:
 
 
 class Exchanges:
-    """The exchanges of one door: those under way, and the latest of those that are over. Implements `Answering`."""
+    """The exchanges of one door: those under way, and the latest of those that are over. Implements `DoorExchanges`."""
 
     def __init__(self) -> None:
         self._all: OrderedDict[Exchange, bytes] = OrderedDict()

@@ -109,7 +109,7 @@ class RemoteExchange:
 
 
 class RemoteExchanges:
-    """The exchanges of one door in the run's process; implements `Answering`.
+    """The exchanges of one door in the run's process; implements `DoorExchanges`.
 
     Args:
         link: to that process.
