@@ -22,7 +22,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
@@ -197,6 +197,8 @@ def _answered(answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
     async def endpoint(request: Request) -> Response:
         try:
             return await answer(request)
+        except ClientDisconnect:  # the gateway's process was killed while it asked
+            return Response(status_code=499)
         except SparringError as error:
             return Response(encode(error_form(error)), status_code=ERROR)
 
