@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,8 @@ async def conversation(folder: Path, stops: Sequence[int | None], killed: bool) 
             messages.append({"role": "user", "content": f"Go on, {turn}."})
             await engine.pull(published(2 * turn + 2))
         assert process.kills == killed * sum(stop is not None for stop in stops)
-        return session.segments, messages, len(engine.requests)
+        *earlier, last = session.segments  # that the last reply was delivered may be under way to the run yet
+        return (*earlier, replace(last, delivered=None)), messages, len(engine.requests)
 
 
 def check_killed(tmp_path: Path, stops: Sequence[int | None]) -> None:
