@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from sessions import RENDERER, opened, said, says
 
+from sparring.errors import BadInput, StoreError
 from sparring.gateway.rewards import reply_id
 from sparring.gateway.server import Door, open_door
 from sparring.harness.load import CallableHarness
 from sparring.protocols import Episode
+from sparring.recipe.run_config import RunConfig
 from sparring.record.recorder import Recorder
+from sparring.record.rewards import OutsideReward, OutsideRewards
 from sparring.rewards import RewardRefused, send
 from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.store.sqlite import SqliteStore
-from sparring.testing.toy import ToyWorld, toy_task
+from sparring.testing.clock import run_virtual
+from sparring.testing.toy import ToyEnv, ToyWorld, toy_task
 from sparring.types import BoxSpec
 
 Talk = Callable[[Door, httpx.AsyncClient], Awaitable[None]]
@@ -256,30 +263,94 @@ def test_a_run_that_takes_no_rewards_refuses_them() -> None:
     assert score is not None and score.reward == 0.0
 
 
-def test_a_reward_that_was_acknowledged_is_in_the_log_and_counts_when_the_rollout_is_rebuilt(tmp_path: Path) -> None:
-    """The first process ends while rewards are awaited; in the second, the program gives none."""
+def test_a_reward_that_was_acknowledged_outlives_kill_9_and_counts_when_the_rollout_is_rebuilt(tmp_path: Path) -> None:
+    """The first process is killed while the program goes on; in the second, the program gives none."""
+    file = tmp_path / "store.sqlite"
+    read, write = os.pipe()
 
-    async def stopped(store: SqliteStore) -> None:
-        rewarded = asyncio.Event()
-
-        async def talk(door: Door, client: httpx.AsyncClient) -> None:
-            id = (await ask(client))["id"]
-            assert await give(client, {"reward": 0.5, "of": id}) == (200, "")
-            assert await give(client, {"reward": 0.75}) == (200, "")
-            rewarded.set()
-            await asyncio.Event().wait()
-
-        running = asyncio.create_task(Outside(talk, store=store).run())
-        await rewarded.wait()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+    async def talk(door: Door, client: httpx.AsyncClient) -> None:
+        id = (await ask(client))["id"]
+        assert await give(client, {"reward": 0.5, "of": id}) == (200, "")
+        assert await give(client, {"reward": 0.75}) == (200, "")
+        os.write(write, b"given")
+        await asyncio.Event().wait()
 
     async def again(door: Door, client: httpx.AsyncClient) -> None:
         await ask(client)
 
-    with closing(SqliteStore(tmp_path / "store.sqlite")) as store:
-        asyncio.run(stopped(store))
+    process = os.fork()
+    if process == 0:
+        try:
+            asyncio.run(Outside(talk, store=SqliteStore(file)).run())
+        finally:
+            os._exit(1)
+    os.close(write)
+    assert os.read(read, 5) == b"given"
+    os.close(read)
+    os.kill(process, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
+    with closing(SqliteStore(file)) as store:
         entries: list[Mapping[str, Any]] = [e.data for _, e in store.entries("rl", name="rl/0/0", kinds=("reward",))]
         assert [entry["reward"] for entry in entries] == [0.5, 0.75]
         score = asyncio.run(Outside(again, "not sampled", store=store).run()).score
         assert score is not None and (score.reward, score.per_turn) == (0.75, (0.5,))
+
+
+def test_a_reward_that_cannot_be_stored_is_not_acknowledged_and_does_not_count() -> None:
+    stored: list[Mapping[str, Any]] = []
+
+    def record(data: Mapping[str, Any]) -> None:
+        stored.append(data)
+        if len(stored) == 1:
+            raise StoreError("disk full")
+
+    async def main() -> None:
+        session: Any = opened(says(said("A")))
+        session.rewards = OutsideRewards(session.id, 5.0, record=record)
+        async with open_door(session) as door, httpx.AsyncClient(base_url=door.url) as client:
+            client.headers["x-api-key"] = door.key
+            assert await give(client, {"reward": 0.5}) == (503, "not_stored")
+            assert not session.rewards.final
+            assert await give(client, {"reward": 0.5}) == (200, "")
+            assert session.rewards.final
+            await session.rewards.close()
+
+    asyncio.run(main())
+
+
+def test_a_final_reward_is_awaited_for_as_long_as_the_recipe_says() -> None:
+    async def main() -> bool:
+        rewards = OutsideRewards("rl/0/0", 600.0)
+        rewards.give(OutsideReward(reward=1.0, final=False))
+        return await rewards.wait()
+
+    assert run_virtual(main()) == (False, 600.0)
+
+
+def test_a_world_of_several_roles_is_refused() -> None:
+    class Two(ToyEnv):
+        roles = ("white", "black")
+
+    class TwoWorld(ToyWorld):
+        def make(self) -> ToyEnv:
+            return Two()
+
+    async def agent(episode: Episode) -> None:
+        episode.session("white")
+
+    config = RolloutConfig(rewards_within_s=1.0, retries=0)
+    recorder = Recorder(says(), RENDERER, max_context=3000)
+    runner = RolloutRunner(TwoWorld(), NoBoxes(), recorder, CallableHarness(agent, "agent"), config)
+    with pytest.raises(BadInput, match="an environment of one role, got 2"):
+        asyncio.run(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=7))
+
+
+def test_a_recipe_without_a_wait_for_rewards_that_only_come_from_outside_is_refused() -> None:
+    tables = {
+        "run": {"name": "outside"},
+        "models": {"policy": {"path": "model"}},
+        "env": {"reward": "outside", "data": "rows.jsonl"},
+    }
+    with pytest.raises(msgspec.ValidationError, match="rollout.rewards_within_s must be set where env.reward is outsi"):
+        msgspec.convert(tables, RunConfig)
+    assert msgspec.convert({**tables, "rollout": {"rewards_within_s": 60}}, RunConfig).rollout.rewards_within_s == 60
