@@ -3,7 +3,8 @@
     async with open_door(episode.session()) as door:
         client = openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key)
 
-The key is the rollout's capability: it names the session, and dies with the door. One server answers for all doors that
+The key is the rollout's capability: it names the session, and dies with the door, for rewards when the rollout is
+scored. One server answers for all doors that
 are open on an event loop, and is there while one is. A request whose connection breaks is sampled to its end, because
 clients send it again: an equal one then gets that reply.
 """
@@ -39,6 +40,7 @@ from sparring.gateway.messages import Messages
 from sparring.gateway.models import ModelTable, UnknownModel, model_listed, model_listed_for_google
 from sparring.gateway.openapi import document
 from sparring.gateway.responses import Responses
+from sparring.gateway.rewards import RewardDesk
 from sparring.gateway.tool_server import answer_tools
 from sparring.protocols import ToolHost
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply
@@ -112,6 +114,7 @@ class Gateway:
         self.address = ""
         self._elsewhere = elsewhere
         self._doors: dict[str, Door] = {}
+        self._rewards = RewardDesk(self._doors)
         self._server: LocalServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self._url = ""
@@ -142,10 +145,14 @@ class Gateway:
             key = f"sk-{secrets.token_urlsafe(24)}"
             door = Door(self._url, key, session, table, frozenset(leave_out))
             self._doors[door.key] = door
+            rewards = getattr(session, "rewards", None)  # of a run that takes some from outside
+            if rewards is not None and not rewards.closed:
+                self._rewards.open(door.key, rewards, session.conversation)
+                rewards.when_closed(partial(self._close_rewards, door.key))
             return door
 
     async def shut(self, door: Door, *, drop: bool = False) -> None:
-        """Close a door. The last one stops the server.
+        """Close a door. The last one stops the server, where no rollout awaits rewards.
 
         Args:
             door: no request comes through it any more.
@@ -160,8 +167,17 @@ class Gateway:
             else:
                 await exchange.end()
         await asyncio.gather(*(exchange.sampling for exchange in under_way), return_exceptions=True)
+        await self._stop_unused()
+
+    async def _close_rewards(self, key: str) -> None:
+        """Take no more rewards under a key."""
+        self._rewards.close(key)
+        await self._stop_unused()
+
+    async def _stop_unused(self) -> None:
+        """Stop the server where neither a door is open nor a rollout awaits its rewards."""
         async with self._changing:
-            if not self._doors:
+            if not self._doors and not self._rewards.awaits:
                 await self._stop()
 
     async def _start(self) -> None:
@@ -197,6 +213,7 @@ class Gateway:
         for version in ("v1beta", "v1"):
             routes.append(Route(f"/{version}/models", self._models))
             routes.append(Route(f"/{version}/models/{{name:path}}", self._model))
+        routes.append(Route("/v1/rewards", self._rewards.endpoint, methods=["POST"]))
         routes.append(Route("/mcp", self._tools, methods=["GET", "POST", "DELETE"]))
         routes += [Route("/health", self._health), Route("/openapi.json", self._openapi)]
         return Starlette(routes=[*routes, Mount(PATH, routes=routes)], exception_handlers={404: _no_endpoint})
