@@ -183,9 +183,9 @@ class Gateway:
         for version in ("v1beta", "v1"):
             routes.append(Route(f"/{version}/models", self._models))
             routes.append(Route(f"/{version}/models/{{name:path}}", self._model))
-        routes.append(Route("/mcp", self._tools, methods=["GET", "POST", "DELETE"]))
-        routes += [Route("/health", self._health), Route("/openapi.json", self._openapi)]
-        return Starlette(routes=[*routes, Mount(PATH, routes=routes)])
+        routes += [Route("/mcp", self._tools, methods=["GET", "POST", "DELETE"]), Route("/health", self._health)]
+        routes.append(Route("/openapi.json", self._openapi))
+        return Starlette(routes=[*routes, Mount(PATH, routes=routes)], exception_handlers={404: _no_endpoint})
 
     def _endpoint(self, dialect: Dialect) -> Any:
         async def endpoint(request: Request) -> Response:
@@ -391,6 +391,13 @@ def _status(error: SparringError) -> tuple[int, str, dict[str, str]]:
 def _paths(dialect: Dialect) -> tuple[str, ...]:
     """Return the paths of a dialect: Google's clients have two versions of it."""
     return (dialect.path, dialect.path.replace("/v1beta/", "/v1/")) if isinstance(dialect, Gemini) else (dialect.path,)
+
+
+async def _no_endpoint(request: Request, error: Exception) -> Response:
+    """Refuse a path that no endpoint has, such as that of a vendor's own compaction."""
+    text = str(refusal("path", "an endpoint of /openapi.json", repr(request.url.path), "leave this request out"))
+    body = msgspec.json.encode(_dialect_of(request).error(404, text))
+    return Response(body, status_code=404, media_type="application/json", headers=NO_RETRY)
 
 
 def _dialect_of(request: Request) -> Dialect:
