@@ -113,13 +113,13 @@ def call_format(renderer: Renderer, tokenizer: FileTokenizer) -> CallFormat:
 
 def _rendered(renderer: Renderer) -> CallFormat | None:
     """Return the format as calls are rendered; None where no arguments in JSON are found."""
-    one, thoughtful = _text(renderer, _reply(1)), _text(renderer, _reply(1, _THOUGHT))
-    whole = one or thoughtful or ""
-    separators = next((pair for pair in _SEPARATORS if whole.count(_written(pair)) == 1), None)
-    if separators is None or whole.count(_NAME) != 1:
+    single, thoughtful = _text(renderer, _reply(1)), _text(renderer, _reply(1, _THOUGHT))
+    text = single or thoughtful or ""
+    separators = next((pair for pair in _SEPARATORS if text.count(_written(pair)) == 1), None)
+    if separators is None or text.count(_NAME) != 1:
         return None
     arguments = _written(separators)
-    opening, _, rest = whole.partition(_NAME)
+    opening, _, rest = text.partition(_NAME)
     middle, _, end = rest.partition(arguments)
     several, between = _text(renderer, _reply(2)), None
     first, last = f"{opening}{_NAME}{middle}{arguments}", f"{_NAME}{middle}{arguments}{end}"
@@ -127,7 +127,7 @@ def _rendered(renderer: Renderer) -> CallFormat | None:
         between = several[len(first) : len(several) - len(last)]
     thought = _thought(thoughtful)
     subsumed = thought is not None and thought[0] and opening.startswith(thought[0])  # a thought of nothing
-    openings = () if one is None or subsumed else (opening,)
+    openings = () if single is None or subsumed else (opening,)
     if not openings and thought is None:
         return None
     return CallFormat(
