@@ -43,7 +43,8 @@ REMARKS = {
         "top_logprobs": "0 alone",
         "response_format": "`json_schema` and `json_object` hold by a grammar",
         "stop": "ends the reply, and is left out of it",
-        "tool_choice": "`auto`, `none`",
+        "tool_choice": "`auto`, `none`; `required`, a function, and `allowed_tools` that are required hold by a grammar, and"
+        " with them `parallel_tool_calls`",
         "tools": "functions that the client runs",
         "max_tokens": "a smaller one holds, and ends no rollout",
     },
@@ -54,7 +55,8 @@ REMARKS = {
         "input": "messages, reasoning, calls and outputs of functions and freeform tools; `compaction_trigger` is refused",
         "previous_response_id": "of a response under the same key, stored or not; new instructions stand in the place of its own",
         "text": "`format`: `json_schema` and `json_object` hold by a grammar; `verbosity` has no effect",
-        "tool_choice": "`auto`, `none`",
+        "tool_choice": "`auto`, `none`; `required`, a tool, and `allowed_tools` that are required hold by a grammar, and"
+        " with them `parallel_tool_calls`",
         "tools": "functions, freeform tools and namespaces of them: functions to the model, answered in their own form",
         "max_output_tokens": "a smaller one holds, and ends no rollout",
     },
@@ -62,14 +64,14 @@ REMARKS = {
         "messages": "a `tool_reference` in an answer shows the tool that it loads",
         "output_config": "`format`: `json_schema` holds by a grammar; `effort` has no effect",
         "stop_sequences": "end the reply, and are left out of it",
-        "tool_choice": "`auto`, `none`",
+        "tool_choice": "`auto`, `none`; `any` and `tool` hold by a grammar, and with them `disable_parallel_tool_use`",
         "tools": "tools that the client runs; with `defer_loading` in no prompt until an answer loads them",
         "max_tokens": "a smaller one holds, and ends no rollout",
     },
     "gemini": {
         "contents": "text, `functionCall` and `functionResponse`, with ids or without; thoughts",
         "model": "the path's counts",
-        "toolConfig": "`AUTO`, `NONE`",
+        "toolConfig": "`AUTO`, `NONE`; `ANY` and its `allowedFunctionNames` hold by a grammar",
         "tools": "`functionDeclarations`, with `parametersJsonSchema` or `parameters`",
     },
     "gemini.generationConfig": {

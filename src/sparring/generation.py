@@ -26,10 +26,16 @@ def is_temperature(value: float) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constraint:
-    """Constraint on the whole text of a turn: JSON of a schema, what a regular expression matches, or a text of a
-    context-free grammar in Lark's notation. `source` is the schema as JSON, the expression or the grammar."""
+    """Constraint on the whole text of a turn: JSON of a schema, what a regular expression matches, a text of a
+    context-free grammar in Lark's notation, or calls of tools. `source` is the schema as JSON, the expression or the
+    grammar.
 
-    kind: Literal["json_schema", "regex", "lark"]
+    A turn of calls is a thought where the format has one, then one call or more, in the format of the model's renderer.
+    `source` is then JSON: `{"tools": [{"name": ..., "parameters": ...}], "parallel": true}`, with the tools that may be
+    called, the schemas of their arguments, and whether there may be several calls.
+    """
+
+    kind: Literal["json_schema", "regex", "lark", "tool_call"]
     source: str
 
 

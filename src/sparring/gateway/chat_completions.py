@@ -23,6 +23,7 @@ from sparring.gateway.dialect import (
     typed,
 )
 from sparring.gateway.evidence import evidence_of
+from sparring.gateway.tool_choice import PARALLEL, forced_call, without_parallel
 from sparring.generation import Constraint
 from sparring.reply import ReplyHead, SampledReply
 from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
@@ -70,12 +71,15 @@ class ChatCompletions:
         options = typed(body.get("stream_options") or {}, "stream_options", dict, "settings of the stream")
         if body.get("top_logprobs"):
             raise refusal("top_logprobs", "0: the likeliest tokens are not sent", "more", "leave it out")
+        tools = _tools(body)
+        forced = _forced(body, tools)
+        noted = without_parallel(noted, forced)
         return ClientRequest(
             messages=in_order([_message(message, f"messages[{at}]") for at, message in enumerate(messages)]),
-            tools=_tools(body),
+            tools=() if body.get("tool_choice") == "none" else tools,
             model=typed(body.get("model"), "model", str, "the name of a model"),
             max_tokens=most,
-            constraint=_constraint(body.get("response_format")),
+            constraint=forced or _constraint(body.get("response_format")),
             samples=samples,
             stream=bool(body.get("stream")),
             logprobs=bool(body.get("logprobs")),
@@ -210,12 +214,8 @@ def _call(data: Any, where: str) -> ToolCall:
 
 
 def _tools(body: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
-    choice, tools = body.get("tool_choice"), body.get("tools") or []
-    if choice not in (None, "auto", "none"):
-        do = "leave tool_choice out: the policy decides"
-        raise refusal("tool_choice", '"auto" or "none"', json.dumps(choice), do)
     specs = []
-    for at, tool in enumerate(typed(tools, "tools", list, "a list of tools")):
+    for at, tool in enumerate(typed(body.get("tools") or [], "tools", list, "a list of tools")):
         where = f"tools[{at}]"
         if typed(tool, where, dict, "a tool").get("type") != "function":
             raise refusal(f"{where}.type", '"function"', repr(tool.get("type")), "leave it out")
@@ -226,7 +226,33 @@ def _tools(body: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
         name = typed(function.get("name"), f"{where}.function.name", str, "a name")
         description = typed(function.get("description") or "", f"{where}.function.description", str, "text")
         specs.append(ToolSpec(name=name, description=description, parameters=parameters))
-    return () if choice == "none" else tuple(specs)
+    return tuple(specs)
+
+
+def _forced(body: Mapping[str, Any], tools: Sequence[ToolSpec]) -> Constraint | None:
+    """Return the constraint of a choice by which the reply has to call; None where it may."""
+    choice = body.get("tool_choice")
+    if choice in (None, "auto", "none"):
+        return None
+    parallel = body.get(PARALLEL) is not False
+    if choice == "required":
+        return forced_call(tools, parallel=parallel)
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "function":
+        return forced_call(tools, [_function_named(choice, "tool_choice")], parallel=parallel)
+    allowed = choice.get("allowed_tools") if kind == "allowed_tools" else None
+    if isinstance(allowed, dict) and allowed.get("mode") == "required":
+        where = "tool_choice.allowed_tools.tools"
+        listed = enumerate(typed(allowed.get("tools"), where, list, "a list of tools"))
+        names = [_function_named(tool, f"{where}[{at}]") for at, tool in listed]
+        return forced_call(tools, names, parallel=parallel, where=where)
+    expected = '"auto", "none", "required", a function, or allowed_tools that are required'
+    raise refusal("tool_choice", expected, json.dumps(choice), "leave tool_choice out: the policy decides")
+
+
+def _function_named(choice: Any, where: str) -> str:
+    function = typed(typed(choice, where, dict, "a function").get("function"), f"{where}.function", dict, "a function")
+    return str(typed(function.get("name"), f"{where}.function.name", str, "a name"))
 
 
 def _constraint(format: Any) -> Constraint | None:

@@ -11,9 +11,10 @@ from sparring.gateway.dialect import AnswerWriter, ClientCall, ClientRequest, De
 from sparring.gateway.evidence import evidence_of
 from sparring.gateway.gemini_contents import conversation_in, json_schema, named_calls, text_of, tools_in
 from sparring.gateway.handles import sealed
+from sparring.gateway.tool_choice import forced_call
 from sparring.generation import Constraint
 from sparring.reply import ReplyHead, SampledReply, ShownReply
-from sparring.types import Message, ReplyPiece, ToolCall
+from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
 
 OBEYED = frozenset("contents systemInstruction tools toolConfig generationConfig model".split())
 NOTED = frozenset("safetySettings labels serviceTier store".split())
@@ -32,6 +33,9 @@ SNAKE = {
     "safety_settings": "safetySettings",
 }
 """Fields that the API also takes in the spelling of its Python types."""
+
+CALLING = "toolConfig.functionCallingConfig"
+"""Field that says how tools are called."""
 
 STATUSES = {
     400: "INVALID_ARGUMENT",
@@ -78,12 +82,14 @@ class Gemini:
         modalities = config.get("responseModalities") or ["TEXT"]
         if modalities != ["TEXT"]:
             raise refusal("generationConfig.responseModalities", '["TEXT"]', json.dumps(modalities), "leave it out")
+        calling = _calling(body.get("toolConfig"))
+        forced = _forced(calling, tools)
         return ClientRequest(
             messages=in_order([*messages, *named_calls(contents)]),
-            tools=() if _mode(body.get("toolConfig")) == "NONE" else tools,
+            tools=() if calling.get("mode") == "NONE" else tools,
             model=call.path.get("model", ""),
             max_tokens=most,
-            constraint=_constraint(config),
+            constraint=forced or _constraint(config),
             samples=samples,
             stream=self._streams,
             logprobs=bool(config.get("responseLogprobs")),
@@ -176,19 +182,30 @@ def _count(config: Mapping[str, Any], name: str, default: int | None) -> int | N
     return int(value)
 
 
-def _mode(config: Any) -> str:
-    """Return how tools are called: AUTO or NONE.
+def _calling(config: Any) -> Mapping[str, Any]:
+    """Return the settings of how tools are called."""
+    config = typed(config or {}, "toolConfig", dict, "settings")
+    calling: Mapping[str, Any] = typed(config.get("functionCallingConfig") or {}, CALLING, dict, "settings")
+    return calling
+
+
+def _forced(calling: Mapping[str, Any], tools: Sequence[ToolSpec]) -> Constraint | None:
+    """Return the constraint of a mode by which the reply has to call; None where it may.
 
     Raises:
-        BadInput: otherwise.
+        BadInput: an unknown mode, or a name that is none of a tool.
     """
-    config = typed(config or {}, "toolConfig", dict, "settings")
-    calling = typed(config.get("functionCallingConfig") or {}, "toolConfig.functionCallingConfig", dict, "settings")
-    mode = calling.get("mode") or "AUTO"
+    mode, where = calling.get("mode") or "AUTO", f"{CALLING}.allowedFunctionNames"
+    names = typed(calling.get("allowedFunctionNames") or [], where, list, "a list of names")
+    if mode == "ANY":
+        return forced_call(tools, names or None, where=where if names else f"{CALLING}.mode")
     if mode not in ("AUTO", "NONE", "MODE_UNSPECIFIED"):
-        where, do = "toolConfig.functionCallingConfig.mode", "leave it out: the policy decides"
-        raise refusal(where, "AUTO or NONE", repr(mode), do)
-    return "NONE" if mode == "NONE" else "AUTO"
+        raise refusal(f"{CALLING}.mode", "AUTO, ANY or NONE", repr(mode), "leave it out: the policy decides")
+    if names:
+        raise refusal(
+            where, f"none where the mode is {mode}", json.dumps(names), "leave it out, or let the mode be ANY"
+        )
+    return None
 
 
 def _constraint(config: Mapping[str, Any]) -> Constraint | None:

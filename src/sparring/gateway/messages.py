@@ -22,9 +22,10 @@ from sparring.gateway.dialect import (
 from sparring.gateway.evidence import evidence_of
 from sparring.gateway.handles import sealed
 from sparring.gateway.message_blocks import conversation_in, system_in, tools_in
+from sparring.gateway.tool_choice import forced_call
 from sparring.generation import Constraint
 from sparring.reply import ReplyHead, SampledReply
-from sparring.types import Message, ReplyPiece
+from sparring.types import Message, ReplyPiece, ToolSpec
 
 OBEYED = frozenset(
     "messages model system tools tool_choice max_tokens stream stop_sequences output_config output_format".split()
@@ -60,12 +61,13 @@ class Messages:
         most = body.get("max_tokens")
         if most is not None and typed(most, "max_tokens", int, "a whole number") < 1:
             raise refusal("max_tokens", "at least 1", str(most), "raise it")
+        forced = _forced(body.get("tool_choice"), tools, deferred)
         return ClientRequest(
             messages=in_order([*messages, *heard]),
-            tools=() if _choice(body.get("tool_choice")) == "none" else tools,
+            tools=tools if forced is not None or _may_call(body.get("tool_choice")) else (),
             model=typed(body.get("model"), "model", str, "the name of a model"),
             max_tokens=most,
-            constraint=_constraint(body),
+            constraint=forced or _constraint(body),
             stream=bool(body.get("stream")),
             noted=noted,
             stop=texts_in(body.get("stop_sequences"), "stop_sequences"),
@@ -162,16 +164,28 @@ class EventWriter:
         return signature + _event("content_block_stop", {"index": self._num_blocks - 1})
 
 
-def _choice(choice: Any) -> str:
-    """Return whether tools may be called: `auto` or `none`.
+def _forced(choice: Any, tools: Sequence[ToolSpec], deferred: Mapping[str, ToolSpec]) -> Constraint | None:
+    """Return the constraint of a choice by which the reply has to call; None where it may."""
+    kind = typed(choice or {"type": "auto"}, "tool_choice", dict, "a choice").get("type")
+    if kind not in ("any", "tool"):
+        return None
+    several = not choice.get("disable_parallel_tool_use")
+    if kind == "any":
+        return forced_call(tools, parallel=several)
+    name = typed(choice.get("name"), "tool_choice.name", str, "the name of a tool")
+    return forced_call([*tools, *deferred.values()], [name], parallel=several, where="tool_choice.name")
+
+
+def _may_call(choice: Any) -> bool:
+    """Return whether tools may be called.
 
     Raises:
-        BadInput: one has to be.
+        BadInput: an unknown choice.
     """
-    kind = typed(choice or {"type": "auto"}, "tool_choice", dict, "a choice").get("type")
+    kind = (choice or {"type": "auto"}).get("type")
     if kind not in ("auto", "none"):
-        raise refusal("tool_choice", "auto or none", repr(kind), "leave it out: the policy decides")
-    return str(kind)
+        raise refusal("tool_choice", "auto, none, any or tool", repr(kind), "leave it out: the policy decides")
+    return bool(kind == "auto")
 
 
 def _constraint(body: Mapping[str, Any]) -> Constraint | None:

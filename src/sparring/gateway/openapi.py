@@ -56,7 +56,7 @@ TYPES: Mapping[str, Mapping[str, Any]] = {
     "systemInstruction": {"type": "object", "required": ["parts"], "properties": {"parts": PARTS}},
     "contents": {"type": "array", "minItems": 1, "items": {"type": "object", "properties": {"parts": PARTS}}},
     "generationConfig": {"type": "object", "properties": {"maxOutputTokens": COUNT, "candidateCount": COUNT}},
-    "toolConfig": {"type": "object", "properties": {"functionCallingConfig": _one_of("mode", "AUTO", "NONE")}},
+    "toolConfig": {"type": "object", "properties": {"functionCallingConfig": _one_of("mode", "AUTO", "ANY", "NONE")}},
     "output_config": {"type": "object"},
     "output_format": {"type": "object"},
     "stop_sequences": {"type": "array", "items": FILLED},
@@ -64,7 +64,7 @@ TYPES: Mapping[str, Mapping[str, Any]] = {
 }
 """Types of fields, which are the same in every dialect that has them; of the others all are allowed here."""
 
-CHOICE = {"enum": ["auto", "none"]}
+CHOICE = {"anyOf": [{"enum": ["auto", "none", "required"]}, _one_of("type", "function", "custom", "allowed_tools")]}
 OWN: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "chat": {
         "tool_choice": CHOICE,
@@ -72,7 +72,7 @@ OWN: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "responses": {"tool_choice": CHOICE, "tools": ITEMS},
     "messages": {
-        "tool_choice": _one_of("type", "auto", "none"),
+        "tool_choice": _one_of("type", "auto", "none", "any", "tool"),
         "tools": _list_of(_tool("input_schema")["properties"]),
     },
     "gemini": {"tools": _list_of({"functionDeclarations": _list_of({"name": FILLED})})},

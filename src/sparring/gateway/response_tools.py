@@ -159,7 +159,10 @@ def names_of(forms: Mapping[str, ToolForm], chosen: Sequence[Mapping[str, Any]],
     for at, tool in enumerate(chosen):
         place = f"{where}[{at}]"
         name = typed(typed(tool, place, dict, "a tool").get("name"), f"{place}.name", str, "the name of a tool")
-        shown = shown_name(name, tool.get("namespace"))
+        namespace = tool.get("namespace")
+        if namespace is not None:
+            typed(namespace, f"{place}.namespace", str, "a name")
+        shown = shown_name(name, namespace)
         if shown not in forms:
             raise refusal(place, "a tool of the request", json.dumps(name), "name one that is there")
         names.append(shown)

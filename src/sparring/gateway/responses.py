@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
@@ -21,10 +21,11 @@ from sparring.gateway.evidence import evidence_of
 from sparring.gateway.handles import unsealed
 from sparring.gateway.response_events import ResponseWriter, event, response_of
 from sparring.gateway.response_items import conversation_in
-from sparring.gateway.response_tools import tools_in
+from sparring.gateway.response_tools import ToolForm, names_of, tools_in
+from sparring.gateway.tool_choice import PARALLEL, forced_call, without_parallel
 from sparring.generation import Constraint
 from sparring.reply import SampledReply
-from sparring.types import Message
+from sparring.types import Message, ToolSpec
 
 OBEYED = frozenset(
     "model input instructions tools tool_choice max_output_tokens stream text include previous_response_id store"
@@ -59,15 +60,16 @@ class Responses:
             raise refusal("max_output_tokens", "at least 1", str(most), "raise it")
         messages, handle = _conversation(call)
         tools, forms = tools_in(body.get("tools"), call.leave_out)
-        choice = _choice(body.get("tool_choice"))
+        forced = _forced(body, tools, forms)
+        noted = without_parallel(noted, forced)
         include = typed(body.get("include") or [], "include", list, "a list of names")
         samples_nothing = body.get("generate") is False
         return ClientRequest(
             messages=tuple(messages) if samples_nothing else in_order(messages),
-            tools=() if choice == "none" else tools,
+            tools=() if body.get("tool_choice") == "none" else tools,
             model=typed(body.get("model"), "model", str, "the name of a model"),
             max_tokens=most,
-            constraint=_constraint(body.get("text")),
+            constraint=forced or _constraint(body.get("text")),
             stream=bool(body.get("stream")),
             logprobs="message.output_text.logprobs" in include,
             noted=noted,
@@ -143,10 +145,23 @@ def _conversation(call: ClientCall) -> tuple[list[Message], str]:
     return [*messages, *new], handle or before
 
 
-def _choice(choice: Any) -> str:
+def _forced(body: Mapping[str, Any], tools: Sequence[ToolSpec], forms: Mapping[str, ToolForm]) -> Constraint | None:
+    """Return the constraint of a choice by which the reply has to call; None where it may."""
+    choice = body.get("tool_choice")
     if choice in (None, "auto", "none"):
-        return choice or "auto"
-    raise refusal("tool_choice", '"auto" or "none"', json.dumps(choice), "leave tool_choice out: the policy decides")
+        return None
+    parallel = body.get(PARALLEL) is not False
+    if choice == "required":
+        return forced_call(tools, parallel=parallel)
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind in ("function", "custom"):
+        return forced_call(tools, names_of(forms, [choice], "tool_choice"), parallel=parallel)
+    if kind == "allowed_tools" and choice.get("mode") == "required":
+        where = "tool_choice.tools"
+        listed = typed(choice.get("tools"), where, list, "a list of tools")
+        return forced_call(tools, names_of(forms, listed, where), parallel=parallel, where=where)
+    expected = '"auto", "none", "required", a tool, or allowed_tools that are required'
+    raise refusal("tool_choice", expected, json.dumps(choice), "leave tool_choice out: the policy decides")
 
 
 def _constraint(text: Any) -> Constraint | None:

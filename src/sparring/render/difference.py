@@ -56,7 +56,7 @@ class TemplateRenderer:
         self._end = self._end_of_turn()
         ends = (self._added[self._end], *stop_ids)
         self._stop_ids = tuple(dict.fromkeys(ends))
-        self._text_rules = TextRules(tokenizer, self._stop_ids)
+        self._text_rules = TextRules(tokenizer, self._stop_ids, self)
         self._drops_thoughts = not keeps_thoughts and self._template_drops_thoughts()
 
     @property

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from sparring.errors import BadInput, boundary, refusal
 from sparring.generation import Constraint
+from sparring.protocols import Renderer
+from sparring.render.call_grammar import CallFormat, call_format, call_grammar
 from sparring.render.tokenizer import FileTokenizer
 
 REMEMBERED = 64
@@ -56,12 +58,13 @@ class Grammars:
     Args:
         tokenizer: of the model that generates.
         stop_ids: ids that end a turn, allowed where a grammar is complete.
+        renderer: writes the calls of tools; without one, no turn can be held to a call.
 
     Raises:
         BadInput: there are no stop tokens, or the library cannot read the tokenizer.
     """
 
-    def __init__(self, tokenizer: FileTokenizer, stop_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: FileTokenizer, stop_ids: Sequence[int], renderer: Renderer | None = None) -> None:
         if not stop_ids:
             raise refusal(
                 "constraint",
@@ -72,8 +75,9 @@ class Grammars:
         import llguidance  # only where a turn is constrained
 
         self._library = llguidance
-        with boundary(BadInput, "constraint", "a tokenizer that llguidance reads", "use another model"):
-            self._tokens = llguidance.LLTokenizer(tokenizer.as_json(), eos_token=list(stop_ids))
+        self._renderer = renderer
+        self._tokenizer, self._stop_ids = tokenizer, list(stop_ids)
+        self._tokens = self._table(tokenizer.as_json())
         # the requests of a run have few constraints, and a schema takes milliseconds
         self._compiled = lru_cache(REMEMBERED)(self._compile)
 
@@ -85,15 +89,35 @@ class Grammars:
         """
         return Grammar(self._compiled(constraint))
 
+    @cached_property
+    def _guarded(self) -> Any:
+        """The vocabulary where no text has an added token: a grammar allows these by their ids alone."""
+        data = json.loads(self._tokenizer.as_json())
+        for token in data.get("added_tokens") or ():
+            token["special"] = True
+        return self._table(json.dumps(data))
+
+    @cached_property
+    def _calls(self) -> CallFormat:
+        if self._renderer is None:
+            raise refusal("tool call", "a renderer, which writes calls", "none", "leave the choice to the policy")
+        return call_format(self._renderer, self._tokenizer)
+
+    def _table(self, tokenizer: str) -> Any:
+        with boundary(BadInput, "constraint", "a tokenizer that llguidance reads", "use another model"):
+            return self._library.LLTokenizer(tokenizer, eos_token=self._stop_ids)
+
     def _compile(self, constraint: Constraint) -> Any:
         make, source = self._library.LLMatcher, constraint.source
-        where = constraint.kind.replace("_", " ")
+        where, tokens = constraint.kind.replace("_", " "), self._tokens
         with boundary(BadInput, where, "one that compiles", "correct it"):
             if constraint.kind == "json_schema":
                 made = make.grammar_from_json_schema(json.dumps(json.loads(source)))
+            elif constraint.kind == "tool_call":
+                made, tokens = make.grammar_from_lark(call_grammar(self._calls, source)), self._guarded
             else:
                 made = make.grammar_from_regex(source) if constraint.kind == "regex" else make.grammar_from_lark(source)
-        matcher = make(self._tokens, made, log_level=0)
+        matcher = make(tokens, made, log_level=0)
         if matcher.is_error():
             raise refusal(where, "one that compiles", matcher.get_error().splitlines()[0], "correct it")
         return matcher

@@ -50,7 +50,7 @@ class LibraryRenderer:
         self.tokenizer = tokenizer
         self.name = name
         self._stop_ids = tuple(library.get_stop_token_ids())
-        self._text_rules = TextRules(tokenizer, self._stop_ids)
+        self._text_rules = TextRules(tokenizer, self._stop_ids, self)
         without = library.render(_PROBE).token_ids
         with_prompt = library.render(_PROBE, add_generation_prompt=True).token_ids
         self._generation_prompt = tuple(with_prompt[len(without) :])

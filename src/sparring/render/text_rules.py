@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from sparring.generation import GenerateRequest
+from sparring.protocols import Renderer
 from sparring.render.grammar import Grammars
 from sparring.render.stop_strings import StopStrings
 from sparring.render.tokenizer import FileTokenizer
@@ -18,11 +19,13 @@ class TextRules:
     Args:
         tokenizer: of the model that generates.
         stop_ids: ids that end a turn.
+        renderer: writes the calls of tools.
     """
 
-    def __init__(self, tokenizer: FileTokenizer, stop_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: FileTokenizer, stop_ids: Sequence[int], renderer: Renderer) -> None:
         self._tokenizer = tokenizer
         self._stop_ids = tuple(stop_ids)
+        self._renderer = renderer
 
     def bind(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request with `ends` made of its stop strings and `allowed` of its constraint.
@@ -39,4 +42,4 @@ class TextRules:
 
     @cached_property
     def _grammars(self) -> Grammars:
-        return Grammars(self._tokenizer, self._stop_ids)
+        return Grammars(self._tokenizer, self._stop_ids, self._renderer)

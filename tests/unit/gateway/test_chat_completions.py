@@ -231,7 +231,7 @@ def test_an_engine_that_fails_is_tried_again_by_the_client() -> None:
             "expected an answer to a call of the reply before it, got one to 'x'",
         ),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": None}}]}, 400, "tools[0].function.p"),
-        ({"tool_choice": "required"}, 400, 'tool_choice: expected "auto" or "none"'),
+        ({"tool_choice": "required"}, 400, "tool_choice: expected a tool that may be called, got none"),
         ({"max_tokens": 0}, 400, "max_tokens: expected at least 1"),
         ({"n": 0.5}, 400, "n: expected a whole number, got float"),
         ({"logit_bias": {"1": 2}}, 400, "logit_bias: expected a field that can be obeyed"),

@@ -257,7 +257,7 @@ def test_structured_output_is_a_constraint() -> None:
         ({"stop_sequences": [""]}, "stop_sequences: expected texts that are not empty"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type: expected json_schema"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "half of a surrogate pair"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice: expected auto or none, got 'any'"),
+        ({"tool_choice": {"type": "tool", "name": "no"}}, "tool_choice.name: expected the name of a tool"),
         ({"max_tokens": 0}, "max_tokens: expected at least 1"),
     ],
 )

@@ -1,0 +1,194 @@
+"""Forced calls in every dialect: a model that knows nothing has to call, and what it samples is in the record as it was
+drawn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from sessions import opened, said, says
+
+from sparring.gateway.server import open_door
+from sparring.render.library import LibraryRenderer
+from sparring.testing.toy import toy_renderer
+
+SCHEMAS: dict[str, Any] = {
+    "add": {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": [1, 2]}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    },
+    "stop": {"type": "object", "properties": {}, "additionalProperties": False},
+    "wait": {
+        "type": "object",
+        "properties": {"s": {"type": "boolean"}},
+        "required": ["s"],
+        "additionalProperties": False,
+    },
+}
+FUNCTIONS = [{"name": name, "description": name, "parameters": schema} for name, schema in SCHEMAS.items()]
+CHAT_TOOLS = [{"type": "function", "function": function} for function in FUNCTIONS]
+RESPONSE_TOOLS = [{"type": "function", **function} for function in FUNCTIONS]
+MESSAGE_TOOLS = [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.items()]
+
+
+def chat(choice: Any, **fields: Any) -> tuple[str, dict[str, Any]]:
+    body = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}], "tools": CHAT_TOOLS, **fields}
+    return "/v1/chat/completions", {**body, "tool_choice": choice}
+
+
+def responses(choice: Any, **fields: Any) -> tuple[str, dict[str, Any]]:
+    return "/v1/responses", {"model": "policy", "input": "Hi", "tools": RESPONSE_TOOLS, "tool_choice": choice, **fields}
+
+
+def messages(choice: Any, **fields: Any) -> tuple[str, dict[str, Any]]:
+    body = {"model": "policy", "max_tokens": 900, "messages": [{"role": "user", "content": "Hi"}], **fields}
+    return "/v1/messages", {**body, "tools": MESSAGE_TOOLS, "tool_choice": choice}
+
+
+def gemini(mode: str, *names: str) -> tuple[str, dict[str, Any]]:
+    calling = {"mode": mode, **({"allowedFunctionNames": list(names)} if names else {})}
+    body = {"contents": [{"role": "user", "parts": [{"text": "Hi"}]}], "tools": [{"functionDeclarations": FUNCTIONS}]}
+    return "/v1beta/models/policy:generateContent", {**body, "toolConfig": {"functionCallingConfig": calling}}
+
+
+def calls_in(path: str, answer: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The calls of an answer; it has nothing else."""
+    if path.endswith("completions"):
+        (choice,) = answer["choices"]
+        assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+        functions = [call["function"] for call in choice["message"]["tool_calls"]]
+        return [(function["name"], json.loads(function["arguments"])) for function in functions]
+    if path.endswith("responses"):
+        return [
+            (item["name"], json.loads(item["arguments"])) for item in answer["output"] if item["type"] != "reasoning"
+        ]
+    if path.endswith("messages"):
+        assert answer["stop_reason"] == "tool_use"
+        return [(block["name"], block["input"]) for block in answer["content"]]
+    parts = answer["candidates"][0]["content"]["parts"]
+    return [(part["functionCall"]["name"], part["functionCall"]["args"]) for part in parts]
+
+
+FORCED = {
+    "chat required": (chat("required"), None, True),
+    "chat named": (chat({"type": "function", "function": {"name": "wait"}}), {"wait"}, True),
+    "chat one call": (chat("required", parallel_tool_calls=False), None, False),
+    "chat allowed": (
+        chat({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [CHAT_TOOLS[0], CHAT_TOOLS[1]]}}),
+        {"add", "stop"},
+        True,
+    ),
+    "chat with a format": (chat("required", response_format={"type": "json_object"}), None, True),
+    "responses required": (responses("required", parallel_tool_calls=False), None, False),
+    "responses named": (responses({"type": "function", "name": "add"}), {"add"}, True),
+    "responses allowed": (
+        responses({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "stop"}]}),
+        {"stop"},
+        True,
+    ),
+    "messages any": (messages({"type": "any", "disable_parallel_tool_use": True}), None, False),
+    "messages tool": (messages({"type": "tool", "name": "wait"}), {"wait"}, True),
+    "gemini any": (gemini("ANY"), None, True),
+    "gemini named": (gemini("ANY", "stop", "add"), {"stop", "add"}, True),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from sparring.model.load import load
+    from sparring.testing.tiny_models import tiny_model
+
+    path = tiny_model(
+        "qwen3", tmp_path_factory.mktemp("model") / "tiny", seed=2, vocab_size=416, max_position_embeddings=4096
+    )
+    yield lambda: load(path, dtype="float32")
+
+
+def test_a_forced_call_is_made_in_every_dialect(model: Any) -> None:
+    from sparring.engine.config import EngineConfig
+    from sparring.engine.native import NativeEngine
+
+    async def main() -> Any:
+        engine = NativeEngine(model(), EngineConfig(), threads=1)
+        session = opened(engine, max_turns=99, max_tokens=99999, max_tool_calls=999)
+        async with open_door(session) as door, httpx.AsyncClient(base_url=door.url, timeout=60) as client:
+            client.headers["authorization"] = f"Bearer {door.key}"
+            posts = [client.post(path, json=body) for (path, body), *_ in FORCED.values()]
+            answers = await asyncio.gather(*posts)
+        await engine.close()
+        return session, answers
+
+    session, answers = asyncio.run(main())
+    for (name, ((path, _), names, parallel)), answer in zip(FORCED.items(), answers, strict=True):
+        assert answer.status_code == 200, (name, answer.text)
+        assert "x-sparring-noted" not in answer.headers, name
+        calls = calls_in(path, answer.json())
+        assert calls and (parallel or len(calls) == 1), (name, calls)
+        for called, arguments in calls:
+            assert called in (names or SCHEMAS) and arguments.keys() == SCHEMAS[called]["properties"].keys(), name
+    sampled = [segment for segment in session.segments if segment.sampling is not None]
+    assert len(sampled) == len(FORCED)
+    for segment in sampled:
+        assert segment.sampling.constraint.kind == "tool_call" and segment.kept is not None
+        assert len(segment.kept.rows) == len(segment.tokens)
+
+
+STREAMED = [chat("required"), responses("required"), messages({"type": "any"})]
+
+
+@pytest.mark.parametrize(("path", "body"), STREAMED, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_format_that_cannot_be_held_to_calls_is_a_refusal_by_name(path: str, body: Any, streams: bool) -> None:
+    renderer = toy_renderer(name="template")
+    assert not isinstance(renderer, LibraryRenderer)
+    engine = says(said("A"), renderer=renderer)
+    session = opened(engine, renderer=renderer)
+
+    async def main() -> httpx.Response:
+        async with open_door(session) as door, httpx.AsyncClient(base_url=door.url) as client:
+            client.headers["authorization"] = f"Bearer {door.key}"
+            return await client.post(path, json={**body, "stream": streams})
+
+    answer = asyncio.run(main())
+    assert answer.status_code == 400 and "tool call: expected a format" in answer.text and "'template'" in answer.text
+    assert not engine.requests and not session.segments
+
+
+REFUSED = [
+    (chat("required", tools=[]), "tool_choice: expected a tool that may be called, got none"),
+    (
+        chat({"type": "function", "function": {"name": "fly"}}),
+        "tool_choice: expected the name of a tool of the request",
+    ),
+    (chat({"type": "custom", "custom": {"name": "add"}}), "tool_choice: expected"),
+    (chat({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}), "tool_choice: expected"),
+    (responses({"type": "function", "name": "fly"}), "tool_choice[0]: expected a tool of the request"),
+    (responses({"type": "function", "name": "add", "namespace": 3}), "tool_choice[0].namespace: expected a name"),
+    (responses({"type": "web_search"}), "tool_choice: expected"),
+    (messages({"type": "tool"}), "tool_choice.name: expected the name of a tool, got nothing"),
+    (messages({"type": "most"}), "tool_choice: expected auto, none, any or tool, got 'most'"),
+    (gemini("ANY", "fly"), "allowedFunctionNames: expected the name of a tool of the request"),
+    (gemini("AUTO", "add"), "allowedFunctionNames: expected none where the mode is AUTO"),
+]
+
+
+@pytest.mark.parametrize(("request_", "text"), REFUSED)
+def test_a_choice_that_cannot_be_made_is_refused(request_: tuple[str, Any], text: str) -> None:
+    engine = says(said("A"))
+    session = opened(engine)
+    path, body = request_
+
+    async def main() -> httpx.Response:
+        async with open_door(session) as door, httpx.AsyncClient(base_url=door.url) as client:
+            client.headers["authorization"] = f"Bearer {door.key}"
+            return await client.post(path, json=body)
+
+    answer = asyncio.run(main())
+    assert answer.status_code == 400 and text in str(answer.json()), answer.text
+    assert not engine.requests
