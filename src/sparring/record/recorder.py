@@ -12,6 +12,7 @@ import xxhash
 from sparring.errors import EngineError, LimitReached, RequestEnded, SparringError, boundary, refusal
 from sparring.generation import Completion, Constraint, GenerateRequest, Sampling
 from sparring.protocols import Engine, Renderer, Store
+from sparring.record.branches import Transcript
 from sparring.record.budget import Budget
 from sparring.record.lines import Turn
 from sparring.record.order import conversation_of
@@ -19,7 +20,6 @@ from sparring.record.replies import RecordedPlaces, RecordedReplies, RecordedRep
 from sparring.record.request import Rank, ReplyRequest, at_most, joined_stop, overflows
 from sparring.record.streaming import ShowingReader, named, without_stop
 from sparring.record.tool_lists import ToolLists
-from sparring.record.transcript import Transcript
 from sparring.record.tree import Tree
 from sparring.record.turns import TurnQueue
 from sparring.reply import NO_EVIDENCE, Evidence, ReplyHead, SampledReply, Show, in_pieces
@@ -140,7 +140,6 @@ class RecordedSession:
         self._sampled: dict[str, str] = {}  # requests at the engine, by the ids of their replies
         self._ended: set[str] = set()
         self._lanes: set[int] = set()
-        self._tools: Sequence[ToolSpec] = ()
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -317,7 +316,6 @@ class RecordedSession:
             return None if places is None else places.of(prompt, self._seed_of(repeat))
 
         turn = self._tree.plan(request.messages, request.tools, request.evidence, recorded)
-        self._tools = request.tools
         return turn
 
     def _limit_hit(self, completion: Completion, cut_reason: str, tool_calls: int) -> LimitReached | None:
@@ -357,14 +355,9 @@ class RecordedSession:
             timing=dataclasses.replace(timing, generate_s=self.generate_s),
         )
 
-    def transcript(self) -> Transcript:
-        """Return the conversation as it was last answered, in messages."""
-        held = (segment.sampling.constraint for segment in self._tree.segments if segment.sampling is not None)
-        return Transcript(
-            messages=self._tree.last_conversation,
-            tools=tuple(self._tools),
-            constraints=tuple(constraint for constraint in held if constraint is not None),
-        )
+    def transcripts(self) -> tuple[Transcript, ...]:
+        """Return the conversation of each of its branches, in messages."""
+        return self._tree.transcripts()
 
     async def close(self) -> None:
         """Let the engine forget this session's KV. The record stays."""

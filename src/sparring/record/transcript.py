@@ -1,25 +1,20 @@
-"""Conversations in messages, beside the record in tokens, and sessions that have nothing but messages."""
+"""Sessions that have nothing but messages: replies are text, of an expert or of a server of chat completions."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from sparring.errors import LimitReached
 from sparring.generation import Constraint
+from sparring.record.branches import Transcript
+from sparring.record.lines import place_named
+from sparring.record.order import conversation
 from sparring.record.replies import RecordedReplies
+from sparring.record.text_tree import TextTree
 from sparring.reply import NO_EVIDENCE, Evidence, ReplyHead, SampledReply, Show, ShownReply, in_pieces
 from sparring.types import Message, Outcome, ReplyPiece, Segment, Source, Task, Timing, ToolSpec, Trajectory, Usage
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Transcript:
-    """The conversation of one role as it was last asked, its reply included. `tools` are those of its last request,
-    `constraints` what its replies were held to."""
-
-    messages: tuple[Message, ...] = ()
-    tools: tuple[ToolSpec, ...] = ()
-    constraints: tuple[Constraint, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,10 +61,7 @@ class TextSession:
         self.replies: RecordedReplies | None = None
         self._recorder, self._task, self._seed, self._role = recorder, task, seed, role
         self._id = rollout_id if role == "policy" else f"{rollout_id}/{role}"
-        self._messages: tuple[Message, ...] = ()
-        self._replies: dict[str, tuple[Message, ...]] = {}
-        self._tools: tuple[ToolSpec, ...] = ()
-        self._constraints: list[Constraint] = []
+        self._tree = TextTree(recorder.source)
         self._usage = Usage()
 
     @property
@@ -91,12 +83,9 @@ class TextSession:
             LimitReached: a limit of the task was hit.
             EngineError: nobody answered.
         """
-        try:
-            self.limit = None
-            return await self._answered(tuple(messages), tuple(tools), constraint)
-        except LimitReached as limit:
-            self.limit = limit
-            raise
+        reply = await self._answered(tuple(messages), tuple(tools), constraint, NO_EVIDENCE)
+        assert reply.message is not None
+        return reply.message
 
     async def reply(
         self,
@@ -115,9 +104,9 @@ class TextSession:
             LimitReached: a limit of the task was hit.
             EngineError: nobody answered.
         """
-        message = await self.complete(messages, tools, constraint=constraint)
-        id = f"{self._id}#{len(messages)}"
-        self._replies[id] = (*messages, message)
+        segment = await self._answered(tuple(messages), tuple(tools), constraint, evidence)
+        id, message = f"{self._id}#{segment.index}", segment.message
+        assert message is not None
         for part in (ReplyHead(id=id, prompt_tokens=0), *ShownReply().rest(message)) if show is not None else ():
             show(part)
         return SampledReply(
@@ -141,18 +130,24 @@ class TextSession:
         evidence: Evidence = NO_EVIDENCE,
     ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
         """Ask for the next reply to a conversation, which comes at once. Raises as `reply` does."""
-        return in_pieces(lambda show: self.reply(messages, tools, constraint=constraint, show=show), self.abort)
+        ask = partial(self.reply, messages, tools, constraint=constraint, evidence=evidence)
+        return in_pieces(lambda show: ask(show=show), self.abort)
 
     async def abort(self, reply: str) -> None:
         """Do nothing: a reply comes at once."""
 
     def deliver(self, reply: str, delivered: bool) -> None:
-        """Do nothing: text is not trained."""
+        """Take note of whether a client got a reply whole: a lost one is not imitated."""
+        place = place_named(reply)
+        if place is not None and place < len(self._tree.segments) and reply == f"{self._id}#{place}":
+            self._tree.deliver(place, delivered)
 
     def conversation(self, reply: str) -> tuple[Message, ...] | None:
-        """Return all messages up to a reply, itself included; None where there is no such reply. Of replies to
-        conversations of one length it is the latest: they have one id."""
-        return self._replies.get(reply)
+        """Return all messages up to a reply, itself included; None where there is no such reply."""
+        place = place_named(reply)
+        if place is None or place >= len(self._tree.segments) or reply != f"{self._id}#{place}":
+            return None
+        return conversation(self._tree.segments, place)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return 0: there are no ids."""
@@ -162,27 +157,17 @@ class TextSession:
         """Return nothing: there are no ids."""
         return ""
 
-    def transcript(self) -> Transcript:
-        """Return the conversation so far."""
-        return Transcript(messages=self._messages, tools=self._tools, constraints=tuple(self._constraints))
+    def transcripts(self) -> tuple[Transcript, ...]:
+        """Return the conversation of each of its branches."""
+        return self._tree.transcripts()
 
     def trajectory(self, outcome: Outcome, timing: Timing = Timing()) -> Trajectory:
-        """Return the conversation as segments without tokens."""
-        segments = tuple(
-            Segment(
-                index=place,
-                parent=place - 1 if place else None,
-                source=self._source_of(message),
-                tokens=(),
-                message=message,
-            )
-            for place, message in enumerate(self._messages)
-        )
+        """Return the record as segments without tokens."""
         return Trajectory(
             id=self._id,
             task=self._task.id,
             role=self._role,
-            segments=segments,
+            segments=tuple(self._tree.segments),
             outcome=outcome,
             usage=self._usage,
             timing=timing,
@@ -192,24 +177,37 @@ class TextSession:
         """Do nothing: nothing is held."""
 
     async def _answered(
-        self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], constraint: Constraint | None
-    ) -> Message:
+        self,
+        messages: tuple[Message, ...],
+        tools: tuple[ToolSpec, ...],
+        constraint: Constraint | None,
+        evidence: Evidence,
+    ) -> Segment:
+        """Return the segment of the next reply."""
+        try:
+            self.limit = None
+            return await self._turn(messages, tools, constraint, evidence)
+        except LimitReached as limit:
+            self.limit = limit
+            raise
+
+    async def _turn(
+        self,
+        messages: tuple[Message, ...],
+        tools: tuple[ToolSpec, ...],
+        constraint: Constraint | None,
+        evidence: Evidence,
+    ) -> Segment:
         limits, used = self._task.limits, self._usage
         if used.turns >= limits.max_turns:
             raise LimitReached("max_turns", f"{self._id}: {limits.max_turns} turns are used up")
-        self._messages, self._tools = messages, tools
-        self._constraints += [] if constraint is None else [constraint]
-        self._usage = Usage(turns=used.turns + 1, tool_calls=used.tool_calls)
+        request = self._tree.ask(messages, tools)
+        self._usage = replace(used, turns=used.turns + 1)
         reply = await self._recorder.reply(
             TextRequest(role=self._role, messages=messages, tools=tools, seed=self._seed, constraint=constraint)
         )
-        self._messages = (*messages, reply)
-        self._usage = Usage(turns=used.turns + 1, tool_calls=used.tool_calls + len(reply.tool_calls))
+        segment = self._tree.answer(request, reply, evidence, constraint)
+        self._usage = replace(self._usage, tool_calls=self._usage.tool_calls + len(reply.tool_calls))
         if self._usage.tool_calls > limits.max_tool_calls:
             raise LimitReached("max_tool_calls", f"{self._id}: more than {limits.max_tool_calls} tool calls")
-        return reply
-
-    def _source_of(self, message: Message) -> Source:
-        if message.role == "assistant":
-            return self._recorder.source
-        return "tool" if message.role == "tool" else "prompt"
+        return segment

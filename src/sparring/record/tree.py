@@ -23,6 +23,7 @@ from itertools import chain
 
 from sparring.generation import Completion, Sampling
 from sparring.protocols import Renderer
+from sparring.record.branches import Transcript, transcripts_of
 from sparring.record.forks import fork_of, is_quoted, texts_of_calls
 from sparring.record.identity import DIGEST_BYTES, chained, digest, other_keys, put_together, thought_of
 from sparring.record.lines import START, Lane, Node, Request, Turn, begins, place_named
@@ -62,17 +63,24 @@ class Tree:
     _agents: set[str] = field(default_factory=set)
     _reserved: frozenset[int] = frozenset()
     _next: int = 0
-    _last: Lane | None = None
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The record, in the order of requests."""
         return settled(self._written.values())
 
-    @property
-    def last_conversation(self) -> tuple[Message, ...]:
-        """The messages of the turn that was written last, its reply included."""
-        return () if self._last is None else tuple(self._last.heard[: self._last.replied])
+    def transcripts(self) -> tuple[Transcript, ...]:
+        """Return the conversation of each branch, with the messages that its prompts were made of."""
+        segments = self.segments
+        held = {s.index: s.sampling.constraint for s in segments if s.sampling and s.sampling.constraint is not None}
+        ends = {place: (lane, count) for lane in self._lanes.values() for count, place in lane.spans}
+
+        def messages(index: int) -> tuple[Message, ...]:
+            place = segments[index].place
+            lane, count = ends[index if place is None else place]
+            return tuple(lane.heard[:count])
+
+        return transcripts_of(segments, held, messages)
 
     def reserve(self, inputs: Iterable[tuple[int | None, tuple[int, ...], int]], places: Iterable[int]) -> None:
         """Leave the places of a record to its replies, which come again.
@@ -343,7 +351,6 @@ class Tree:
             twin=self._nodes.get(key + turn.tools),
         )
         lane.replied, lane.key, lane.node = node.count, key, node
-        self._last = lane
         self._nodes[key + turn.tools] = node
         self._lane_of_reply[id(reply)] = turn.lane
         self._place_of_call.update((call.id, turn.place) for call in reply.tool_calls)

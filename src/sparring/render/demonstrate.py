@@ -35,16 +35,31 @@ def reply_tokens(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec] =
     return conversation.tokens[len(prompt) : marked[-1] + 1]
 
 
-def demonstration_tokens(renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Rendered:
+def demonstration_tokens(
+    renderer: Renderer,
+    messages: Sequence[Message],
+    tools: Sequence[ToolSpec] = (),
+    *,
+    imitated: Sequence[int] | None = None,
+    prompt: int | None = None,
+) -> Rendered:
     """Render a whole conversation for supervised fine-tuning: `sampled` marks the replies, the only tokens to learn.
 
     It is built turn by turn, as a recorded session builds it: the first prompt is rendered, every later one bridges the
     ids so far. What follows the last reply is left out.
 
+    Args:
+        renderer: messages <-> ids.
+        messages: the conversation.
+        tools: of its requests.
+        imitated: places of the replies to learn; None: all behind the first prompt.
+        prompt: number of messages of the first prompt, replies among them that no turn of this conversation gave; None:
+            up to the first reply.
+
     Raises:
         BadInput: no reply, a first message that is one, or a template that rewrites history between turns.
     """
-    replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
+    replies = [at for at, message in enumerate(messages) if message.role == "assistant" and at >= (prompt or 0)]
     if not replies or replies[0] == 0:
         raise refusal("demonstration", "a question and a reply", f"{len(messages)} messages", "leave this row out")
     tokens = renderer.render(messages[: replies[0]], tools).tokens
@@ -56,7 +71,7 @@ def demonstration_tokens(renderer: Renderer, messages: Sequence[Message], tools:
         start = len(tokens)
         reply = reply_tokens(renderer, messages[at], tools)
         tokens += reply
-        sampled += [True] * len(reply)
+        sampled += [imitated is None or at in imitated] * len(reply)
     return Rendered(tokens=tokens, sampled=tuple(sampled))
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from sparring.envs.roles import BROKEN
 from sparring.errors import EngineError, InfraError, JudgeError, NotRebuildable
+from sparring.record.branches import Transcript
 from sparring.record.recorder import trajectory_id
-from sparring.record.transcript import Transcript
 from sparring.rollout.admitted import sampled_tokens
 from sparring.rollout.attempt_log import EndedAttempt, UnfinishedRollout
 from sparring.rollout.blame import Call, Place, WorldCalls
@@ -24,7 +24,7 @@ class Attempt:
         rollout: its outcome and trajectories.
         score: None where it has none.
         error: what broke it.
-        transcripts: the conversations of its roles.
+        transcripts: the conversations of its roles, one for each branch.
         record: from which it can be rebuilt; None where it cannot.
         rebuilt: whether everything that was recorded before it came again.
         broken: the call of the world that broke.
@@ -35,7 +35,7 @@ class Attempt:
     rollout: Rollout
     score: Score | None
     error: InfraError | None
-    transcripts: Mapping[str, Transcript]
+    transcripts: Mapping[str, tuple[Transcript, ...]]
     record: AttemptRecord | None = None
     rebuilt: bool = True
     broken: Place | None = None

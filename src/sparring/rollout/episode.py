@@ -27,9 +27,9 @@ from sparring.errors import (
     refusal,
 )
 from sparring.protocols import AnyEnv, RolesEnv, Sandbox, Session, SingleEnv
+from sparring.record.branches import Transcript
 from sparring.record.replies import RecordedReplies
 from sparring.record.rewards import OutsideRewards
-from sparring.record.transcript import Transcript
 from sparring.reply import AnsweringSession
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.phases import LimitedSession, Phases, Waits
@@ -64,8 +64,8 @@ class OpenSession(AnsweringSession, Protocol):
     def trajectory(self, outcome: Outcome, timing: Timing) -> Trajectory:
         """Return the record so far."""
 
-    def transcript(self) -> Transcript:
-        """Return the conversation so far, in messages."""
+    def transcripts(self) -> tuple[Transcript, ...]:
+        """Return the conversation of each branch so far, in messages."""
 
     async def close(self) -> None:
         """Let the engine forget the conversation."""
@@ -422,10 +422,10 @@ class RunningEpisode:
         spoken = tuple(trajectory for trajectory in recorded if trajectory.segments)
         return spoken or (self._session(self.env.first_role).trajectory(outcome, timing),)
 
-    def transcripts(self) -> dict[str, Transcript]:
-        """Return the conversation of each role that was asked, in messages."""
-        spoken = {role: session.transcript() for role, session in self._in_order(self._sessions)}
-        return {role: transcript for role, transcript in spoken.items() if transcript.messages}
+    def transcripts(self) -> dict[str, tuple[Transcript, ...]]:
+        """Return the conversations of each role that was answered, one for each branch, in messages."""
+        spoken = {role: session.transcripts() for role, session in self._in_order(self._sessions)}
+        return {role: transcripts for role, transcripts in spoken.items() if transcripts}
 
     async def close(self) -> list[InfraError]:
         """Close world, box and sessions, each whatever the others do. What fails to close changes no outcome: it is

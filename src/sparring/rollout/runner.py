@@ -28,8 +28,8 @@ from sparring.errors import (
 )
 from sparring.observe.metrics import Metrics
 from sparring.protocols import Boxes, EnvFactory, Harness
+from sparring.record.branches import Transcript
 from sparring.record.rewards import OutsideRewards
-from sparring.record.transcript import Transcript
 from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.attempts import Attempt, Attempts, broken_by
 from sparring.rollout.blame import OPENING, Successes, WorldCalls
@@ -51,13 +51,14 @@ class Finished:
     """A rollout with its score, and the earlier attempts that the infrastructure broke.
 
     `score` is None when the rollout leaves its group; its reward is None when the world left it to a second pass. Every
-    attempt is kept, so every sampled token has an owner. `transcripts` are the conversations of its roles in messages.
+    attempt is kept, so every sampled token has an owner. `transcripts` are the conversations of its roles in
+    messages, one for each branch.
     """
 
     rollout: Rollout
     score: Score | None
     broken: tuple[Rollout, ...] = ()
-    transcripts: Mapping[str, Transcript] = field(default_factory=dict)
+    transcripts: Mapping[str, tuple[Transcript, ...]] = field(default_factory=dict)
 
 
 class RolloutRunner:

@@ -18,13 +18,13 @@ from sparring.errors import BadInput, RequestRefused, refusal
 from sparring.protocols import Engine
 from sparring.record.recorder import Recorder
 from sparring.record.transcript import TextRecorder, TextRequest
-from sparring.render.dialect import message_dicts
 from sparring.render.load import load_renderer
 from sparring.rollout.episode import SessionRecorder
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.stages.context import Context
-from sparring.stages.data.demonstrations import Conversation, rendered
+from sparring.stages.data.demonstrations import rendered, spoken
+from sparring.stages.data.traces import trace_row, transcript_of
 from sparring.stages.models.role_models import open_role_engines, with_roles
 from sparring.stages.models.teachers import room_of, teacher_folder
 from sparring.tasks.files import messages_of
@@ -120,19 +120,22 @@ async def _rolled_out(
 
 
 def _kept(task: Task, finished: Sequence[Finished], context: Context) -> dict[str, Any]:
-    """Return the traces of one task: of each role of the policy the first `keep` conversations that earned
-    `min_reward`; those that were cut short are none. A trace of a world of several roles says whose it is."""
-    config, several = context.config.collect, len(roles_of(context.factory.make())) > 1
-    by_role: dict[str, list[dict[str, Any]]] = {}
+    """Return the traces of one task: of each role of the policy those of the first `keep` rollouts that earned
+    `min_reward`, one for each branch of its agents; rollouts that were cut short have none. A trace of a world of
+    several roles says whose it is."""
+    config, world = context.config.collect, context.factory.make()
+    several = len(roles_of(world)) > 1
+    by_role: dict[str, list[list[dict[str, Any]]]] = {}
     for rollout in finished:
         completed = {t.role for t in rollout.rollout.trajectories if t.outcome.kind == "completed"}
-        for role, spoken in rollout.transcripts.items():
+        for role, branches in rollout.transcripts.items():
             reward = None if rollout.score is None else rollout.score.of(role)
             earns = reward is not None and reward >= config.min_reward
             if earns and role in completed and context.config.rollout.speaks(role):
-                trace = {"messages": message_dicts(spoken.messages), "task": task.id, "reward": reward}
-                by_role.setdefault(role, []).append({**trace, "role": role} if several else trace)
-    traces = [trace for of_role in by_role.values() for trace in of_role[: config.keep]]
+                earned = {"task": task.id, "reward": reward, **({"role": role} if several else {})}
+                traces = [{**trace_row(branch, world.tools), **earned} for branch in branches]
+                by_role.setdefault(role, []).append(traces)
+    kept = [trace for of_role in by_role.values() for of_rollout in of_role[: config.keep] for trace in of_rollout]
     counts = {
         "rollouts": len(finished),
         "failed": sum(each.score is None for each in finished),
@@ -140,7 +143,7 @@ def _kept(task: Task, finished: Sequence[Finished], context: Context) -> dict[st
         "unfinished": sum(each.score is not None and each.rollout.outcome.kind != "completed" for each in finished),
     }
     prompt = "\n".join(message.content for message in task.messages)
-    return {"prompt": prompt, "identity": identity(task), "traces": traces, **counts}
+    return {"prompt": prompt, "identity": identity(task), "traces": kept, **counts}
 
 
 def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -156,7 +159,8 @@ def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, An
     for number, row in enumerate(rows, 1):
         name = f"trace {number}"
         try:
-            rendered(Conversation(name=name, messages=messages_of(row["messages"], name), tools=tools), renderer)
+            transcript = transcript_of(row, messages_of(row["messages"], name), tools, name)
+            rendered(spoken(name, transcript), renderer)
         except BadInput as error:
             refused.append(error)
         else:

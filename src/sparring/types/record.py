@@ -232,10 +232,27 @@ class Trajectory:
 
     @property
     def answer(self) -> Segment | None:
-        """The agent's last reply, whoever wrote it; None where no agent replied. Titles, summaries and what its client
-        never got are no answers."""
+        """The last reply of the main agent, the one that asked first, whoever wrote it; None where no agent replied.
+        Titles, summaries, what its client never got and what sub-agents say are no answers."""
         replies = [s for s in self.segments if s.message is not None and s.message.role == "assistant"]
-        return next((reply for reply in reversed(replies) if reply.label == "agent"), None)
+        of_agents = [reply for reply in replies if reply.label == "agent" and reply.source != "harness"]
+        if not of_agents:
+            return None
+        main = _agent_of(of_agents[0])
+        begun = self._begun_by_others() if len(of_agents) > 1 else {}
+        return next(
+            (r for r in reversed(of_agents) if _agent_of(r) == main and (main or not begun.get(r.index))), of_agents[0]
+        )
+
+    def _begun_by_others(self) -> dict[int, bool]:
+        """Return for each segment whether it belongs to an agent that a reply of another began, as the tree tells where
+        clients name no agents."""
+        others: dict[int, bool] = {}
+        for s in self.segments:
+            before = s.parent if s.parent is not None or s.fork is None else s.fork.of
+            begins = s.parent is None and s.fork is not None and s.fork.reason == "agent"
+            others[s.index] = begins or before is not None and others.get(before, False)
+        return others
 
     def branches(self) -> Iterator[tuple[Segment, ...]]:
         """Yield every root-to-leaf path, in the order the leaves were made."""
@@ -255,6 +272,11 @@ class Trajectory:
             path.append(self.segments[at])
             at = self.segments[at].parent
         return tuple(reversed(path))
+
+
+def _agent_of(reply: Segment) -> str:
+    """Return the id of the agent that asked for a reply; empty where its client gives none."""
+    return "" if reply.evidence is None else reply.evidence.agent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -114,7 +114,7 @@ def test_a_rollout_has_the_roles_of_its_world_and_no_other() -> None:
     assert game.scored == {"white": white, "black": black}
     seeds = [{s.sampling.seed for s in trajectory.segments if s.sampling} for trajectory in (white, black)]
     assert len(seeds[0] | seeds[1]) == 2, "each role has random numbers of its own"
-    spoken = done.transcripts
+    spoken = {role: branch for role, (branch,) in done.transcripts.items()}
     assert [m.content for m in spoken["black"].messages] == [game.moves[0][1], game.moves[1][1]]
     assert [m.role for m in spoken["white"].messages] == ["user", "assistant", "user", "assistant"]
 

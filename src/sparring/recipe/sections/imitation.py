@@ -27,7 +27,7 @@ class CollectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Least reward of a conversation that is kept: its role's, where roles earn different rewards."""
 
     keep: int = 1
-    """Most conversations of one task and role that are kept, the first ones."""
+    """Most rollouts of one task whose conversations are kept, for each role, the first ones."""
 
     max_concurrent_rollouts: int = 32
     """Rollouts in flight."""
@@ -58,8 +58,9 @@ class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
 
     data: str | None = None
-    """A file of conversations (JSON Lines, Parquet, a datasets folder) with a `messages` column; None takes what the
-    run's collect stage has gathered, or, where it has none, asks the world's expert."""
+    """A file of conversations (JSON Lines, Parquet, a datasets folder) with a `messages` column, and `tools`
+    where a row has others than the world; None takes what the run's collect stage has gathered, or, where it has none,
+    asks the world's expert."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.rows_per_step < 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -12,17 +13,20 @@ from sparring.envs.threads import THREADS
 from sparring.errors import BadInput, EnvError, boundary, refusal
 from sparring.generation import Constraint, Rendered
 from sparring.protocols import Expert, Renderer
+from sparring.record.branches import Transcript
 from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import Context
-from sparring.tasks.files import read_conversations
+from sparring.stages.data.traces import transcript_of
+from sparring.tasks.files import located, read_conversations
 from sparring.types import POLICY, Message, Score, Task, ToolSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """Finished conversation of one role. `task` and `score`, the one of the world's own scorer, are None for a row of a
-    file; `constraints` are those that the world set for replies."""
+    """Finished conversation of one branch of one role. `task` and `score`, the one of the world's own scorer, are None
+    for a row of a file; `constraints` are those that the world set for replies; `imitated` and `prompt` are those of
+    its `Transcript`."""
 
     name: str
     messages: tuple[Message, ...]
@@ -31,6 +35,8 @@ class Conversation:
     score: Score | None = None
     constraints: tuple[Constraint, ...] = ()
     role: str = POLICY
+    imitated: tuple[int, ...] | None = None
+    prompt: int | None = None
 
 
 async def demonstrations(context: Context, renderer: Renderer) -> list[tuple[str, Rendered]]:
@@ -58,7 +64,13 @@ def rendered(conversation: Conversation, renderer: Renderer) -> Rendered:
     from sparring.render.demonstrate import demonstration_tokens
 
     try:
-        return demonstration_tokens(renderer, conversation.messages, conversation.tools)
+        return demonstration_tokens(
+            renderer,
+            conversation.messages,
+            conversation.tools,
+            imitated=conversation.imitated,
+            prompt=conversation.prompt,
+        )
     except BadInput as error:
         raise BadInput(f"{conversation.name}: {error}") from error
 
@@ -80,7 +92,25 @@ def given_conversations(context: Context) -> list[Conversation]:
     rows = read_conversations(path, mapping)
     if not rows:
         raise refusal(path, "at least one conversation", "none", "add rows, or leave out sft.data to ask the expert")
-    return [Conversation(name=f"{path}, row {n}", messages=row, tools=tools) for n, row in enumerate(rows, 1)]
+    column = mapping.get("messages", "messages")
+    places = zip(rows, located(path), strict=True)
+    return [
+        spoken(f"{path}, row {number}", transcript_of(row, messages, tools, where, column))
+        for number, (messages, (_, where, row)) in enumerate(places, 1)
+    ]
+
+
+def spoken(name: str, transcript: Transcript, **of: Any) -> Conversation:
+    """Return a branch as a conversation to imitate. `of` are other fields of it: whose it is, and what it earned."""
+    return Conversation(
+        name=name,
+        messages=transcript.messages,
+        tools=transcript.tools,
+        constraints=transcript.constraints,
+        imitated=transcript.imitated,
+        prompt=transcript.prompt,
+        **of,
+    )
 
 
 async def conversations(context: Context, count: int | None) -> list[Conversation]:
@@ -111,7 +141,8 @@ async def conversations(context: Context, count: int | None) -> list[Conversatio
 
 
 async def demonstrate(context: Context, task: Task) -> list[Conversation]:
-    """Let the expert do `task` in a world of its own: a conversation for each role that was asked.
+    """Let the expert do `task` in a world of its own: a conversation for each branch of each role that was
+    asked.
 
     Raises:
         BadInput: the environment has no expert for it, or none for one of its roles.
@@ -134,7 +165,7 @@ async def converse(context: Context, task: Task, replies: Expert | Mapping[str, 
         replies: what is said to the messages so far; such a function for each role, by name, where there are several.
 
     Returns:
-        The conversation of each role that was asked, at least one.
+        The conversation of each branch of each role that was asked, at least one.
 
     Raises:
         EnvError: the world or the script raised something, or the world gave an answer or a score that is none.
@@ -168,15 +199,10 @@ async def converse(context: Context, task: Task, replies: Expert | Mapping[str, 
         got = f"{context.config.rollout.harness!r}, which requested no reply for task {task.id}"
         raise refusal("rollout.harness", "a harness that requests its replies from the session", got, do)
     score, several = played.score, len(played.transcripts) > 1
-    return [
-        Conversation(
-            name=f"task {task.id}, {role}" if several else f"task {task.id}",
-            messages=spoken.messages,
-            tools=spoken.tools,
-            task=task,
-            score=None if score is not None and (score.reward, score.success) == (None, None) else score,
-            constraints=spoken.constraints,
-            role=role,
-        )
-        for role, spoken in played.transcripts.items()
-    ]
+    score = None if score is not None and (score.reward, score.success) == (None, None) else score
+    shown = []
+    for role, branches in played.transcripts.items():
+        name = f"task {task.id}, {role}" if several else f"task {task.id}"
+        names = [name] if len(branches) == 1 else [f"{name}, branch {number}" for number in range(1, len(branches) + 1)]
+        shown += [spoken(*branch, task=task, score=score, role=role) for branch in zip(names, branches, strict=True)]
+    return shown

@@ -1,0 +1,110 @@
+"""Branches of a record as conversations in messages: of every agent what it was told and said, each reply once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sparring.generation import Constraint
+from sparring.record.order import tools_of
+from sparring.types import UNTRAINED, Message, Segment, ToolSpec
+
+SPOKEN = ("policy", "expert", "teacher")
+"""Sources of replies that were given in the session."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transcript:
+    """Conversation of one branch of a role, up to the last reply of its agent.
+
+    Attributes:
+        messages: the conversation; the reply is the last one.
+        tools: of the requests of this branch.
+        constraints: what replies of this branch were held to.
+        imitated: places in `messages` of the replies that are to be imitated; None where all replies are. A reply that
+            two branches share is imitated in the first.
+        prompt: number of messages of the branch's first prompt, which was rendered whole; None where that ends at the
+            first reply.
+    """
+
+    messages: tuple[Message, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
+    imitated: tuple[int, ...] | None = None
+    prompt: int | None = None
+
+
+def transcripts_of(
+    segments: Sequence[Segment],
+    constraints: Mapping[int, Constraint],
+    messages: Callable[[int], tuple[Message, ...]],
+) -> tuple[Transcript, ...]:
+    """Return the conversation of each branch, in the order in which their last replies were asked for.
+
+    A branch is a path from a root to the last reply of an agent, a compaction's included. Replies that are auxiliary or
+    lost, or that were cut short, end none: they are context where a later reply follows them.
+
+    Args:
+        segments: of one session, in order.
+        constraints: by the index of the reply that was held to it.
+        messages: returns the conversation up to the reply with an index, as it was prompted.
+    """
+    replies = {segment.index for segment in segments if is_imitable(segment)}
+    inner: set[int] = set()
+    for index in replies:
+        at = segments[index].parent
+        while at is not None and at not in replies:
+            at = segments[at].parent
+        if at is not None:
+            inner.add(at)
+    taken: set[int] = set()
+    transcripts = []
+    for end in sorted(replies - inner):
+        path = _path(segments, end)
+        own = [segment.index for segment in path if segment.index in replies and segment.index not in taken]
+        taken.update(own)
+        transcripts.append(_transcript(segments, path, own, constraints, messages(end)))
+    return tuple(transcripts)
+
+
+def is_imitable(segment: Segment) -> bool:
+    """Return whether a segment is a whole reply of an agent: neither auxiliary nor lost, nor cut short."""
+    reply = segment.source in SPOKEN and segment.message is not None
+    return reply and segment.label not in UNTRAINED and segment.finish_reason != "length"
+
+
+def _transcript(
+    segments: Sequence[Segment],
+    path: Sequence[Segment],
+    own: Sequence[int],
+    constraints: Mapping[int, Constraint],
+    messages: tuple[Message, ...],
+) -> Transcript:
+    """Return the conversation of a path, whose replies `own` are to be imitated."""
+    place = len(messages) - sum(len(segment.told) for segment in path)
+    imitated, prompt = [], None
+    for segment in path:
+        place += len(segment.told)
+        if segment.source not in SPOKEN:
+            continue
+        prompt = place - 1 if prompt is None else prompt
+        if segment.index in own:
+            imitated.append(place - 1)
+    replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
+    return Transcript(
+        messages=messages,
+        tools=tools_of(segments, path[-1].index),
+        constraints=tuple(constraints[segment.index] for segment in path if segment.index in constraints),
+        imitated=None if imitated == replies else tuple(imitated),
+        prompt=None if prompt == replies[0] else prompt,
+    )
+
+
+def _path(segments: Sequence[Segment], index: int) -> list[Segment]:
+    """Return the segments from a root to the one with this index."""
+    path: list[Segment] = []
+    at: int | None = index
+    while at is not None:
+        path.append(segments[at])
+        at = segments[at].parent
+    return path[::-1]

@@ -1,0 +1,144 @@
+"""The tree of what a session without tokens said and was told: the same branches, made of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from sparring.generation import Constraint
+from sparring.record.branches import Transcript, transcripts_of
+from sparring.record.forks import is_quoted, texts_of_calls
+from sparring.record.identity import chained, digest, other_keys, put_together
+from sparring.record.lines import START
+from sparring.record.order import conversation
+from sparring.record.tool_lists import ToolLists
+from sparring.reply import NO_EVIDENCE
+from sparring.types import UNTRAINED, Evidence, Fork, Message, Segment, Source, ToolSpec
+
+
+@dataclass(slots=True)
+class TextTree:
+    """Messages of one role, each a segment without tokens. A request continues the reply up to which its messages and
+    its tools are the same; any other begins a branch.
+
+    Attributes:
+        source: of the segments that hold replies.
+        segments: in the order in which messages were told and said.
+    """
+
+    source: Source
+    segments: list[Segment] = field(default_factory=list)
+    _tool_lists: ToolLists = field(default_factory=ToolLists)
+    _replies: dict[bytes, int] = field(default_factory=dict)
+    _inputs: dict[tuple[int | None, bytes], int] = field(default_factory=dict)
+    _aliases: dict[bytes, bytes] = field(default_factory=dict)
+    _place_of_call: dict[str, int] = field(default_factory=dict)
+    _call_ids: set[str] = field(default_factory=set)
+    _leaves: dict[int, Message] = field(default_factory=dict)
+    _constraints: dict[int, Constraint] = field(default_factory=dict)
+
+    def ask(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, bytes]:
+        """Write what a request tells.
+
+        Returns:
+            The index of its last message, and the digests of conversation and tools.
+
+        Raises:
+            ValueError: there is no message.
+        """
+        tools_digest, specs = self._tool_lists.of(tools)
+        parent, before, keys = self._continued(messages, tools_digest)
+        if parent is None:
+            together = put_together(messages, self._place_of_call)
+            if together is not messages:
+                joined = self._continued(together, tools_digest)
+                if joined[0] is not None:
+                    messages, (parent, before, keys) = together, joined
+        fork = self._start_of_agent(messages) if parent is None else None
+        if parent is not None:
+            self._leaves.pop(parent, None)
+        for message, key in zip(messages[before:], keys[before:], strict=True):
+            key += tools_digest
+            index = self._inputs.get((parent, key))
+            if index is None:
+                index = self._inputs[(parent, key)] = len(self.segments)
+                segment = Segment(index=index, parent=parent, source=_source_of(message), tokens=(), message=message)
+                root = parent is None
+                self.segments.append(replace(segment, tools=specs or None, fork=fork) if root else segment)
+            parent = index
+        if parent is None:
+            raise ValueError("a request must end with a message that is no reply")
+        return parent, keys[-1] + tools_digest
+
+    def answer(
+        self, request: tuple[int, bytes], reply: Message, evidence: Evidence, constraint: Constraint | None
+    ) -> Segment:
+        """Write the reply to a request, and return its segment.
+
+        Args:
+            request: as `ask` returned it.
+            reply: to it.
+            evidence: of the client.
+            constraint: that the reply was held to.
+        """
+        parent, key = request
+        index, tools = len(self.segments), key[len(START) :]
+        segment = Segment(
+            index=index,
+            parent=parent,
+            source=self.source,
+            tokens=(),
+            message=reply,
+            label=evidence.label or "agent",
+            evidence=None if evidence == NO_EVIDENCE else evidence,
+        )
+        self.segments.append(segment)
+        (replied,) = chained(key[: len(START)], [reply])
+        for other in other_keys(reply):
+            self._aliases[digest(key[: len(START)] + other)] = replied
+        self._replies[replied + tools] = index
+        for call in reply.tool_calls:  # an id that its server gives again tells nothing
+            if call.id in self._call_ids:
+                self._place_of_call.pop(call.id, None)
+            else:
+                self._place_of_call[call.id] = index
+            self._call_ids.add(call.id)
+        self._leaves[index] = reply
+        if constraint is not None:
+            self._constraints[index] = constraint
+        return segment
+
+    def deliver(self, index: int, delivered: bool) -> None:
+        """Take note of whether a client got the reply with this index."""
+        segment = self.segments[index]
+        label = (segment.evidence or NO_EVIDENCE).label or "agent" if delivered else "lost"
+        self.segments[index] = replace(segment, label=label, delivered=delivered)
+
+    def transcripts(self) -> tuple[Transcript, ...]:
+        """Return the conversation of each branch."""
+        return transcripts_of(self.segments, self._constraints, partial(conversation, self.segments))
+
+    def _continued(self, messages: Sequence[Message], tools: bytes) -> tuple[int | None, int, list[bytes]]:
+        """Return the reply that a conversation continues, None where it begins a branch; the number of messages up to
+        it; and the digests of the conversation up to each message."""
+        keys = chained(START, messages, self._aliases)
+        before = next((at for at in range(len(messages) - 1, 0, -1) if messages[at - 1].role == "assistant"), 0)
+        parent = self._replies.get(keys[before - 1] + tools) if before else None
+        return parent, 0 if parent is None else before, keys
+
+    def _start_of_agent(self, messages: Sequence[Message]) -> Fork | None:
+        """Return the fork of a conversation that a call began, which nothing continues yet and which it quotes; None
+        where none did."""
+        for index, reply in reversed(self._leaves.items()):
+            trained = self.segments[index].label not in UNTRAINED
+            if trained and any(is_quoted(text, messages) for text in texts_of_calls(reply)):
+                return Fork(reason="agent", of=index)
+        return None
+
+
+def _source_of(message: Message) -> Source:
+    """Return the source of a message that was told; a reply among these is the client's own writing."""
+    if message.role == "assistant":
+        return "harness"
+    return "tool" if message.role == "tool" else "prompt"
