@@ -13,6 +13,7 @@ LogKind = Literal[
     "admitted",  # a group began: its task's digest, its version, how many groups its source had been shown
     "observation",  # a world answered: the digest of its answer (a rollout that is rebuilt must get the same)
     "limit",  # a time limit of a phase struck
+    "reward",  # a rollout was given a reward from outside, as it came
     "program",  # the program of a harness ended: its exit status, its seconds, the end of its output
     "suspended",  # a rollout gave its box and its cache back, to go on later
     "restarted",  # a rollout began again from nothing: its turns and entries before this no longer count

@@ -9,7 +9,7 @@ from sparring.envs.base import Env
 from sparring.envs.config import EnvConfig
 from sparring.envs.factory import ReadRows, WorldFactory
 from sparring.envs.named import named
-from sparring.envs.reward_function import RewardFunction, RewardFunctionWithPython
+from sparring.envs.reward_function import OUTSIDE, RewardFunction, RewardFunctionWithPython, outside
 from sparring.envs.rubrics.judges import Judges
 from sparring.envs.rubrics.rubric import Rubric
 from sparring.envs.rubrics.world import RubricWorld, RubricWorldWithPython
@@ -33,7 +33,7 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
         BadInput: no such world, settings that it does not have, or tasks that cannot be made.
     """
     if config.reward:
-        function = named(config.reward, "env.reward")
+        function = outside if config.reward == OUTSIDE else named(config.reward, "env.reward")
         if not callable(function) or isinstance(function, type):
             raise refusal("env.reward", "a function", repr(function), "name a function of the file")
         kind = RewardFunctionWithPython if "python" in config.tools else RewardFunction

@@ -12,6 +12,14 @@ from sparring.envs.tools.python import PythonTool
 from sparring.types import Task
 
 
+OUTSIDE = "outside"
+"""Name, in the place of a function's, for rewards that come from outside."""
+
+
+def outside() -> None:
+    """Return no reward: `[rollout] rewards_within_s` says how long one from outside is awaited."""
+
+
 class RewardFunction(Env):
     """Single-turn: the prompt comes from the row, the reward from a function called by parameter name.
 

@@ -79,6 +79,21 @@ OWN: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 """Types of fields that differ from dialect to dialect."""
 
+REWARD = {
+    "type": "object",
+    "required": ["reward"],
+    "properties": {
+        "reward": {"type": ["number", "null"]},
+        "of": {"type": ["string", "null"]},
+        "branch": SWITCH,
+        "parts": {"type": "object", "additionalProperties": {"type": "number"}},
+        "final": {"type": ["boolean", "null"]},
+        "id": TEXT,
+    },
+    "additionalProperties": False,
+}
+"""Schema of a reward from outside."""
+
 ROLES = {"chat": ["system", "developer", "user", "assistant", "tool"], "messages": ["user", "assistant", "system"]}
 KEY = {"type": "apiKey", "in": "header"}
 
@@ -94,6 +109,10 @@ def document() -> dict[str, Any]:
     for call in ("generateContent", "streamGenerateContent", "countTokens"):
         post = _post("gemini", gemini.OBEYED, gemini.NOTED, ["contents"])
         posts[f"/v1beta/models/{{model}}:{call}"] = {**post, "parameters": [_name("model")]}
+    posts["/v1/rewards"] = {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": REWARD}}},
+        "responses": _answers(200, 400, 401, 403, 404, 409, 410, 503),
+    }
     gets: dict[str, dict[str, Any]] = {
         path: {"responses": _answers(200, 401)} for path in ("/v1/models", "/v1beta/models")
     }
@@ -133,7 +152,8 @@ def _post(name: str, obeyed: Iterable[str], noted: Iterable[str], required: list
 
 
 def _answers(*statuses: int) -> dict[str, Any]:
-    words = {200: "The answer", 400: "A refused request", 401: "A wrong key", 404: "An unknown model"}
+    words = {200: "The answer", 400: "A refused request", 401: "A wrong key", 404: "An unknown model or reply"}
+    words |= {403: "No rewards in this run", 409: "The id of another reward", 410: "A reward that is late"}
     words |= {426: "A WebSocket, which is refused", 503: "An engine that failed"}
     return {str(status): {"description": words[status]} for status in statuses}
 

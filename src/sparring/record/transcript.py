@@ -67,6 +67,7 @@ class TextSession:
         self._recorder, self._task, self._seed, self._role = recorder, task, seed, role
         self._id = rollout_id if role == "policy" else f"{rollout_id}/{role}"
         self._messages: tuple[Message, ...] = ()
+        self._replies: dict[str, tuple[Message, ...]] = {}
         self._tools: tuple[ToolSpec, ...] = ()
         self._constraints: list[Constraint] = []
         self._usage = Usage()
@@ -116,6 +117,7 @@ class TextSession:
         """
         message = await self.complete(messages, tools, constraint=constraint)
         id = f"{self._id}#{len(messages)}"
+        self._replies[id] = (*messages, message)
         for part in (ReplyHead(id=id, prompt_tokens=0), *ShownReply().rest(message)) if show is not None else ():
             show(part)
         return SampledReply(
@@ -148,8 +150,9 @@ class TextSession:
         """Do nothing: text is not trained."""
 
     def conversation(self, reply: str) -> tuple[Message, ...] | None:
-        """Return None: nothing is kept by its id."""
-        return None
+        """Return all messages up to a reply, itself included; None where there is no such reply. Of replies to
+        conversations of one length it is the latest: they have one id."""
+        return self._replies.get(reply)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return 0: there are no ids."""

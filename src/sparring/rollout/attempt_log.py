@@ -48,9 +48,9 @@ class AttemptLog:
     """Log of attempts, beside their turns.
 
     Entries, by kind: `observation`, under the attempt's id, holds role, number among the role's answers, digest and
-    policy's seconds of an answer of the world; `limit`, under the attempt's id, the number of answers after which a
-    limit of time struck; `restarted`, under the rollout's id, holds the id and the number of the attempt that begins
-    from nothing, and the reason.
+    policy's seconds of an answer of the world; `reward`, under the attempt's id, a reward from outside; `limit`, under
+    the attempt's id, the number of answers after which a limit of time struck; `restarted`, under the rollout's id,
+    holds the id and the number of the attempt that begins from nothing, and the reason.
 
     Args:
         store: holds log and turns; None: nothing is recorded, and no rollout goes on in another process.
@@ -88,6 +88,25 @@ class AttemptLog:
         self._recorded(kind, attempt, data)
         if (kind == "limit" or kind == "program") and self._store is not None:
             self._store.record(LogEntry(stage=_stage(attempt), kind=kind, name=attempt, data=data))
+
+    def reward(self, attempt: str, data: Mapping[str, Any]) -> None:
+        """Record a reward from outside.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        if self._store is not None:
+            self._store.record(LogEntry(stage=_stage(attempt), kind="reward", name=attempt, data=data))
+
+    def rewards(self, attempt: str) -> list[Mapping[str, Any]]:
+        """Return the recorded rewards of an attempt from outside, in order.
+
+        Raises:
+            StoreError: the file cannot be read or is damaged.
+        """
+        if self._store is None:
+            return []
+        return [entry.data for _, entry in self._store.entries(_stage(attempt), name=attempt, kinds=("reward",))]
 
     def start_over(self, rollout: str, attempt: str, number: int, reason: str) -> None:
         """Record that a rollout starts over as another attempt.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -33,6 +34,10 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     programs: str = ".harnesses"
     """Folder in which agent programs are looked for before PATH: `node_modules` of npm and `venv`, a virtual
     environment."""
+
+    gateway: str = ""
+    """Address of `sparring gateway`, such as `http://10.0.0.5:9000`, that programs get in the place of the run's own
+    server (docs/path/gateway.md). Empty: the run's process answers them."""
 
     roles: dict[str, str] = {}
     """Models of the recipe by the role of the environment that they speak for, such as `{ user = "simulator" }`. The
@@ -106,6 +111,12 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Longest time of scoring one rollout, and of each second pass over its group. The same conversation is scored
     again up to `retries` times."""
 
+    rewards_within_s: float | None = None
+    """Seconds after the harness's end for which a rollout behind a key of the gateway awaits its final reward from
+    outside (`POST /v1/rewards`); that reward stands in the place of the environment's, and a rollout without one is not
+    scored. Unset: the environment alone scores, and rewards from outside are refused: whoever has the key could give
+    them, the policy's own commands included."""
+
     close_timeout_s: float = 30.0
     """Longest time in which environment, box and conversation are closed, each; what takes longer is left behind."""
 
@@ -148,6 +159,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("stop_strings must not be empty texts")
         if min(limit for _, limit in self.time_limits()) <= 0 or self.stalled_s <= 0:
             raise ValueError(f"{', '.join(name for name, _ in self.time_limits())} and stalled_s must be more than 0")
+        if self.rewards_within_s is not None and not 0 <= self.rewards_within_s < math.inf:
+            raise ValueError("rewards_within_s must be 0 or more, in seconds")
         if any(n is not None and n < 1 for n in (self.max_turns, self.max_tokens)):
             raise ValueError("max_turns and max_tokens must be at least 1")
         if self.max_tool_calls is not None and self.max_tool_calls < 0:

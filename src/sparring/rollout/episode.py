@@ -28,6 +28,7 @@ from sparring.errors import (
 )
 from sparring.protocols import AnyEnv, RolesEnv, Sandbox, Session, SingleEnv
 from sparring.record.replies import RecordedReplies
+from sparring.record.rewards import OutsideRewards
 from sparring.record.transcript import Transcript
 from sparring.reply import AnsweringSession
 from sparring.rollout.config import RolloutConfig
@@ -370,6 +371,7 @@ class RunningEpisode:
         seed: int,
         priority: int,
         admission: int = 0,
+        rewards: OutsideRewards | None = None,
     ) -> None:
         self.task = task
         self.env = env
@@ -379,6 +381,7 @@ class RunningEpisode:
         self._seed = seed
         self._priority = priority
         self._admission = admission
+        self._rewards = rewards
         self._sessions: dict[str, OpenSession] = {}
         self._limited: dict[str, LimitedSession] = {}
 
@@ -390,7 +393,10 @@ class RunningEpisode:
         """
         role = self.env.named(role, "episode.session")
         if role not in self._limited:
-            self._limited[role] = LimitedSession(self._session(role), self.env.phases, role)
+            if self._rewards is not None and len(self.env.roles) > 1:
+                do = "unset it: the environment scores its roles"
+                raise refusal("rollout.rewards_within_s", "an environment of one role", f"{len(self.env.roles)}", do)
+            self._limited[role] = LimitedSession(self._session(role), self.env.phases, role, self._rewards)
         return self._limited[role]
 
     def note(self, kind: str, data: Mapping[str, Any]) -> None:

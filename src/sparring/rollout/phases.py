@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar
 from sparring.errors import EngineError, EnvError, InfraError, JudgeError, PolicyFailure, SandboxError, ToolHostError
 from sparring.generation import Constraint
 from sparring.observe.spans import Spans
+from sparring.record.rewards import OutsideRewards
 from sparring.reply import (
     NO_EVIDENCE,
     AnsweringSession,
@@ -258,10 +259,17 @@ class Phases:
 
 
 class LimitedSession:
-    """A session whose every turn has a limit of time. Implements `protocols.Session`."""
+    """A session whose every turn has a limit of time. Implements `protocols.Session`.
 
-    def __init__(self, session: AnsweringSession, phases: Phases, role: str) -> None:
+    Attributes:
+        rewards: of its rollout from outside; None where the run takes none.
+    """
+
+    def __init__(
+        self, session: AnsweringSession, phases: Phases, role: str, rewards: OutsideRewards | None = None
+    ) -> None:
         self._session, self._phases, self._role = session, phases, role
+        self.rewards = rewards
         self._failed: list[tuple[Sequence[Message], InfraError]] = []
 
     @property

@@ -28,6 +28,7 @@ from sparring.errors import (
 )
 from sparring.observe.metrics import Metrics
 from sparring.protocols import Boxes, EnvFactory, Harness
+from sparring.record.rewards import OutsideRewards
 from sparring.record.transcript import Transcript
 from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.attempts import Attempt, Attempts, broken_by
@@ -256,11 +257,25 @@ class RolloutRunner:
             at_once=getattr(factory, "makes_at_once", False),
             watch=watch,
         )
+        rewards = self._rewards(rollout_id, rebuilt=before.record is not None)
         episode = RunningEpisode(
-            task, env, self._recorder, rollout_id=rollout_id, seed=seed, priority=priority, admission=admission
+            task,
+            env,
+            self._recorder,
+            rollout_id=rollout_id,
+            seed=seed,
+            priority=priority,
+            admission=admission,
+            rewards=rewards,
         )
         made = partial(Rollout, id=rollout_id, task=task, index=index, attempt=before.number, purpose=purpose)
-        done = await self._played(made, episode)
+        try:
+            done = await self._played(made, episode)
+            if rewards is not None and rewards.offered and done.error is None:
+                done = await self._rewarded(done, rewards)
+        finally:
+            if rewards is not None:
+                await rewards.close()
         if watch.replies.difference is not None and not isinstance(done.error, NotRebuildable):
             error = NotRebuildable(watch.replies.difference)  # the harness went on all the same
             done = replace(done, rollout=_ended(done.rollout, broken_by(error)), score=None, error=error)
@@ -270,6 +285,29 @@ class RolloutRunner:
         boxless = self._box_of(episode) is not None and episode.box is None
         call = watch.broken.call if watch.broken else OPENING if boxless else None
         return replace(done, record=record, rebuilt=watch.rebuilt, broken=watch.broken, broken_call=call)
+
+    def _rewards(self, attempt: str, *, rebuilt: bool) -> OutsideRewards | None:
+        """Return where an attempt gets its rewards from outside; None where the run takes none. Those that were taken
+        before it was rebuilt count again."""
+        if self.config.rewards_within_s is None:
+            return None
+        return OutsideRewards(
+            attempt,
+            self.config.rewards_within_s,
+            before=self.log.rewards(attempt) if rebuilt else (),
+            record=partial(self.log.reward, attempt),
+            expire=partial(self._metrics.add, "rollout/rewards_expired", 1, "sum"),
+        )
+
+    async def _rewarded(self, done: Attempt, rewards: OutsideRewards) -> Attempt:
+        """Return an attempt with its rewards from outside, when the final one has come or is late. What the policy
+        broke keeps its score where none has come yet: nobody may be left to give one."""
+        if done.score is None or done.rollout.outcome.kind == "policy_failed" and not rewards.final:
+            return done
+        in_time = await rewards.wait()
+        self._metrics.add("rollout/rewards_missing", not in_time, "sum")
+        self._metrics.add("rollout/rewards_expired", 0, "sum")
+        return replace(done, score=rewards.score(done.score, done.rollout.trajectories[0]))
 
     def phases(self, name: str) -> Phases:
         """Return the phases of an attempt or of a group's scoring, under this runner's limits."""

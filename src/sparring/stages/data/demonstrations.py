@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from sparring.envs.threads import THREADS
 from sparring.errors import BadInput, EnvError, boundary, refusal
 from sparring.generation import Constraint, Rendered
@@ -146,13 +148,15 @@ async def converse(context: Context, task: Task, replies: Expert | Mapping[str, 
         with boundary(EnvError, "env.expert"):
             return script(request.messages)
 
-    recorder = TextRecorder(reply, "expert")
+    recorder, config = TextRecorder(reply, "expert"), context.config.rollout
+    if config.rewards_within_s is not None:
+        config = msgspec.structs.replace(config, rewards_within_s=0.0)  # whoever judges trained rollouts is not awaited
     runner = RolloutRunner(
         context.factory,
         context.boxes,
         recorder,
         context.harness,
-        context.config.rollout,
+        config,
         executors=THREADS.executor,
     )
     played = await runner.attempt(task, rollout_id=f"demonstration/{task.id}", index=0, seed=task.seed)

@@ -1,0 +1,143 @@
+"""Rewards by HTTP: `POST /v1/rewards` under the key of a rollout, which lives for them until the rollout is scored."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from sparring.errors import BadInput, SparringError, refusal
+from sparring.gateway.dialect import NO_RETRY, body_of
+from sparring.gateway.handles import unsealed
+from sparring.gateway.keys import WrongKey, key_of, wrong_key
+from sparring.record.rewards import OutsideReward, OutsideRewards, RewardConflict, RewardExpired, UnknownReply
+from sparring.types import Message
+
+MOST_BYTES = 1 << 20
+"""Largest body of a reward."""
+
+MOST_EXPIRED = 4096
+"""Keys of scored rollouts that are remembered, so that a late reward is answered as such."""
+
+Conversation = Callable[[str], "tuple[Message, ...] | None"]
+"""Gives the conversation up to a reply, by its id; None for an unknown one."""
+
+STATUSES: tuple[tuple[type[SparringError], int, str], ...] = (
+    (WrongKey, 401, "wrong_key"),
+    (UnknownReply, 404, "unknown_reply"),
+    (RewardConflict, 409, "conflict"),
+    (RewardExpired, 410, "expired"),
+    (BadInput, 400, "invalid_request"),
+)
+
+
+class RewardsClosed(BadInput):
+    """The run takes no rewards from outside."""
+
+
+class RewardDesk:
+    """Rewards of the rollouts behind the doors of one server, by key.
+
+    Args:
+        doors: those that are open, by key.
+    """
+
+    def __init__(self, doors: Mapping[str, object]) -> None:
+        self._doors = doors
+        self._awaited: dict[str, tuple[OutsideRewards, Conversation]] = {}
+        self._expired: OrderedDict[str, OutsideRewards] = OrderedDict()
+
+    @property
+    def awaits(self) -> bool:
+        """True while a rollout awaits its rewards."""
+        return bool(self._awaited)
+
+    def open(self, key: str, rewards: OutsideRewards, conversation: Conversation) -> None:
+        """Take rewards under a key until they are closed."""
+        self._awaited[key] = rewards, conversation
+
+    def close(self, key: str) -> None:
+        """Answer rewards under a key that they are late."""
+        rewards, _ = self._awaited.pop(key)
+        self._expired[key] = rewards
+        if len(self._expired) > MOST_EXPIRED:
+            self._expired.popitem(last=False)
+
+    async def endpoint(self, request: Request) -> Response:
+        """Answer a request: 200 when the reward is durable."""
+        try:
+            key = key_of(request)
+            reward = self._take(key, await _body(request))
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except SparringError as error:
+            return _refused(error)
+        body = {"reward": reward.reward, "of": reward.of, "branch": reward.branch, "final": reward.ends}
+        return Response(msgspec.json.encode(body), media_type="application/json")
+
+    def _take(self, key: str, data: bytes) -> OutsideReward:
+        """Take the reward that a body describes, and return it."""
+        rewards, conversation = self._awaited.get(key) or (self._expired.get(key), None)
+        if rewards is None and key in self._doors:
+            do = "set rollout.rewards_within_s in the recipe"
+            raise RewardsClosed(str(refusal("reward", "none in this run", "one", do)))
+        if rewards is None:
+            raise wrong_key("one of no rollout, or of one that is long over")
+        reward = _read(data)
+        if conversation is not None and reward.of is not None and conversation(reward.of) is None:
+            do = "send the id that the reply bore under this key"
+            raise UnknownReply(str(refusal("of", "the id of a reply of this rollout", repr(reward.of), do)))
+        rewards.give(reward)
+        return reward
+
+
+def reply_id(id: str) -> str:
+    """Return the id of a reply by the id that its answer bore in any dialect."""
+    bare = id.removeprefix("chatcmpl-").removeprefix("msg_").removeprefix("resp_")
+    return unsealed(bare.partition(".")[0]) or bare
+
+
+def _read(data: bytes) -> OutsideReward:
+    """Return the reward that a body describes.
+
+    Raises:
+        BadInput: it describes none.
+    """
+    body = body_of(data)
+    if isinstance(body.get("of"), str):
+        body = {**body, "of": reply_id(body["of"])}
+    try:
+        return msgspec.convert(body, OutsideReward)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise refusal("body", "a reward", str(error), "correct the request") from None
+
+
+async def _body(request: Request) -> bytes:
+    """Return the body.
+
+    Raises:
+        BadInput: it is too large.
+    """
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MOST_BYTES:
+            raise refusal("body", f"at most {MOST_BYTES} bytes", "more", "send less")
+    return bytes(data)
+
+
+def _refused(error: SparringError) -> Response:
+    """Return the answer to a reward that does not count."""
+    status, kind, headers = 503, "not_stored", {"retry-after": "1"}
+    if isinstance(error, RewardsClosed):
+        status, kind, headers = 403, "no_rewards", NO_RETRY
+    else:
+        for type_of_error, code, name in STATUSES:
+            if isinstance(error, type_of_error):
+                status, kind, headers = code, name, NO_RETRY
+                break
+    body = {"error": {"type": kind, "message": str(error)}}
+    return Response(msgspec.json.encode(body), status_code=status, media_type="application/json", headers=headers)
