@@ -52,7 +52,8 @@ REMARKS = {
         "background": "`false` alone",
         "generate": "`false`: the input is told and nothing is sampled",
         "include": "`reasoning.encrypted_content`: a handle that names the reply; `message.output_text.logprobs`",
-        "input": "messages, reasoning, calls and outputs of functions and freeform tools; `compaction_trigger` is refused",
+        "input": "messages, reasoning, calls and outputs of functions and freeform tools, and an `item_reference` to an item of"
+        " a reply; `compaction_trigger` is refused",
         "previous_response_id": "of a response under the same key, stored or not; new instructions stand in the place of its own",
         "text": "`format`: `json_schema` and `json_object` hold by a grammar; `verbosity` has no effect",
         "tool_choice": "`auto`, `none`; `required`, a tool, and `allowed_tools` that are required hold by a grammar, and"

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sparring.errors import refusal
 from sparring.gateway.dialect import text_in, typed
 from sparring.gateway.handles import unsealed
-from sparring.gateway.response_tools import UNREADABLE, call_read
+from sparring.gateway.response_tools import UNREADABLE, call_read, call_written
+from sparring.reply import ShownReply
 from sparring.types import Message, ToolCall
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 TEXT_PARTS = ("input_text", "output_text", "text")
 CALLS = ("function_call", "custom_tool_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
+
+Recall = Callable[[str], Sequence[Message] | None]
+"""Returns the conversation up to a reply, the reply included, by the reply's id; None for an id of no reply."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,9 +41,14 @@ class _Reply:
         )
 
 
-def conversation_in(items: Sequence[Any], where: str = "input") -> tuple[list[Message], str]:
+def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") -> tuple[list[Message], str]:
     """Read the items of a conversation. Items of one reply, which stand side by side, are one message; so is a call
     that a client put behind the output of another call of that reply.
+
+    Args:
+        items: of the request.
+        recall: returns the conversation up to a reply by its id, for items that are references.
+        where: the place of the items.
 
     Returns:
         The messages, and the id of the last reply that an item's handle names; empty where none does.
@@ -51,7 +61,9 @@ def conversation_in(items: Sequence[Any], where: str = "input") -> tuple[list[Me
     handle = ""
     for at, item in enumerate(items):
         place = f"{where}[{at}]"
-        kind = typed(item, place, dict, "an item").get("type") or "message"
+        if typed(item, place, dict, "an item").get("type") == "item_reference":
+            item = _referenced(item, recall, place)
+        kind = item.get("type") or "message"
         handle = unsealed(item.get("encrypted_content")) or _of_id(item.get("id")) or handle
         if kind in OUTPUTS:
             messages.append(_output(item, place))
@@ -78,6 +90,28 @@ def conversation_in(items: Sequence[Any], where: str = "input") -> tuple[list[Me
     return [message if isinstance(message, Message) else message.message() for message in messages], handle
 
 
+def _referenced(reference: Mapping[str, Any], recall: Recall, where: str) -> dict[str, Any]:
+    """Return the item of a reply that a reference names.
+
+    Raises:
+        BadInput: no reply under this key has it.
+    """
+    id = typed(reference.get("id"), f"{where}.id", str, "the id of an item")
+    reply = _of_id(id)
+    conversation = recall(reply) if reply else None
+    pieces = ShownReply().rest(conversation[-1]) if conversation else ()
+    number = id.rpartition(".")[2] if "." in id else "0"  # thoughts have no number, and come first
+    piece = next((piece for at, piece in enumerate(pieces) if str(at) == number), None)
+    if piece is None or id.startswith("rs_") != (piece.kind == "reasoning"):
+        got, do = json.dumps(id), "send the item itself"
+        raise refusal(f"{where}.id", "the id of an item of a reply under this key", got, do)
+    if piece.call is not None:
+        return {**call_written(piece.call, {}), "id": id}
+    if piece.kind == "reasoning":
+        return {"type": "reasoning", "id": id, "content": [{"type": "reasoning_text", "text": piece.text}]}
+    return {"type": "message", "id": id, "role": "assistant", "content": piece.text}
+
+
 def _role(item: Mapping[str, Any], kind: Any, where: str) -> str:
     """Return whose an item is.
 
@@ -87,7 +121,7 @@ def _role(item: Mapping[str, Any], kind: Any, where: str) -> str:
     if kind == "reasoning":
         return "assistant"
     if kind != "message":
-        expected = f"message, reasoning, {', '.join((*CALLS, *OUTPUTS))}"
+        expected = f"message, reasoning, item_reference, {', '.join((*CALLS, *OUTPUTS))}"
         do = "switch off in the client what makes it"
         raise refusal(f"{where}.type", expected, repr(kind), do)
     role = ROLES.get(str(item.get("role")))

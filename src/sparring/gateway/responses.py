@@ -141,7 +141,7 @@ def _conversation(call: ClientCall) -> tuple[list[Message], str]:
     if isinstance(input, str):
         return [*messages, Message(role="user", content=text_in(input, "input"))], before
     items = [] if input is None and previous is not None else typed(input, "input", list, "text or a list of items")
-    new, handle = conversation_in(items)
+    new, handle = conversation_in(items, call.conversation)
     return [*messages, *new], handle or before
 
 

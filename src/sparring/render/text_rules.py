@@ -19,10 +19,10 @@ class TextRules:
     Args:
         tokenizer: of the model that generates.
         stop_ids: ids that end a turn.
-        renderer: writes the calls of tools.
+        renderer: writes the calls of tools; without one, no turn can be held to a call.
     """
 
-    def __init__(self, tokenizer: FileTokenizer, stop_ids: Sequence[int], renderer: Renderer) -> None:
+    def __init__(self, tokenizer: FileTokenizer, stop_ids: Sequence[int], renderer: Renderer | None = None) -> None:
         self._tokenizer = tokenizer
         self._stop_ids = tuple(stop_ids)
         self._renderer = renderer

@@ -4,6 +4,7 @@ there."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -222,7 +223,7 @@ CALL = {"type": "function_call", "call_id": "call_0_0", "name": "add", "argument
         ({"input": [{"role": "wizard", "content": "A"}]}, "input[0].role: expected one of system"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "expected a part that is text"),
         ({"input": [{"type": "compaction_trigger"}]}, "input[0].type: expected message, reasoning"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type: expected message, reasoning"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id: expected the id of an item of a reply"),
         ({"input": "\ud800"}, "half of a surrogate pair"),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]}, "expected an answer to a call"),
         ({"input": [CALL, {"type": "custom_tool_call_output", "call_id": "y"}]}, "expected an answer to a call"),
@@ -287,3 +288,33 @@ def test_what_is_only_told_is_sampled_with_the_request_that_continues_it() -> No
     assert (told.status, told.output, answer.output_text) == ("completed", [], "A")
     assert [event.type for event in events] == ["response.created", "response.in_progress", "response.completed"]
     assert "Hi" in RENDERER.decode(engine.requests[0].tokens)
+
+
+def test_a_reference_stands_for_the_item_of_a_reply() -> None:
+    reply = said("I add.", ("add", {"a": 2, "b": 10000.0}), ("add", {"b": 4, "a": 3}))
+    reply = dataclasses.replace(reply, reasoning="So.")
+    engine = says(reply, said("Both."), renderer=THINKING)
+    session = opened(engine, renderer=THINKING)
+
+    async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
+        settings: Any = {"model": "policy", "tools": [FUNCTION]}
+        first = await client.responses.create(input=[user("Sums?")], **settings)
+        assert [item.type for item in first.output] == ["reasoning", "message", "function_call", "function_call"]
+        references = [{"type": "item_reference", "id": item.id} for item in first.output]
+        outputs = [
+            {"type": "function_call_output", "call_id": item.call_id, "output": "7"}
+            for item in first.output
+            if item.type == "function_call"
+        ]
+        history: Any = [user("Sums?"), *references, *outputs]
+        second = await client.responses.create(input=history, **settings)
+        assert second.output_text == "Both."
+        wrong = [first.output[0].id.replace("rs_", "msg_"), first.output[1].id.split(".")[0] + ".9", "fc_x.1"]
+        for id in wrong:
+            bad: Any = [user("Sums?"), {"type": "item_reference", "id": id}, user("So?")]
+            with pytest.raises(openai.BadRequestError, match="expected the id of an item of a reply under this key"):
+                await client.responses.create(input=bad, **settings)
+
+    through(session, talk)
+    parents = [segment.parent for segment in session.segments]
+    assert parents == [None, *range(len(parents) - 1)] and ids_agree(session, engine)
