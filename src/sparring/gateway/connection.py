@@ -16,7 +16,8 @@ from sparring.gateway.exchange import Part, ReadExchange
 from sparring.reply import ReplyHead, SampledReply
 
 PING_S = 10.0
-"""Seconds after which a client that waits for events is sent one that says nothing."""
+"""Seconds after which a client that waits for events is sent one that says nothing, unless its door says another
+number."""
 
 
 class Connection:
@@ -99,6 +100,7 @@ class ExchangeResponse(Response):
         headers: of the answer.
         refused: makes the answer that stands in the place of one that has not begun.
         error_event: makes the event that ends one that has.
+        ping_s: seconds after which a client that waits for events is sent one that says nothing.
     """
 
     def __init__(
@@ -111,11 +113,12 @@ class ExchangeResponse(Response):
         headers: Mapping[str, str],
         refused: Callable[[SparringError], Response],
         error_event: Callable[[SparringError], bytes],
+        ping_s: float = PING_S,
     ) -> None:
         self._exchange, self._dialect = exchange, dialect
         self._client_request, self._decode = client_request, decode
         self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
-        self._refused, self._error_event = refused, error_event
+        self._refused, self._error_event, self._ping_s = refused, error_event, ping_s
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -141,7 +144,7 @@ class ExchangeResponse(Response):
         """Send events. Raises SparringError where there is no answer, and none was begun."""
         exchange = connection.exchange
         writer = self._dialect.writer(self._client_request, self._decode)
-        parts = await connection.parts(PING_S)
+        parts = await connection.parts(self._ping_s)
         if not parts and exchange.error is not None:
             raise exchange.error
         await self._start(send, [(b"content-type", b"text/event-stream; charset=utf-8")])
@@ -153,7 +156,7 @@ class ExchangeResponse(Response):
                 begun = True
             if data:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
-            parts = await connection.parts(PING_S)
+            parts = await connection.parts(self._ping_s)
         last = writer.close() if exchange.error is None else self._error_event(exchange.error)
         connection.check()
         await send({"type": "http.response.body", "body": last})

@@ -31,7 +31,7 @@ from starlette.routing import Mount, Route
 
 from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError, refusal
 from sparring.gateway.chat_completions import ChatCompletions
-from sparring.gateway.connection import ExchangeResponse
+from sparring.gateway.connection import PING_S, ExchangeResponse
 from sparring.gateway.dialect import NO_RETRY, ClientCall, ClientRequest, Dialect, body_of, encoded
 from sparring.gateway.exchange import Exchanges, is_retried, request_digest
 from sparring.gateway.gemini import Gemini
@@ -70,6 +70,7 @@ class Door:
         leave_out: types of tools of the vendor's servers that are left out of a request in the place of refusing it.
         exchanges: of its client's requests.
         tools: of the world, as an MCP server at `/mcp`; None where it has none.
+        ping_s: seconds after which a client that waits for events is sent one that says nothing.
     """
 
     url: str
@@ -79,6 +80,7 @@ class Door:
     leave_out: frozenset[str] = frozenset()
     exchanges: Exchanges = field(default_factory=Exchanges)
     tools: ToolHost | None = None
+    ping_s: float = PING_S
     _heard: OrderedDict[str, tuple[Message, ...]] = field(default_factory=OrderedDict)
     _num_heard: int = 0
 
@@ -309,6 +311,7 @@ class Gateway:
             headers=headers,
             refused=partial(_refused, dialect),
             error_event=lambda error: dialect.error_event(*_status(error)[:2]),
+            ping_s=door.ping_s,
         )
 
     def door(self, key: str) -> Door:

@@ -138,6 +138,40 @@ def test_events_come_while_the_reply_is_sampled(path: str) -> None:
     assert segment.label == "agent" and segment.delivered is not False
 
 
+PINGS = {CHAT: ": ping", MESSAGES: "event: ping", "/v1/responses": ": ping"}
+
+
+@pytest.mark.parametrize("path", PINGS)
+def test_a_client_that_waits_is_pinged_before_the_first_token_and_behind_it(path: str) -> None:
+    engine = Stepping()
+    session = opened(engine)
+    asks = {**ASKS, "stream": True}
+    if path == "/v1/responses":
+        asks = {"model": "policy", "stream": True, "input": ASKS["messages"]}
+
+    async def talk(door: Door, client: httpx.AsyncClient) -> list[str]:
+        door.ping_s = 0.001
+        lines: list[str] = []
+        async with client.stream("POST", path, json=asks) as response:
+            async for line in response.aiter_lines():
+                lines.append(line)
+                if line == PINGS[path] and lines.count(line) == 2:
+                    engine.let(3)
+                elif line == PINGS[path] and any(map(is_of_the_reply, lines)):
+                    engine.let()
+        return lines
+
+    def is_of_the_reply(line: str) -> bool:
+        return line.startswith("data: {") and '"ping"' not in line
+
+    lines = with_door(session, talk)
+    pings = [at for at, line in enumerate(lines) if line == PINGS[path]]
+    first = next(at for at, line in enumerate(lines) if is_of_the_reply(line))
+    assert pings[0] == 0 and pings[1] < first < pings[-1], "the door's own seconds, not ten"
+    (segment,) = sampled(session)
+    assert segment.delivered and segment.label == "agent"
+
+
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
 def test_a_request_whose_connection_broke_is_the_same_turn(path: str) -> None:
     async def answers(session: RecordedSession, engine: Stepping, when: str, streams: tuple[bool, bool]) -> list[str]:
@@ -271,6 +305,35 @@ def test_a_client_of_the_vendor_reads_the_stream_and_repeats_a_broken_one() -> N
     whole = with_door(session, talk)
     assert whole.choices[0].message.content == REPLY.content and whole.choices[0].finish_reason == "tool_calls"
     assert len(whole.choices[0].message.tool_calls) == 2 and len(sampled(session)) == 1
+
+
+@pytest.mark.extra
+def test_anthropics_client_reads_pings_and_repeats_a_broken_stream() -> None:
+    import anthropic
+
+    engine = Stepping()
+    session = opened(engine)
+
+    async def talk(door: Door, client: httpx.AsyncClient) -> Any:
+        door.ping_s = 0.001
+        async with anthropic.AsyncAnthropic(base_url=door.url, api_key=door.key) as vendor:
+            asks: Any = {"model": "policy", "max_tokens": 400, "messages": ASKS["messages"], "tools": [TOOL]}
+            asking = asyncio.create_task(vendor.messages.create(**asks, stream=True))
+            await engine.begun.wait()
+            broken = await asking  # a ping answers before the first token
+            engine.let(5)
+            assert (await anext(broken)).type == "message_start"
+            await broken.close()
+            await until(lambda: door.exchanges.broken)
+            engine.let()
+            async with vendor.messages.stream(**asks) as stream:
+                types = [event.type async for event in stream]
+                return types, await stream.get_final_message()
+
+    types, whole = with_door(session, talk)
+    assert types[0] == "message_start" and types[-1] == "message_stop"
+    assert [block.type for block in whole.content] == ["text", "tool_use", "tool_use"] and len(sampled(session)) == 1
+    assert whole.content[0].text == REPLY.content and whole.content[2].input == {"a": 3, "b": 4}
 
 
 def test_what_is_under_way_when_the_program_ends_is_kept_as_lost() -> None:
