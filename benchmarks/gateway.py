@@ -18,6 +18,8 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -36,11 +38,13 @@ from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Limits, Message
 
 PATH = "/v1/chat/completions"
-WORD = "What is 12 + 34? "
+WORD = "You may call one or more functions to assist with the user query. "
 EVENTS = 400
 """Of one streamed answer."""
 ANSWER = "The answer is 46."
 PLAYERS = 20
+ROLLOUTS = 2000
+"""Doors of the gateway; each conversation has one of its own, until there are more."""
 RATE = 200
 """Requests a second at which latency is measured."""
 
@@ -56,8 +60,8 @@ def main() -> None:
         here, there = multiprocessing.Pipe()
         process = multiprocessing.Process(target=serve, args=(there,), daemon=True)
         process.start()
-        url, key = here.recv()
-        figures[name] = asyncio.run(measured(url, key, options.seconds, options.connections))
+        url, keys = here.recv()
+        figures[name] = asyncio.run(measured(url, keys, options.seconds, options.connections))
         print(name, {what: round(value, 3) for what, value in figures[name].items()}, flush=True)
         process.terminate()
         process.join()
@@ -76,13 +80,13 @@ def claim(name: str, value: float, unit: str, target: float, direction: str) -> 
     return {"name": name, "value": round(value, 3), "unit": unit, "target": target, "direction": direction}
 
 
-async def measured(url: str, key: str, seconds: float, connections: int) -> dict[str, float]:
+async def measured(url: str, keys: list[str], seconds: float, connections: int) -> dict[str, float]:
     """Measure one server."""
     host, port = url.removeprefix("http://").split(":")
     port_number = int(port)
 
     async def opened() -> Client:
-        return await Client.open(host, port_number, key)
+        return await Client.open(host, port_number, keys)
 
     requests = await asked_at_once(opened, lambda number: conversation(number, 4, 4096), seconds, connections)
     streamed = await asked_at_once(opened, lambda number: [streaming(number)], seconds, 2)
@@ -95,39 +99,45 @@ async def measured(url: str, key: str, seconds: float, connections: int) -> dict
     }
 
 
-def conversation(number: int, turns: int, size: int) -> list[bytes]:
+def conversation(number: int, turns: int, size: int) -> list[tuple[int, bytes]]:
     """The requests of one conversation, each of which continues the one before; the last has about so many bytes."""
     text = WORD * (size // turns // len(WORD))
     messages = [{"role": "user", "content": f"{number} {text}"}]
     bodies = []
     for _ in range(turns):
-        bodies.append(json.dumps({"model": "policy", "messages": messages, "stream": False}).encode())
+        body = json.dumps({"model": "policy", "messages": messages, "stream": False}).encode()
+        bodies.append((number, body))
         messages += [{"role": "assistant", "content": ANSWER}, {"role": "user", "content": text}]
     return bodies
 
 
-def streaming(number: int) -> bytes:
+def streaming(number: int) -> tuple[int, bytes]:
     """A request for a long reply."""
     messages = [{"role": "user", "content": f"{number} {WORD}"}]
-    return json.dumps({"model": "policy", "messages": messages, "stream": True, "max_tokens": EVENTS}).encode()
+    body = {"model": "policy", "messages": messages, "stream": True, "max_tokens": EVENTS}
+    return number, json.dumps(body).encode()
 
 
 class Client:
     """A keep-alive connection that reads no more of an answer than where it ends."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes) -> None:
-        self._reader, self._writer, self._head = reader, writer, head
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: list[str]) -> None:
+        self._reader, self._writer = reader, writer
+        self._heads = [
+            f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n"
+            "content-type: application/json\r\ncontent-length: ".encode()
+            for key in keys
+        ]
 
     @classmethod
-    async def open(cls, host: str, port: int, key: str) -> Client:
+    async def open(cls, host: str, port: int, keys: list[str]) -> Client:
         """Open a connection."""
         reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
-        head = f"POST {PATH} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\n".encode()
-        return cls(reader, writer, head + b"content-type: application/json\r\ncontent-length: ")
+        return cls(reader, writer, keys)
 
-    async def ask(self, body: bytes) -> None:
-        """Send a request and read its answer."""
-        self._writer.write(b"%b%d\r\n\r\n%b" % (self._head, len(body), body))
+    async def ask(self, number: int, body: bytes) -> None:
+        """Send a request of the conversation with this number, which is a rollout's, and read its answer."""
+        self._writer.write(b"%b%d\r\n\r\n%b" % (self._heads[number % len(self._heads)], len(body), body))
         head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         if b" 200 " not in head.split(b"\r\n")[0]:
             raise RuntimeError(head.decode())
@@ -143,21 +153,21 @@ class Client:
 
 async def asked_at_once(
     opened: Callable[[], Awaitable[Client]],
-    bodies: Callable[[int], list[bytes]],
+    bodies: Callable[[int], list[tuple[int, bytes]]],
     seconds: float,
     connections: int,
 ) -> float:
     """Return requests a second of so many connections, each with the next request behind an answer."""
-    prepared = [[bodies(number * 10_000 + of) for number in range(int(60 * seconds))] for of in range(connections)]
+    prepared = [[bodies(number * connections + of) for number in range(int(60 * seconds))] for of in range(connections)]
     started, count = time.perf_counter(), 0
 
-    async def work(conversations: list[list[bytes]]) -> None:
+    async def work(conversations: list[list[tuple[int, bytes]]]) -> None:
         nonlocal count
         client = await opened()
-        for body in chain.from_iterable(conversations):
+        for number, body in chain.from_iterable(conversations):
             if time.perf_counter() > started + seconds:
                 break
-            await client.ask(body)
+            await client.ask(number, body)
             count += 1
         client.close()
 
@@ -166,23 +176,23 @@ async def asked_at_once(
 
 
 async def asked_in_time(
-    opened: Callable[[], Awaitable[Client]], bodies: Callable[[int], list[bytes]], seconds: float
+    opened: Callable[[], Awaitable[Client]], bodies: Callable[[int], list[tuple[int, bytes]]], seconds: float
 ) -> list[float]:
     """Return the seconds of each of `RATE` requests a second, from when it was due: of `PLAYERS` conversations."""
     taken: list[float] = []
     each = int(RATE * seconds) // PLAYERS
     prepared = [
-        [body for number in range(each // 24 + 1) for body in bodies(10**6 + player * 1000 + number)][:each]
+        [body for number in range(each // 24 + 1) for body in bodies(10**6 + number * PLAYERS + player)][:each]
         for player in range(PLAYERS)
     ]
     begun = time.perf_counter()
 
     async def play(player: int) -> None:
         client = await opened()
-        for number, body in enumerate(prepared[player]):
-            due = begun + (number * PLAYERS + player) / RATE
+        for place, (number, body) in enumerate(prepared[player]):
+            due = begun + (place * PLAYERS + player) / RATE
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            await client.ask(body)
+            await client.ask(number, body)
             taken.append(time.perf_counter() - max(due, begun))
         client.close()
 
@@ -213,25 +223,30 @@ def bare(pipe: Any) -> None:
         serving = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.01)
-        pipe.send((f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", "none"))
+        pipe.send((f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", ["none"]))
         await serving
 
     asyncio.run(serve())
 
 
 class Yielding(ScriptedEngine):
-    """A scripted engine that lets others run between two tokens, as a real one does."""
+    """A scripted engine that lets others run between two tokens, as a real one does, and keeps no prompts."""
+
+    async def generate(self, request: Any) -> Any:
+        """Return all of them at once."""
+        *_, completion = [piece async for piece in super().stream(replace(request, conversation=None))]
+        return completion
 
     async def stream(self, request: Any) -> Any:
         """Yield the script's tokens."""
-        async for piece in super().stream(request):
+        async for piece in super().stream(replace(request, conversation=None)):
             yield piece
             await asyncio.sleep(0)
 
 
 def gateway(pipe: Any) -> None:
     """Serve a door to a session on a scripted engine."""
-    renderer = toy_renderer()
+    renderer = toy_renderer(2000)
     short = reply_tokens(renderer, Message(role="assistant", content=ANSWER))
     long = tuple(renderer.tokenizer.encode("a b " * EVENTS))[: EVENTS - 1]
 
@@ -241,9 +256,10 @@ def gateway(pipe: Any) -> None:
     async def serve() -> None:
         limits = Limits(max_turns=10**9, max_tokens=10**9, max_tool_calls=10**9)
         recorder = Recorder(Yielding(script), renderer, sampling=Sampling(max_tokens=1000), max_context=1 << 17)
-        session = recorder.open(toy_task(), rollout_id="rl/0/0", seed=7, limits=limits)
-        async with open_door(session) as door:
-            pipe.send((door.url, door.key))
+        async with AsyncExitStack() as stack:
+            sessions = (recorder.open(toy_task(), rollout_id=f"r{n}", seed=7, limits=limits) for n in range(ROLLOUTS))
+            doors = [await stack.enter_async_context(open_door(session)) for session in sessions]
+            pipe.send((doors[0].url, [door.key for door in doors]))
             await asyncio.Event().wait()
 
     asyncio.run(serve())

@@ -12,7 +12,7 @@ from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.model.load import load
 from sparring.testing.tiny_models import tiny_model
-from sparring.types import Limits, ToolSpec
+from sparring.types import Limits, Message, ToolSpec
 
 pytestmark = pytest.mark.harness
 every = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.preset)
@@ -97,3 +97,19 @@ def test_a_worlds_tools_are_an_mcp_server_under_the_same_key(preset: str, name: 
     played = play(preset, [says("", (name, {"thing": "stone"})), says("All done.")], tools=(WEIGH,))
     assert (played.ending, played.turns, played.exact) == ("answered", 2, 1.0), played.note
     assert "weigh: {'thing': 'stone'}" in played.prompt(-1), "the world answered"
+
+
+def test_two_subagents_that_send_equal_bytes_are_two_samples_beside_their_parent() -> None:
+    """claude-code runs them beside the parent, which hears of each when it is done."""
+    task = ("Agent", {"description": "sub", "prompt": "SUBTASK", "subagent_type": "general-purpose"})
+
+    def script(prompt: str) -> Message:
+        if '"prompt": "SUBTASK"' in prompt:
+            return says("All done.")
+        return says("Sub done.") if "SUBTASK" in prompt else says("", task, task)
+
+    played = play("claude-code", script)
+    assert (played.ending, played.exact) == ("answered", 1.0), played.note
+    subagents = [s for s in played.segments if s.model is not None and "Sub done." in RENDERER.decode(s.tokens)]
+    assert len(subagents) == 2 and len({segment.parent for segment in subagents}) == 1, "two samples of one prompt"
+    assert played.roots == 2, "the parent's conversation and the sub-agents'"

@@ -104,7 +104,7 @@ def test_a_class_is_a_harness_of_every_stage(given: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (("rollout.harness=chess",), "rollout.harness: expected one of chat, or package.module:name"),
+        (("rollout.harness=chess",), "rollout.harness: expected one of chat, claude-code, codex"),
         (("rollout.harness=no_file.py:play",), "rollout.harness: expected a Python file no_file.py, got no such file"),
         (("rollout.harness=no_module_here:play",), "rollout.harness: expected an installed module no_module_here"),
         ((f"rollout.harness={PANEL}:Panel",), "rollout.harness: expected a coroutine function"),

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,10 @@ from sparring.types import Message, Outcome, Segment, Trajectory
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = [
-    path for path in sorted((ROOT / "recipes").rglob("*.*")) if path.suffix == ".toml" or path.name == "in_python.py"
-]
+    path
+    for path in sorted((ROOT / "recipes").rglob("*.*"))
+    if path.name == "in_python.py" or (path.suffix == ".toml" and "command" not in tomllib.loads(path.read_text()))
+]  # a file with a command is a preset of a program
 ROWS = [
     {"question": f"Tom has {n} apples and buys {n + 1}. How many has he?", "answer": f"{n} + {n + 1}\n#### {2 * n + 1}"}
     for n in range(1, 9)

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from sparring.errors import SparringError
 from sparring.gateway.dialect import AnswerWriter, ClientRequest, Decode, Dialect, encoded
-from sparring.gateway.exchange import Exchange, Part
+from sparring.gateway.exchange import Part, ReadExchange
 from sparring.reply import ReplyHead, SampledReply
 
 PING_S = 10.0
@@ -27,7 +27,7 @@ class Connection:
         delivered: whether the client got the answer to its end.
     """
 
-    def __init__(self, exchange: Exchange, receive: Receive) -> None:
+    def __init__(self, exchange: ReadExchange, receive: Receive) -> None:
         self.exchange = exchange
         self.delivered = False
         self._read = 0
@@ -103,7 +103,7 @@ class ExchangeResponse(Response):
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: ReadExchange,
         dialect: Dialect,
         client_request: ClientRequest,
         decode: Decode,

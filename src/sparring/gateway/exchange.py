@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import xxhash
@@ -25,6 +25,32 @@ HOW = frozenset(("stream", "stream_options"))
 
 RETRIES = "x-stainless-retry-count"
 """Header in which the vendors' clients count how often they have sent a request before."""
+
+
+class ReadExchange(Protocol):
+    """Exchange as the connections that read it see it: see the attributes of `Exchange`."""
+
+    parts: list[tuple[int, Part]]
+    error: SparringError | None
+    over: bool
+    wakers: set[Callable[[], None]]
+
+    @property
+    def whole(self) -> list[SampledReply]:
+        """The replies, in order. Raises the error that stands in their place."""
+
+    def deliver(self, delivered: bool) -> None:
+        """Take note of whether a connection that read the answer got it to its end."""
+
+
+class DoorExchanges(Protocol):
+    """Part of a door that answers requests: in the process of the rollouts, or through a link to it."""
+
+    def begin(self, request: bytes, *, retried: bool, session: Any, wanted: ClientRequest) -> ReadExchange:
+        """Return the exchange of a request, new or not; see `Exchanges.begin`."""
+
+    async def count(self, session: Any, wanted: ClientRequest) -> int:
+        """Return the number of ids of a conversation."""
 
 
 class Exchange:
@@ -146,7 +172,7 @@ class Exchange:
 
 
 class Exchanges:
-    """The exchanges of one door: those under way, and the latest of those that are over."""
+    """The exchanges of one door: those under way, and the latest of those that are over. Implements `DoorExchanges`."""
 
     def __init__(self) -> None:
         self._all: OrderedDict[Exchange, bytes] = OrderedDict()
@@ -164,6 +190,25 @@ class Exchanges:
     def broken(self) -> list[Exchange]:
         """Those whose connection broke, and that nobody reads."""
         return [exchange for exchange in self._all if exchange.broken and not exchange.wakers]
+
+    def begin(self, request: bytes, *, retried: bool, session: AnsweringSession, wanted: ClientRequest) -> Exchange:
+        """Return the exchange of a request: that of the one that it repeats, or a new one, which samples from now on.
+
+        Args:
+            request: digest of what is asked, and by whom.
+            retried: whether it says that it was sent before.
+            session: answers.
+            wanted: what is asked.
+        """
+        exchange = self.of(request, retried=retried)
+        if exchange is None:
+            exchange = Exchange(session, wanted)
+            self.add(request, exchange)
+        return exchange
+
+    async def count(self, session: AnsweringSession, wanted: ClientRequest) -> int:
+        """Return the number of ids of a conversation."""
+        return session.count(wanted.messages, wanted.tools)
 
     def of(self, request: bytes, *, retried: bool) -> Exchange | None:
         """Return the exchange that a request is a repetition of; None where it is a new one.

@@ -45,6 +45,12 @@ class ModelTable:
         """The names without `*`, the policy's first."""
         return tuple(name for name in dict.fromkeys((*self._sessions, *self._targets)) if "*" not in name)
 
+    @property
+    def entries(self) -> dict[str, str | None]:
+        """The names beside the policy's, each with the entry that answers to it; None where it has a session."""
+        own: dict[str, str | None] = dict.fromkeys(name for name in self._sessions if name != POLICY)
+        return own | self._targets
+
     def session(self, name: str) -> AnsweringSession:
         """Return the session of the model with this name.
 

@@ -15,7 +15,7 @@ import asyncio
 import secrets
 import socket
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +33,7 @@ from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError
 from sparring.gateway.chat_completions import ChatCompletions
 from sparring.gateway.connection import ExchangeResponse
 from sparring.gateway.dialect import NO_RETRY, ClientCall, ClientRequest, Dialect, body_of, encoded
-from sparring.gateway.exchange import Exchange, Exchanges, is_retried, request_digest
+from sparring.gateway.exchange import Exchanges, is_retried, request_digest
 from sparring.gateway.gemini import Gemini
 from sparring.gateway.keys import PATH, WrongKey, key_of, wrong_key
 from sparring.gateway.messages import Messages
@@ -101,12 +101,21 @@ class Door:
 
 
 class Gateway:
-    """Server of the doors that are open on one event loop."""
+    """Server of the doors that are open on one event loop.
 
-    def __init__(self) -> None:
+    Args:
+        elsewhere: gives the door of a key that another process has opened.
+
+    Attributes:
+        address: of another process that answers for these doors, in the place of a server of this one; empty for none.
+    """
+
+    def __init__(self, elsewhere: Callable[[str], Awaitable[Door]] | None = None) -> None:
+        self.address = ""
+        self._elsewhere = elsewhere
         self._doors: dict[str, Door] = {}
         self._rewards = RewardDesk(self._doors)
-        self._server: _Server | None = None
+        self._server: LocalServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self._url = ""
         self._changing = asyncio.Lock()
@@ -129,7 +138,9 @@ class Gateway:
         """
         table = ModelTable(session, models)
         async with self._changing:
-            if self._server is None:
+            if self.address:
+                self._url = self.address
+            elif self._server is None:
                 await self._start()
             key = f"sk-{secrets.token_urlsafe(24)}"
             door = Door(self._url, key, session, table, frozenset(leave_out))
@@ -171,16 +182,18 @@ class Gateway:
 
     async def _start(self) -> None:
         listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
+        # asyncio does so for its own sockets alone; head and body of an answer are two writes
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         config = uvicorn.Config(
-            self._application(),
+            self.application(),
             log_config=None,
             lifespan="off",
             access_log=False,
             timeout_graceful_shutdown=1,
             ws="none",  # a client that asks for a socket is answered like any other, by a route
         )
-        self._server = _Server(config)
+        self._server = LocalServer(config)
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
 
     async def _stop(self) -> None:
@@ -189,7 +202,8 @@ class Gateway:
             server.should_exit = True
             await serving
 
-    def _application(self) -> Starlette:
+    def application(self) -> Starlette:
+        """Return the ASGI application."""
         posted = {path: self._endpoint(dialect) for dialect in DIALECTS for path in _paths(dialect)}
         posted[Messages.path + "/count_tokens"] = self._counting(Messages(), "input_tokens")
         for version in ("v1beta", "v1"):
@@ -202,7 +216,7 @@ class Gateway:
         routes.append(Route("/v1/rewards", self._rewards.endpoint, methods=["POST"]))
         routes.append(Route("/mcp", self._tools, methods=["GET", "POST", "DELETE"]))
         routes += [Route("/health", self._health), Route("/openapi.json", self._openapi)]
-        return Starlette(routes=[*routes, Mount(PATH, routes=routes)])
+        return Starlette(routes=[*routes, Mount(PATH, routes=routes)], exception_handlers={404: _no_endpoint})
 
     def _endpoint(self, dialect: Dialect) -> Any:
         async def endpoint(request: Request) -> Response:
@@ -220,10 +234,10 @@ class Gateway:
 
         async def endpoint(request: Request) -> Response:
             try:
-                door = self._door(request)
+                door = await self._door(request)
                 client_request = dialect.read(_call(request, await _body(request), door))
                 session = door.models.session(client_request.model)
-                count = session.count(client_request.messages, client_request.tools)
+                count = await door.exchanges.count(session, client_request)
             except SparringError as error:
                 return _refused(dialect, error)
             return Response(msgspec.json.encode({field: count}), media_type="application/json")
@@ -234,7 +248,7 @@ class Gateway:
         """List the models in the words of the client's vendor."""
         dialect = _dialect_of(request)
         try:
-            models = self._door(request).models
+            models = (await self._door(request)).models
         except SparringError as error:
             return _refused(dialect, error)
         body = models.listed_for_google() if isinstance(dialect, Gemini) else models.listed()
@@ -244,7 +258,7 @@ class Gateway:
         """Show one model in the words of the client's vendor."""
         dialect, name = _dialect_of(request), request.path_params["name"]
         try:
-            self._door(request).models.session(name)
+            (await self._door(request)).models.session(name)
         except SparringError as error:
             return _refused(dialect, error)
         body = model_listed_for_google(name) if isinstance(dialect, Gemini) else model_listed(name)
@@ -258,7 +272,7 @@ class Gateway:
     async def _tools(self, request: Request) -> Response:
         """Answer a client of the world's tools."""
         try:
-            door = self._door(request)
+            door = await self._door(request)
             return await answer_tools(door.tools, request.method, await _body(request))
         except SparringError as error:
             status, text, headers = _status(error)
@@ -276,7 +290,7 @@ class Gateway:
         Raises:
             SparringError: it is refused.
         """
-        door = self._door(request)
+        door = await self._door(request)
         call = _call(request, await _body(request), door)
         client_request = dialect.read(call)
         session = door.models.session(client_request.model)
@@ -284,10 +298,9 @@ class Gateway:
         if client_request.samples_nothing:
             return _nothing(dialect, client_request, door.hear(client_request), headers)
         digest = request_digest(f"{dialect.path} {client_request.model}", call.body, client_request)
-        exchange = door.exchanges.of(digest, retried=is_retried(request.headers))
-        if exchange is None:
-            exchange = Exchange(session, client_request)
-            door.exchanges.add(digest, exchange)
+        exchange = door.exchanges.begin(
+            digest, retried=is_retried(request.headers), session=session, wanted=client_request
+        )
         return ExchangeResponse(
             exchange,
             dialect,
@@ -298,19 +311,28 @@ class Gateway:
             error_event=lambda error: dialect.error_event(*_status(error)[:2]),
         )
 
-    def _door(self, request: Request) -> Door:
-        """Return the door that a request's key opens.
+    def door(self, key: str) -> Door:
+        """Return the door that a key opens.
 
         Raises:
-            WrongKey: there is none, or two keys that are not the same.
+            WrongKey: there is none.
         """
-        door = self._doors.get(key_of(request))
+        door = self._doors.get(key)
         if door is None:
             raise wrong_key("one of a rollout that is over, or of none")
         return door
 
+    async def _door(self, request: Request) -> Door:
+        """Return the door that a request's key opens, here or in another process.
 
-class _Server(uvicorn.Server):
+        Raises:
+            WrongKey: there is none, or two keys that are not the same.
+        """
+        key = key_of(request)
+        return self.door(key) if self._elsewhere is None else await self._elsewhere(key)
+
+
+class LocalServer(uvicorn.Server):
     """Server in somebody else's event loop: signals are not its own."""
 
     @contextmanager
@@ -320,6 +342,11 @@ class _Server(uvicorn.Server):
 
 
 _GATEWAYS: WeakKeyDictionary[asyncio.AbstractEventLoop, Gateway] = WeakKeyDictionary()
+
+
+def gateway_here() -> Gateway:
+    """Return the gateway of the running event loop."""
+    return _GATEWAYS.setdefault(asyncio.get_running_loop(), Gateway())
 
 
 @asynccontextmanager
@@ -338,8 +365,7 @@ async def open_door(
     Raises:
         BadInput: the table of models is wrong.
     """
-    loop = asyncio.get_running_loop()
-    gateway = _GATEWAYS.setdefault(loop, Gateway())
+    gateway = gateway_here()
     door = await gateway.open(session, models, leave_out)
     try:
         yield door
@@ -408,6 +434,13 @@ def _status(error: SparringError) -> tuple[int, str, dict[str, str]]:
 def _paths(dialect: Dialect) -> tuple[str, ...]:
     """Return the paths of a dialect: Google's clients have two versions of it."""
     return (dialect.path, dialect.path.replace("/v1beta/", "/v1/")) if isinstance(dialect, Gemini) else (dialect.path,)
+
+
+async def _no_endpoint(request: Request, error: Exception) -> Response:
+    """Refuse a path that no endpoint has, such as that of a vendor's own compaction."""
+    text = str(refusal("path", "an endpoint of /openapi.json", repr(request.url.path), "leave this request out"))
+    body = msgspec.json.encode(_dialect_of(request).error(404, text))
+    return Response(body, status_code=404, media_type="application/json", headers=NO_RETRY)
 
 
 def _dialect_of(request: Request) -> Dialect:

@@ -177,9 +177,9 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
     from sparring.sandbox.check import check_sandbox
     from sparring.stages.models.reward_scorers import check_reward_model
     from sparring.stages.models.role_models import check_roles
+    from sparring.stages.preflight.directory import check_directory
     from sparring.stages.preflight.harness import play_silently
     from sparring.stages.preflight.judges import check_judges
-    from sparring.stages.preflight.directory import check_directory
     from sparring.stages.runtime.evaluation import evaluate_folder, held_out
 
     check_directory(Path(config.run.directory))

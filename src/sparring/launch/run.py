@@ -6,7 +6,7 @@ import importlib
 import time
 import tomllib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -92,9 +92,10 @@ async def _run(config: RunConfig) -> Path:
         _claim(context.folder, config)  # not before: a run that was refused may be corrected and started again
         remember_others(context)
         with _telling_memory(context):
-            for stage in config.run.stages:
-                if context.done(stage) is None:
-                    await _stage(context, stage)
+            async with _gateway(config, context.folder):
+                for stage in config.run.stages:
+                    if context.done(stage) is None:
+                        await _stage(context, stage)
         if context.store.get(SHOWN) is None:  # an evaluation has noted it
             note_shown(context, {})
         write_summary(context)
@@ -226,6 +227,15 @@ def _open_door(
     return open_door(session, models=models, leave_out=leave_out)
 
 
+def _gateway(config: RunConfig, folder: Path) -> AbstractAsyncContextManager[None]:
+    """Answer `sparring gateway` for as long as stages run, where the recipe names one."""
+    if not config.rollout.gateway:
+        return nullcontext()
+    from sparring.gateway.link_server import linked
+
+    return linked(folder, config.rollout.gateway)
+
+
 def _harness_of(config: RunConfig, key: str) -> str:
     """Return the harness of the environment under a key of `RunConfig.environments`."""
     domain = config.envs.get(key.partition(".")[2])
@@ -321,14 +331,14 @@ def _filtered_by_default(file: Path) -> bool:
 
 def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
     """Return the keys in which two configs, as plain data, differ, as `path (old -> new)`. Progress display, the memory
-    check and what a resume does again do not count.
+    check, the address of a gateway and what a resume does again do not count.
 
     Args:
         old: the first config, or its part under `path`.
         new: the second.
         path: of that part; empty for the config.
     """
-    if path in ("observe", "run.memory", "run.redo"):
+    if path in ("observe", "run.memory", "run.redo", "rollout.gateway"):
         return []
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = sorted(old.keys() | new.keys())

@@ -35,6 +35,10 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Folder in which agent programs are looked for before PATH: `node_modules` of npm and `venv`, a virtual
     environment."""
 
+    gateway: str = ""
+    """Address of `sparring gateway`, such as `http://10.0.0.5:9000`, that programs get in the place of the run's own
+    server (docs/path/gateway.md). Empty: the run's process answers them."""
+
     roles: dict[str, str] = {}
     """Models of the recipe by the role of the environment that they speak for, such as `{ user = "simulator" }`. The
     policy speaks for every other role, and it alone is trained."""

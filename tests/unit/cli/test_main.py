@@ -39,7 +39,7 @@ print("heavy", sorted(roots & {"torch", "transformers", "numpy", "msgspec", "tok
 print("parts", sorted(n for n in sys.modules if n.startswith("sparring.") and n.split(".")[1] not in ("annotations", "cli", "errors", "generation", "types")))
 """
     done = _sparring(code=code)
-    for verb in ("run", "check", "eval", "export", "chat", "serve", "replay", "diff", "report"):
+    for verb in ("run", "check", "eval", "export", "chat", "serve", "gateway", "replay", "diff", "report"):
         assert f"    {verb} " in done.stdout
     assert "code 0" in done.stdout
     heavy = next(line for line in done.stdout.splitlines() if line.startswith("heavy"))
@@ -61,7 +61,7 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture) ->
         ([], "sparring: expected VERB, got nothing; see sparring --help\n"),
         (
             ["rum"],
-            "sparring: argument VERB: expected one of 'run', 'check', 'eval', 'export', 'chat', 'serve', 'replay', 'diff', 'report', got 'rum'; ",
+            "sparring: argument VERB: expected one of 'run', 'check', 'eval', 'export', 'chat', 'serve', 'gateway', 'replay', 'diff', 'report', got 'rum'; ",
         ),
         (["run"], "sparring run: expected RECIPE, got nothing; see sparring run --help\n"),
         (["eval", "a.toml"], "sparring eval: expected CHECKPOINT, got nothing; "),

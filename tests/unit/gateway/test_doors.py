@@ -122,3 +122,12 @@ def test_tools_of_the_vendors_servers_are_refused_or_left_out() -> None:
     assert refused.status_code == 400 and session.segments == ()
     (answer,) = posted(session, [request], leave_out=("web_search",))
     assert answer.status_code == 200 and len(session.segments) == 2
+
+
+def test_a_path_that_is_not_there_is_refused_in_the_vendors_shape() -> None:
+    session = opened(says())
+    paths = ("/v1/responses/compact", "/k/KEY/v1/responses/compact", "/v1/embeddings")
+    answers = posted(session, [(path, {"x-api-key": "KEY"}, {}) for path in paths])
+    assert [answer.status_code for answer in answers] == [404] * 3 and session.segments == ()
+    for answer in answers:
+        assert "expected an endpoint of /openapi.json" in answer.json()["error"]["message"]

@@ -188,7 +188,7 @@ def edit(talk: Talk, choice: int) -> None:
         first, *others = message.tool_calls
         changed = replace(first, arguments={**first.arguments, "added": choice})
         talk.messages[at] = replace(message, tool_calls=(changed, *others))
-    elif kind == 1:
+    elif kind == 1 or message.role == "tool":  # its answers may stand between the parts of the last reply
         talk.messages.insert(at, Message(role="user", content=f"Put in {choice}."))
     else:
         talk.messages[at] = replace(message, content=f"{message.content} edited {choice}")

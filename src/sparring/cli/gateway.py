@@ -1,0 +1,35 @@
+"""`sparring gateway RUN`: programs elsewhere reach the rollouts of a run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add(subparsers: argparse._SubParsersAction) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser(
+        "gateway",
+        help="let programs elsewhere reach the rollouts of a run",
+        description="Answer agent programs for the rollouts of a run that is going on, in all dialects, until Ctrl-C. "
+        "The run's process samples and records: this one may be killed and started again at any time.",
+    )
+    parser.add_argument("folder", type=Path, metavar="RUN", help="the folder of a run with `rollout.gateway`")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=9000, help="port to listen on; 0 takes a free one")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer until interrupted.
+
+    Raises:
+        BadInput: no such run is going on, or the address is taken.
+        KeyboardInterrupt: the user stopped it.
+    """
+    from sparring.launch.gateway import serve_gateway
+
+    serve_gateway(
+        args.folder, args.host, args.port, lambda url: print(f"gateway of {args.folder} on {url}", flush=True)
+    )
+    return 0

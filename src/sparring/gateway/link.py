@@ -1,0 +1,137 @@
+"""Words between the process of a run and `sparring gateway`: JSON over HTTP on a socket in the run's folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sparring.errors import BadInput, InfraError, LimitReached, PolicyFailure, SparringError
+from sparring.gateway.dialect import ClientRequest
+from sparring.gateway.keys import WrongKey
+from sparring.gateway.models import UnknownModel
+from sparring.reply import ReplyHead, SampledReply
+from sparring.types import ReplyPiece
+
+SOCKET = "gateway.sock"
+"""Name of the socket in a run's folder."""
+
+
+class KeyForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Key of a door that is to be described."""
+
+    key: str
+
+
+class DoorForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Door of a key: the names of its models beside the policy's, each with the entry that answers to it or None, and
+    the types of tools that it leaves out."""
+
+    models: dict[str, str | None]
+    leave_out: tuple[str, ...]
+
+
+class ExchangeForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Request of a client that is to be answered, or to be the exchange that it repeats.
+
+    Attributes:
+        reader: name of the connection that reads the answer, chosen by the gateway.
+        gateway: name of the gateway's process.
+        key: of the door.
+        digest: of what is asked, in hexadecimal digits.
+        retried: whether the request says that it was sent before.
+        wanted: what is asked; what the writer of the answer needs beside it stays in the gateway.
+    """
+
+    reader: str
+    gateway: str
+    key: str
+    digest: str
+    retried: bool
+    wanted: ClientRequest
+
+
+class CountForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Request for the number of ids of a conversation."""
+
+    key: str
+    wanted: ClientRequest
+
+
+class EndForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Note that a connection no longer reads its exchange, and whether it got it to its end."""
+
+    reader: str
+    delivered: bool
+
+
+class BeginForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Name of a gateway's process that begins; connections of the one before it are broken."""
+
+    gateway: str
+
+
+class ErrorForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Error of a session: its class, as far as a client is told of it, its text, and of a limit which."""
+
+    kind: str
+    message: str
+    reason: str = ""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Line of an answer: a part of it, with the number of its sample, or the error in its place. `texts` are those of
+    the ids of a reply, where the client wants log-probabilities. The last one is `over`."""
+
+    sample: int = 0
+    head: ReplyHead | None = None
+    piece: ReplyPiece | None = None
+    reply: SampledReply | None = None
+    texts: dict[int, str] | None = None
+    error: ErrorForm | None = None
+    over: bool = False
+
+
+KINDS: dict[str, type[SparringError]] = {
+    "wrong_key": WrongKey,
+    "unknown_model": UnknownModel,
+    "bad_input": BadInput,
+    "policy": PolicyFailure,
+    "infra": InfraError,
+}
+"""Classes of errors that clients are told apart, each before those that it is one of."""
+
+
+def error_form(error: SparringError) -> ErrorForm:
+    """Write an error."""
+    if isinstance(error, LimitReached):
+        return ErrorForm(kind="limit", message=str(error), reason=error.reason)
+    kind = next((name for name, kind in KINDS.items() if isinstance(error, kind)), "infra")
+    return ErrorForm(kind=kind, message=str(error))
+
+
+def raised(form: ErrorForm) -> SparringError:
+    """Return the error that was written."""
+    if form.kind == "limit":
+        return LimitReached(form.reason, form.message)
+    return KINDS[form.kind](form.message)
+
+
+def encode(form: msgspec.Struct) -> bytes:
+    """Write a form as JSON."""
+    return msgspec.json.encode(form, enc_hook=_limit_values)
+
+
+def decode(data: bytes, kind: Any) -> Any:
+    """Read a form."""
+    return msgspec.json.decode(data, type=kind, dec_hook=_limit)
+
+
+def _limit_values(value: Any) -> tuple[str, str]:
+    if isinstance(value, LimitReached):
+        return value.reason, str(value)
+    raise NotImplementedError(type(value).__name__)
+
+
+def _limit(kind: type, values: Any) -> LimitReached:
+    return LimitReached(*values)

@@ -1,0 +1,205 @@
+"""The run's end of the link to `sparring gateway`: exchanges live here, and outlive the gateway's process.
+
+    POST /begin      a gateway begins; what the one before it was reading is broken
+    POST /door       models of a key's door
+    POST /exchange   an answer, as lines that come as it is sampled
+    POST /end        a connection no longer reads its exchange
+    POST /count      the ids of a conversation
+
+What a client was not told to its end is a broken exchange, here as in the run's own server: the same request, through
+the next gateway, is that exchange again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from sparring.errors import SparringError
+from sparring.gateway.exchange import Part, ReadExchange
+from sparring.gateway.link import (
+    SOCKET,
+    BeginForm,
+    CountForm,
+    DoorForm,
+    EndForm,
+    ExchangeForm,
+    KeyForm,
+    Line,
+    decode,
+    encode,
+    error_form,
+)
+from sparring.gateway.server import Door, LocalServer, gateway_here
+from sparring.reply import AnsweringSession, ReplyHead, SampledReply
+
+ERROR = 409
+"""Status of an error of ours, whose form is the body."""
+
+
+class _Reader:
+    """Connection of a client to the gateway's process, which reads an exchange."""
+
+    def __init__(self, exchange: ReadExchange) -> None:
+        self.exchange = exchange
+        self.left = False
+        self._more = asyncio.Event()
+        exchange.wakers.add(self._more.set)
+
+    async def parts(self) -> AsyncIterator[tuple[int, Part]]:
+        """Yield the parts as they come, until the exchange is over or the connection has left."""
+        read = 0
+        while not self.left:
+            self._more.clear()
+            for part in self.exchange.parts[read:]:
+                read += 1
+                yield part
+            if self.exchange.over and read == len(self.exchange.parts):
+                return
+            await self._more.wait()
+
+    def leave(self, delivered: bool) -> None:
+        """Stop reading."""
+        self.left = True
+        self.exchange.wakers.discard(self._more.set)
+        self.exchange.deliver(delivered)
+        self._more.set()
+
+
+class LinkServer:
+    """Server of a run for its gateway's process; one gateway at a time.
+
+    Args:
+        door: gives the door of a key. Raises WrongKey where there is none.
+    """
+
+    def __init__(self, door: Callable[[str], Door]) -> None:
+        self._door = door
+        self._gateway = ""
+        self._readers: dict[str, _Reader] = {}
+
+    def application(self) -> Starlette:
+        """Return the ASGI application."""
+        posts = {
+            "begin": self._begin,
+            "door": self._describe,
+            "exchange": self._exchange,
+            "end": self._end,
+            "count": self._count,
+        }
+        return Starlette(
+            routes=[Route(f"/{name}", _answered(answer), methods=["POST"]) for name, answer in posts.items()]
+        )
+
+    async def _describe(self, request: Request) -> Response:
+        door = self._door(decode(await request.body(), KeyForm).key)
+        return Response(encode(DoorForm(models=door.models.entries, leave_out=tuple(sorted(door.leave_out)))))
+
+    async def _begin(self, request: Request) -> Response:
+        self._gateway = decode(await request.body(), BeginForm).gateway
+        while self._readers:
+            self._readers.popitem()[1].leave(False)
+        return Response()
+
+    async def _exchange(self, request: Request) -> Response:
+        form = decode(await request.body(), ExchangeForm)
+        self._gateway = self._gateway or form.gateway  # it was there before this process
+        if form.gateway != self._gateway:
+            return Response(status_code=410)  # of a process that another has followed
+        door = self._door(form.key)
+        session = door.models.session(form.wanted.model)
+        exchange = door.exchanges.begin(
+            bytes.fromhex(form.digest), retried=form.retried, session=session, wanted=form.wanted
+        )
+        reader = self._readers[form.reader] = _Reader(exchange)
+        texts = session if form.wanted.logprobs else None
+        return StreamingResponse(_lines(reader, texts), media_type="application/x-ndjson")
+
+    async def _end(self, request: Request) -> Response:
+        form = decode(await request.body(), EndForm)
+        reader = self._readers.pop(form.reader, None)
+        if reader is not None:
+            reader.leave(form.delivered)
+        return Response()
+
+    async def _count(self, request: Request) -> Response:
+        form = decode(await request.body(), CountForm)
+        door = self._door(form.key)
+        session = door.models.session(form.wanted.model)
+        return Response(str(await door.exchanges.count(session, form.wanted)))
+
+
+@asynccontextmanager
+async def linked(folder: Path, address: str) -> AsyncIterator[None]:
+    """Answer the gateway's process on a socket in the run's folder while the context lasts. Doors that are opened
+    meanwhile have the gateway's address.
+
+    Args:
+        folder: of the run.
+        address: of `sparring gateway`, as programs reach it.
+    """
+    gateway, path = gateway_here(), folder / SOCKET
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        inside = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        before = os.umask(0o177)
+        try:
+            listening.bind(f"/proc/self/fd/{inside}/{SOCKET}")  # a socket's own path has at most 107 bytes
+        finally:
+            os.umask(before)
+            os.close(inside)
+        listening.listen(2048)
+        application = LinkServer(gateway.door).application()
+        options = uvicorn.Config(
+            application, log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1, ws="none"
+        )
+        server = LocalServer(options)
+        serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
+        gateway.address = address.rstrip("/")
+        try:
+            yield
+        finally:
+            gateway.address = ""
+            server.should_exit = True
+            await serving
+            path.unlink(missing_ok=True)
+
+
+async def _lines(reader: _Reader, session: AnsweringSession | None) -> AsyncIterator[bytes]:
+    """Yield an exchange as lines; with `session`, the texts of its replies' ids."""
+    async for sample, part in reader.parts():
+        if isinstance(part, SampledReply):
+            texts = None if session is None else {token: session.decode(token) for token in part.tokens}
+            line = Line(sample=sample, reply=part, texts=texts)
+        elif isinstance(part, ReplyHead):
+            line = Line(sample=sample, head=part)
+        else:
+            line = Line(sample=sample, piece=part)
+        yield encode(line) + b"\n"
+    error = reader.exchange.error
+    yield encode(Line(over=True, error=None if error is None else error_form(error))) + b"\n"
+
+
+def _answered(answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    """Return an endpoint whose errors are answered with their forms."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except ClientDisconnect:  # the gateway's process was killed while it asked
+            return Response(status_code=499)
+        except SparringError as error:
+            return Response(encode(error_form(error)), status_code=ERROR)
+
+    return endpoint

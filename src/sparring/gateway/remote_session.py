@@ -1,0 +1,263 @@
+"""The gateway's end of its link to a run: doors whose exchanges live in the run's process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from sparring.errors import InfraError, SparringError
+from sparring.gateway.dialect import ClientRequest
+from sparring.gateway.exchange import Part
+from sparring.gateway.keys import WrongKey
+from sparring.gateway.link import (
+    SOCKET,
+    BeginForm,
+    CountForm,
+    DoorForm,
+    EndForm,
+    ErrorForm,
+    ExchangeForm,
+    KeyForm,
+    Line,
+    decode,
+    encode,
+    raised,
+)
+from sparring.gateway.link_server import ERROR
+from sparring.gateway.models import ModelTable
+from sparring.gateway.server import Door
+from sparring.reply import SampledReply
+
+REMEMBERED = 4096
+"""Doors that are there to be used again without asking the run's process."""
+
+
+class RemoteSession:
+    """Session in the run's process, as far as the gateway needs it: the texts of ids that its replies had."""
+
+    def __init__(self, texts: dict[int, str]) -> None:
+        self._texts = texts
+
+    def decode(self, token: int) -> str:
+        """Return the text of one id of a reply."""
+        return self._texts[token]
+
+    def conversation(self, reply: str) -> None:
+        """Return None: what a reply continued is known in the run's process alone."""
+
+
+class RemoteExchange:
+    """Exchange in the run's process, as this process has read it so far; implements `ReadExchange`."""
+
+    def __init__(self, exchanges: RemoteExchanges, form: ExchangeForm) -> None:
+        self.parts: list[tuple[int, Part]] = []
+        self.error: SparringError | None = None
+        self.over = False
+        self.wakers: set[Callable[[], None]] = set()
+        self._replies: dict[int, SampledReply] = {}
+        self._exchanges, self._reader = exchanges, form.reader
+        self._there = asyncio.Event()
+        self._reading = asyncio.get_running_loop().create_task(self._read(form))
+
+    @property
+    def whole(self) -> list[SampledReply]:
+        """The replies, in order. Raises the error that stands in their place."""
+        if self.error is not None:
+            raise self.error
+        return [self._replies[sample] for sample in sorted(self._replies)]
+
+    def deliver(self, delivered: bool) -> None:
+        """Tell the run's process whether the client got the answer to its end."""
+        self._exchanges.note(self._end(delivered))
+
+    async def _end(self, delivered: bool) -> None:
+        await self._there.wait()  # or the note might come before the request
+        self._reading.cancel()
+        await self._exchanges.end(EndForm(reader=self._reader, delivered=delivered))
+
+    async def _read(self, form: ExchangeForm) -> None:
+        try:
+            async for line in self._exchanges.lines(form, self._there.set):
+                part = line.head or line.piece or line.reply
+                if part is not None:
+                    self._take(line.sample, part)
+                self.error = None if line.error is None else raised(line.error)
+                self.over = line.over
+        except SparringError as error:
+            self.error = error
+        finally:
+            self._there.set()
+            if not self.over and self.error is None:
+                self.error = InfraError("the run's process ended before the answer did")
+            self.over = True
+            for wake in self.wakers:
+                wake()
+
+    def _take(self, sample: int, part: Part) -> None:
+        if isinstance(part, SampledReply):
+            self._replies[sample] = part
+        self.parts.append((sample, part))
+        for wake in self.wakers:
+            wake()
+
+
+class RemoteExchanges:
+    """The exchanges of one door in the run's process; implements `DoorExchanges`.
+
+    Args:
+        link: to that process.
+        key: of the door.
+        texts: of ids, which replies bring.
+    """
+
+    def __init__(self, link: GatewayLink, key: str, texts: dict[int, str]) -> None:
+        self._link, self._key, self._texts = link, key, texts
+        self._notes: set[asyncio.Task[None]] = set()
+
+    def begin(self, request: bytes, *, retried: bool, session: Any, wanted: ClientRequest) -> RemoteExchange:
+        """Return the exchange of a request, new or not: the run's process decides."""
+        reader, digest = secrets.token_hex(8), request.hex()
+        sent = replace(wanted, echo={})
+        form = ExchangeForm(
+            reader=reader, gateway=self._link.name, key=self._key, digest=digest, retried=retried, wanted=sent
+        )
+        return RemoteExchange(self, form)
+
+    async def count(self, session: Any, wanted: ClientRequest) -> int:
+        """Return the number of ids of a conversation."""
+        return int(await self._link.post("count", encode(CountForm(key=self._key, wanted=replace(wanted, echo={})))))
+
+    async def lines(self, form: ExchangeForm, there: Callable[[], None]) -> AsyncIterator[Line]:
+        """Yield the lines of an exchange, behind all that was noted of those before it.
+
+        Args:
+            form: the request.
+            there: called when the run's process has it.
+        """
+        await asyncio.gather(*self._notes)
+        async for line in self._link.lines(form, there):
+            self._texts.update(line.texts or {})
+            yield line
+
+    def note(self, noting: Coroutine[Any, Any, None]) -> None:
+        """Begin to note something that requests from now on wait for."""
+        note = asyncio.get_running_loop().create_task(noting)
+        self._notes.add(note)
+        note.add_done_callback(self._notes.discard)
+
+    async def end(self, form: EndForm) -> None:
+        """Note that a connection no longer reads."""
+        try:
+            await self._link.post("end", encode(form))
+        except InfraError:  # its exchanges ended with that process
+            return
+
+
+class GatewayLink:
+    """Link of a gateway's process to the run whose folder it was given.
+
+    Args:
+        folder: of the run.
+
+    Attributes:
+        name: of this process.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.name = secrets.token_hex(8)
+        self._folder = folder
+        self._inside = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        path = f"/proc/self/fd/{self._inside}/{SOCKET}"  # a socket's own path has at most 107 bytes
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        transport = httpx.AsyncHTTPTransport(uds=path, limits=limits)
+        self._client = httpx.AsyncClient(base_url="http://run", transport=transport, timeout=None)
+        self._doors: dict[str, Door] = {}
+
+    async def begin(self) -> None:
+        """Take over from the gateway before.
+
+        Raises:
+            InfraError: the run does not answer.
+        """
+        await self.post("begin", encode(BeginForm(gateway=self.name)))
+
+    async def door(self, key: str) -> Door:
+        """Return the door of a key.
+
+        Raises:
+            WrongKey: there is none.
+            InfraError: the run does not answer.
+        """
+        if key not in self._doors:
+            form = decode(await self.post("door", encode(KeyForm(key=key))), DoorForm)
+            texts: dict[int, str] = {}
+            models = {name: RemoteSession(texts) if entry is None else entry for name, entry in form.models.items()}
+            table = ModelTable(RemoteSession(texts), models)  # type: ignore[arg-type]
+            exchanges = RemoteExchanges(self, key, texts)
+            if len(self._doors) >= REMEMBERED:
+                del self._doors[next(iter(self._doors))]
+            left_out = frozenset(form.leave_out)
+            self._doors[key] = Door("", key, None, table, left_out, exchanges)  # type: ignore[arg-type]
+        return self._doors[key]
+
+    async def post(self, name: str, body: bytes) -> bytes:
+        """Send a form and return the answer.
+
+        Raises:
+            SparringError: as the run's process raised it.
+            InfraError: it does not answer.
+        """
+        try:
+            answer = await self._client.post(f"/{name}", content=body)
+        except httpx.HTTPError as error:
+            raise self._gone(error) from error
+        self._check(answer.status_code, answer.content)
+        return answer.content
+
+    async def lines(self, form: ExchangeForm, there: Callable[[], None]) -> AsyncIterator[Line]:
+        """Yield the lines of an exchange as they come.
+
+        Args:
+            form: the request.
+            there: called when the run's process has it.
+
+        Raises:
+            SparringError: as the run's process raised it.
+            InfraError: it does not answer, or another gateway has followed this one.
+        """
+        try:
+            async with self._client.stream("POST", "/exchange", content=encode(form)) as answer:
+                if answer.status_code != 200:
+                    self._check(answer.status_code, await answer.aread())
+                there()
+                rest = b""
+                async for chunk in answer.aiter_raw():
+                    *texts, rest = (rest + chunk).split(b"\n")
+                    for text in texts:
+                        yield decode(text, Line)
+        except httpx.HTTPError as error:
+            raise self._gone(error) from error
+        except WrongKey:
+            self._doors.pop(form.key, None)
+            raise
+
+    async def close(self) -> None:
+        """Close the connections to the run."""
+        await self._client.aclose()
+        os.close(self._inside)
+
+    def _check(self, status: int, body: bytes) -> None:
+        if status == ERROR:
+            raise raised(decode(body, ErrorForm))
+        if status != 200:
+            raise InfraError(f"{self._folder}: status {status}: another gateway has followed this one")
+
+    def _gone(self, error: Exception) -> InfraError:
+        return InfraError(f"{self._folder}: the run does not answer ({type(error).__name__}: {error})")

@@ -1,0 +1,273 @@
+"""`sparring gateway` as a process of its own in front of real sessions: what it is killed in is lost nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sparring.gateway.link import SOCKET
+from sparring.gateway.link_server import linked
+from sparring.gateway.server import open_door
+from sparring.generation import Completion, Delta, GenerateRequest
+from sparring.record.recorder import Recorder
+from sparring.render.demonstrate import reply_tokens
+from sparring.store.sqlite import SqliteStore
+from sparring.testing.scripted_engine import ScriptedEngine
+from sparring.testing.toy import toy_renderer, toy_task
+from sparring.types import Limits, Message, WeightRef
+
+RENDERER = toy_renderer()
+
+
+class Gated(ScriptedEngine):
+    """An engine whose turn waits behind some of its tokens while its gate is shut.
+
+    Attributes:
+        shut_at: number of tokens; None: the gate is open.
+        waits: set while a turn waits.
+        opened: lets it go on.
+    """
+
+    def __init__(self) -> None:
+        numbers = itertools.count()
+        super().__init__(lambda request: reply_tokens(RENDERER, said(next(numbers))))
+        self.shut_at: int | None = None
+        self.waits, self.opened = asyncio.Event(), asyncio.Event()
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        """Yield each token, up to the gate."""
+        number = 0
+        async for piece in super().stream(request):
+            yield piece
+            number += 1
+            if number == self.shut_at:
+                self.waits.set()
+                await self.opened.wait()
+
+
+def published(version: int) -> WeightRef:
+    return WeightRef(model="policy", version=version, checksum="", transport="", location=None)
+
+
+def said(number: int) -> Message:
+    return Message(role="assistant", content=f"reply number {number} of a few words")
+
+
+class Process:
+    """A gateway in front of a run's folder, on a port of its own, that may be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port, self.kills = folder, 0, 0
+        self.up = asyncio.Event()
+
+    async def start(self) -> None:
+        words = ("gateway", str(self.folder), "--port", str(self.port))
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "sparring.cli.main", *words), stdout=subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        line = (await self._process.stdout.readline()).decode()
+        assert line.startswith(f"gateway of {self.folder} on http://127.0.0.1:"), line
+        self.port = int(line.rpartition(":")[2])
+        self.up.set()
+
+    async def kill(self) -> None:
+        self.up.clear()
+        self._process.kill()
+        await self._process.wait()
+        self.kills += 1
+
+
+@asynccontextmanager
+async def rollout(folder: Path, engine: ScriptedEngine) -> AsyncIterator[tuple[Any, Any, Process]]:
+    """A session with a store, its door, and the gateway's process in front of it."""
+    store, process = SqliteStore(folder / "store.sqlite"), Process(folder)
+    session = Recorder(engine, RENDERER, store, max_context=30_000).open(
+        toy_task(), rollout_id="rl/0/0", seed=7, limits=Limits(max_turns=200, max_tokens=40_000)
+    )
+    async with linked(folder, "http://127.0.0.1:9"):
+        await process.start()
+        try:
+            async with open_door(session) as door:
+                assert door.url == "http://127.0.0.1:9"
+                yield session, door, process
+        finally:
+            await process.kill()
+    store.close()
+
+
+async def streamed(process: Process, key: str, messages: Sequence[Any]) -> Any:
+    """One turn of a client that sends a request again, byte by byte, whenever its connection breaks."""
+    body = {"model": "policy", "messages": list(messages), "stream": True}
+    headers = {"authorization": f"Bearer {key}"}
+    while True:
+        await process.up.wait()
+        text, finish = "", None
+        try:
+            async with (
+                httpx.AsyncClient(base_url=f"http://127.0.0.1:{process.port}", timeout=60) as client,
+                client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer,
+            ):
+                assert answer.status_code == 200, await answer.aread()
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: {"):
+                        choice = json.loads(line[6:])["choices"][0]
+                        text += choice["delta"].get("content") or ""
+                        finish = choice["finish_reason"] or finish
+        except httpx.TransportError:
+            continue
+        if finish is not None:
+            return {"role": "assistant", "content": text}
+
+
+async def conversation(folder: Path, stops: Sequence[int | None], killed: bool) -> tuple[Any, Any, int]:
+    """Hold a conversation of as many turns, with an update of the weights within some and behind each.
+
+    Args:
+        folder: of the run.
+        stops: number of sampled tokens behind which the weights are updated, by turn; None: they are not.
+        killed: whether the gateway is killed at these moments.
+
+    Returns:
+        What was recorded, what the client read, and the number of requests that the engine saw.
+    """
+    engine = Gated()
+    async with rollout(folder, engine) as (session, door, process):
+        messages: list[Any] = [{"role": "user", "content": "Begin."}]
+        for turn, stop in enumerate(stops):
+            engine.shut_at = stop
+            engine.waits.clear()
+            engine.opened.clear()
+            reply = asyncio.ensure_future(streamed(process, door.key, messages))
+            if stop is not None:
+                await engine.waits.wait()
+                if killed:
+                    await process.kill()
+                await engine.pull(published(2 * turn + 1))
+                if killed:
+                    await process.start()
+                engine.opened.set()
+            messages.append(await reply)
+            messages.append({"role": "user", "content": f"Go on, {turn}."})
+            await engine.pull(published(2 * turn + 2))
+        assert process.kills == killed * sum(stop is not None for stop in stops)
+        *earlier, last = session.segments  # that the last reply was delivered may be under way to the run yet
+        return (*earlier, replace(last, delivered=None)), messages, len(engine.requests)
+
+
+def check_killed(tmp_path: Path, stops: Sequence[int | None]) -> None:
+    """Check that a conversation whose gateway is killed is that of one whose gateway is not. Before the last turn, which
+    is left alone, the run has heard that the others were delivered."""
+    recorded = []
+    for killed in (False, True):
+        folder = tmp_path / f"killed {killed}"
+        folder.mkdir()
+        recorded.append(asyncio.run(conversation(folder, stops, killed)))
+    assert recorded[0] == recorded[1]
+    segments, messages, requests = recorded[0]
+    sampled = [segment for segment in segments if segment.model is not None]
+    assert requests == len(sampled) == len(stops)
+    assert [said(number).content for number in range(len(stops))] == [m["content"] for m in messages[1::2]]
+    versions = [2 * turn + (stop is not None) for turn, stop in enumerate(stops)]
+    assert [segment.versions.values[-1] for segment in sampled] == versions
+
+
+def test_a_gateway_that_is_killed_in_mid_stream_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    check_killed(tmp_path, [1, None, 9, 16, None])
+
+
+@pytest.mark.slow
+def test_a_hundred_kills_lose_and_double_nothing(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    check_killed(tmp_path, [*(chance.randrange(1, 20) for _ in range(100)), None])
+
+
+def test_a_client_that_leaves_and_comes_again_at_once_gets_the_same_turn(tmp_path: Path) -> None:
+    """And one that got its answer gets another: the run's process hears of both before the next request."""
+    leaves = 10
+
+    async def main() -> int:
+        engine = Gated()
+        async with rollout(tmp_path, engine) as (_, door, process):
+            engine.shut_at = 3
+            body = {"model": "policy", "messages": [{"role": "user", "content": "Begin."}], "stream": True}
+            headers = {"authorization": f"Bearer {door.key}"}
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{process.port}", headers=headers) as client:
+                for _ in range(leaves):
+                    async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                        await anext(answer.aiter_lines())
+            engine.opened.set()
+            for number in range(3):
+                assert (await streamed(process, door.key, body["messages"]))["content"] == said(number).content
+            return len(engine.requests)
+
+    assert asyncio.run(main()) == 3
+
+
+def test_every_endpoint_answers_through_the_process(tmp_path: Path) -> None:
+    """Whole answers with log-probabilities, counts, models, and refusals."""
+
+    async def main() -> list[httpx.Response]:
+        engine = ScriptedEngine(lambda request: reply_tokens(RENDERER, said(0)))
+        async with rollout(tmp_path, engine) as (_, door, process):
+            key = {"authorization": f"Bearer {door.key}"}
+            body = {"model": "policy", "messages": [{"role": "user", "content": "Hi\u2028there"}]}
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{process.port}", headers=key) as client:
+                answers = [
+                    await client.post("/v1/chat/completions", json={**body, "logprobs": True}),
+                    await client.post("/v1/messages", json={**body, "max_tokens": 3}),
+                    await client.post("/v1/messages/count_tokens", json=body),
+                    await client.get("/v1/models"),
+                    await client.post("/v1/chat/completions", json={**body, "model": "gpt-9"}),
+                    await client.post("/v1/chat/completions", json=body, headers={"authorization": "Bearer sk-no"}),
+                    await client.post("/v1/chat/completions", json={**body, "max_tokens": 2}, headers=key),
+                ]
+                await client.post("/v1/chat/completions", json=body)
+            return answers
+
+    answers = asyncio.run(main())
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 404, 401, 200]
+    choice = answers[0].json()["choices"][0]
+    assert choice["message"]["content"] == said(0).content
+    assert "".join(entry["token"] for entry in choice["logprobs"]["content"]).startswith(said(0).content)
+    assert answers[1].json()["stop_reason"] == "max_tokens"
+    assert answers[2].json()["input_tokens"] == answers[0].json()["usage"]["prompt_tokens"]
+    assert [row["id"] for row in answers[3].json()["data"]] == ["policy"]
+
+
+@pytest.mark.parametrize("socket", [False, True])
+def test_a_run_that_is_not_going_on_is_refused(
+    tmp_path: Path, socket: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sparring.cli.main import main
+
+    async def left() -> None:
+        """A socket as a run leaves it that was killed."""
+        async with linked(tmp_path, "http://127.0.0.1:9"):
+            (tmp_path / "kept").hardlink_to(tmp_path / SOCKET)
+
+    if socket:
+        asyncio.run(left())
+        (tmp_path / "kept").rename(tmp_path / SOCKET)
+    assert main(["gateway", str(tmp_path), "--port", "0"]) == 2
+    assert capsys.readouterr().err.startswith(f"{tmp_path}: expected a run that is going on")
+
+
+def test_it_needs_no_torch() -> None:
+    code = (
+        "import sys, sparring.cli.gateway, sparring.launch.gateway, sparring.gateway.link_server\n"
+        "print([name for name in ('torch', 'transformers', 'numpy', 'tokenizers') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
