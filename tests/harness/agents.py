@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,7 @@ def play(
     max_context: int = 400_000,
     prompt: str = "Do it.",
     native: Any = None,
+    fail_on: Collection[int] = (),
 ) -> Played:
     """Play a rollout of the folder world.
 
@@ -131,6 +132,7 @@ def play(
         max_context: ids.
         prompt: of the task.
         native: an engine that samples in the place of the scripted one.
+        fail_on: numbers of the requests, counted from 1, that the scripted engine fails.
     """
     left = iter(()) if callable(replies) else iter(replies)
 
@@ -138,7 +140,7 @@ def play(
         reply = replies(RENDERER.decode(request.tokens)) if callable(replies) else next(left)
         return reply_tokens(RENDERER, reply) if isinstance(reply, Message) else reply
 
-    engine: Any = ScriptedEngine(script) if native is None else Requested(native)
+    engine: Any = ScriptedEngine(script, fail_on=fail_on) if native is None else Requested(native)
     notes: list[tuple[str, dict[str, Any]]] = []
     loaded = load_harness(harness, ("policy",), open_door, PROGRAMS)
     log = AttemptLog(recorded=lambda kind, name, data: notes.append((kind, dict(data))))

@@ -65,6 +65,16 @@ def test_a_limit_ends_the_rollout_whatever_the_client_makes_of_it(client: Client
     assert (played.turns, played.exact) == (2, 1.0)
 
 
+@pytest.mark.parametrize("client", CLIENTS[:3], ids=lambda client: client.preset)
+def test_a_client_that_is_answered_503_asks_again_and_no_turn_is_doubled(client: Client) -> None:
+    """The engine fails once: the client's own retry is the turn, and the failed request leaves nothing."""
+    replies = [client.runs("cat question.txt"), client.runs("echo 42 > answer.txt"), client.ends("All done.")]
+    played = play(client.preset, replies, fail_on=[2])
+    assert len(played.engine.requests) == 4, "one request failed and was sent again"
+    assert (played.ending, played.reward) == ("answered", 1.0), played.note
+    assert (played.turns, played.roots, played.branches, played.exact) == (3, 1, 1, 0.75), played.note
+
+
 @pytest.mark.parametrize("preset", ["pi", "langgraph-anthropic", "openai-agents-responses"])
 def test_the_native_engine_serves_a_program_that_samples_noise(preset: str, tmp_path: Path) -> None:
     """Random weights, random replies: what they are is recorded, whatever the client makes of them."""
