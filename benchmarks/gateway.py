@@ -33,6 +33,7 @@ from sparring.gateway.server import open_door
 from sparring.generation import Sampling
 from sparring.record.recorder import Recorder
 from sparring.render.demonstrate import reply_tokens
+from sparring.stages.runtime.garbage import fewer_collections
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Limits, Message
@@ -223,8 +224,9 @@ def bare(pipe: Any) -> None:
         serving = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.01)
-        pipe.send((f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", ["none"]))
-        await serving
+        with fewer_collections():
+            pipe.send((f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", ["none"]))
+            await serving
 
     asyncio.run(serve())
 
@@ -259,8 +261,9 @@ def gateway(pipe: Any) -> None:
         async with AsyncExitStack() as stack:
             sessions = (recorder.open(toy_task(), rollout_id=f"r{n}", seed=7, limits=limits) for n in range(ROLLOUTS))
             doors = [await stack.enter_async_context(open_door(session)) for session in sessions]
-            pipe.send((doors[0].url, [door.key for door in doors]))
-            await asyncio.Event().wait()
+            with fewer_collections():  # as in a run
+                pipe.send((doors[0].url, [door.key for door in doors]))
+                await asyncio.Event().wait()
 
     asyncio.run(serve())
 
