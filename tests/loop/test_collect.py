@@ -221,3 +221,36 @@ def test_each_domain_is_collected_from_its_teacher(given: Path) -> None:
     sums = {sum(map(int, text.removesuffix(" = ?").split(" + "))): name for text, name in questions.items()}
     assert len(sums) > 4 and set(sums.values()) == {"big", "small"}
     assert all(name == ("small" if total % 2 else "big") for total, name in sums.items())
+
+
+def test_every_agent_of_a_program_is_collected_with_its_own_tools(given: Path) -> None:
+    """The sub-agent speaks last: neither is its conversation the only one, nor its reply the rollout's answer."""
+
+    def speaks(body: dict) -> tuple[int, dict]:
+        if body["messages"][0]["content"].startswith("Search"):
+            return message("nothing", reasoning_content="I search")
+        return solves(body)
+
+    server = ChatServer(speaks)
+    harness = f"rollout.harness={Path(__file__).parent / 'branching_client.py'}:agent"
+    settings = (
+        harness,
+        "collect.min_reward=0.0",
+        "collect.tasks=3",
+        "sft.steps=1",
+        "rollout.retries=0",
+        "env.limits.max_turns=4",
+    )
+    try:
+        assert collecting(given, server, '["collect", "sft"]', *settings) == 0
+    finally:
+        server.stop()
+    rows = [json.loads(line) for line in (given.parent / "runs/tiny/collect/traces.jsonl").read_text().splitlines()]
+    assert [[entry["role"] for entry in row["messages"]] for row in rows] == [
+        ["user", "assistant", "tool", "assistant"],
+        ["user", "assistant"],
+    ] * 3
+    assert [list(row) for row in rows] == [["messages", "task", "reward"], ["messages", "tools", "task", "reward"]] * 3
+    assert [tool["function"]["name"] for tool in rows[1]["tools"]] == ["search"]
+    with closing(SqliteStore(given.parent / "runs/tiny/store.sqlite")) as store:
+        assert store.get("stage/sft")["rows"] == 6, "each conversation is a row"
