@@ -11,6 +11,24 @@ from sparring.protocols import Episode
 from sparring.types import Message, ToolCall
 
 
+async def whole(stream: Any) -> dict[str, Any]:
+    """Put the pieces of a streamed reply together; return it as a message, with its finish reason beside it."""
+    content, calls, finish = "", {}, None
+    async for chunk in stream:
+        (choice,) = chunk.choices
+        content += choice.delta.content or ""
+        for piece in choice.delta.tool_calls or ():
+            call = calls.setdefault(
+                piece.index, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+            )
+            call["id"] += piece.id or ""
+            call["function"]["name"] += piece.function.name or ""
+            call["function"]["arguments"] += piece.function.arguments or ""
+        finish = choice.finish_reason or finish
+    message = {"role": "assistant", "content": content, **({"tool_calls": list(calls.values())} if calls else {})}
+    return {"message": message, "finish_reason": finish}
+
+
 async def agent(episode: Episode) -> None:
     """Call tools until the model stops calling them."""
     opened = await episode.env.open(episode.task, episode.box)
@@ -28,20 +46,23 @@ async def agent(episode: Episode) -> None:
         messages: list[Any] = [
             {"role": message.role, "content": message.content} for message in (*episode.task.messages, *opened.messages)
         ]
+        streams = True
         while True:
-            stream: Any = await client.chat.completions.create(
-                model="policy", messages=messages, tools=tools or openai.omit, stream=len(messages) % 2 == 0
+            reply: Any = await client.chat.completions.create(
+                model="policy", messages=messages, tools=tools or openai.omit, stream=streams
             )
-            said = await whole(stream) if len(messages) % 2 == 0 else stream.choices[0]
-            messages.append(said.message.model_dump(exclude_none=True))
+            choice = await whole(reply) if streams else reply.choices[0].model_dump(exclude_none=True)
+            streams = not streams
+            message = choice["message"]
+            messages.append(message)
             calls = tuple(
-                ToolCall(id=call.id, name=call.function.name, arguments={"code": "print(1)"})
-                for call in said.message.tool_calls or ()
+                ToolCall(id=call["id"], name=call["function"]["name"], arguments={"code": "print(1)"})
+                for call in message.get("tool_calls", ())
             )
             answer = await episode.env.step(
-                Message(role="assistant", content=said.message.content or "", tool_calls=calls)
+                Message(role="assistant", content=message.get("content") or "", tool_calls=calls)
             )
-            if answer.done or said.finish_reason == "length":
+            if answer.done or choice["finish_reason"] == "length":
                 return
             messages += [
                 {"role": m.role, "content": m.content, **({"tool_call_id": m.tool_call_id} if m.role == "tool" else {})}

@@ -24,7 +24,8 @@ def template() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         command = [sys.executable, str(TEMPLATE), str(its.fileno())]
-        return ours, subprocess.Popen(command, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
+        alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # imports start no threads, which a fork would lose
+        return ours, subprocess.Popen(command, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, env=alone)
 
 
 class Forked(subprocess.Popen[str]):
