@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring.envs.named import named
-from sparring.errors import BadInput, EnvError, boundary, refusal
+from sparring.errors import BadInput, HarnessError, boundary, refusal
 from sparring.harness.chat import ChatHarness
 from sparring.harness.clients import CLIENTS, clients_of, with_clients
 from sparring.harness.preset import KEY, preset_names
@@ -37,9 +37,9 @@ class CallableHarness:
         Raises:
             LimitReached: a limit of the task was hit.
             EngineError: the engine failed.
-            EnvError: the function raised something untyped.
+            HarnessError: the function raised something untyped.
         """
-        with boundary(EnvError, f"harness {self.name}"):
+        with boundary(HarnessError, f"harness {self.name}"):
             await self._function(episode)
 
 

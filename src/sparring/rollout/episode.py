@@ -408,6 +408,11 @@ class RunningEpisode:
         """The failure of a request that was not made again and answered; a client may hide it."""
         return next((s.failure for s in self._limited.values() if s.failure is not None), None)
 
+    @property
+    def limit(self) -> LimitReached | None:
+        """The limit that ended a role's conversation; None where none did."""
+        return next((s.limit for s in self._sessions.values() if s.limit is not None), None)
+
     def trajectories(self, outcome: Outcome, timing: Timing) -> tuple[Trajectory, ...]:
         """Return what was recorded: one trajectory per role that was asked, in the order in which the world names
         them; of the first role alone where nobody was asked. Each session adds its `generate_s` to `timing`. A role

@@ -16,7 +16,7 @@ from sparring.envs.domains import Domains
 from sparring.envs.executor import Executor, InlineExecutor
 from sparring.errors import (
     BadInput,
-    EnvError,
+    HarnessError,
     InfraError,
     JudgeError,
     LimitReached,
@@ -404,6 +404,8 @@ class RolloutRunner:
         phases = episode.env.phases
         try:
             outcome = await self._held(episode)
+        except HarnessError as error:  # a client raises what it was answered with
+            raise phases.struck or episode.failure or error from None
         except InfraError as error:
             raise phases.struck or error from None
         failure = phases.struck or episode.failure
@@ -414,10 +416,14 @@ class RolloutRunner:
     async def _held(self, episode: RunningEpisode) -> Outcome:
         """Let the harness run."""
         try:
-            with episode.env.phases.within("harness"), boundary(EnvError, "harness"):
+            with episode.env.phases.within("harness"), boundary(HarnessError, "harness"):
                 await InlineExecutor().run(self._harness.run, episode)
         except LimitReached as limit:
             return outcome_at(limit)
+        except HarnessError:
+            if episode.limit is None:
+                raise
+            return outcome_at(episode.limit)
         except PolicyFailure:
             return MALFORMED
         except asyncio.CancelledError:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from fates import FatedBoxes, FatedWorld, make_stack
 
-from sparring.errors import EngineError, LimitReached
+from sparring.errors import EngineError, LimitReached, SparringError
+from sparring.harness.chat import ChatHarness
+from sparring.harness.load import CallableHarness
+from sparring.protocols import Episode
 from sparring.record.recorder import Recorder
 from sparring.render.demonstrate import reply_tokens
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.phases import LimitedSession, Phases, Waits
+from sparring.rollout.runner import RolloutRunner
+from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
-from sparring.testing.toy import toy_renderer, toy_task
-from sparring.types import Limits, Message
+from sparring.testing.toy import toy_renderer, toy_script, toy_task
+from sparring.types import Limits, Message, Outcome
 
 RENDERER = toy_renderer()
 
@@ -57,3 +63,32 @@ def test_a_limit_is_remembered_and_a_prompt_that_was_too_long_is_not() -> None:
         assert recorded.limit.reason == "max_turns"
 
     asyncio.run(main())
+
+
+async def complains(episode: Episode) -> None:
+    """A client's program: it raises its own error for whatever is no answer, as the vendors' clients do."""
+    try:
+        await ChatHarness().run(episode)
+    except SparringError as error:
+        raise RuntimeError("Error code: 400") from error
+
+
+@pytest.mark.parametrize(
+    ("limits", "fail_on", "outcome", "failure"),
+    [
+        ({"max_turns": 1}, (), Outcome(kind="truncated", reason="max_turns"), None),
+        ({}, (2,), None, "EngineError"),
+        ({}, (), Outcome(kind="completed", reason="answered"), None),
+    ],
+)
+def test_a_program_that_raises_what_it_was_answered_with_ended_by_that(
+    limits: dict[str, int], fail_on: tuple[int, ...], outcome: Outcome | None, failure: str | None
+) -> None:
+    stack = make_stack(engine=ScriptedEngine(toy_script(toy_renderer()), fail_on=fail_on), retries=0, **limits)
+    runner = RolloutRunner(
+        FatedWorld(stack.fates), FatedBoxes(stack.fates), stack.recorder, CallableHarness(complains), stack.config
+    )
+    done = run_virtual(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1))[0]
+    ended = done.rollout.outcome
+    assert outcome is None or ended == outcome
+    assert (ended.failure.error if ended.failure else None) == failure
