@@ -8,7 +8,10 @@ from typing import Any
 
 from sparring.errors import BadInput, refusal
 from sparring.reply import AnsweringSession
-from sparring.types import POLICY, Message
+from sparring.types import POLICY, Label, Message
+
+AUXILIARY = "auxiliary"
+"""Name under which the policy answers titles and routes: what it says there is recorded, and not trained."""
 
 
 class UnknownModel(BadInput):
@@ -21,8 +24,8 @@ class ModelTable:
     Args:
         policy: session of the model that is trained; its name is `policy`.
         models: what answers to other names: a session, of an auxiliary or an external model, or the name of an entry
-            that answers. A name may have `*` for any letters; plain names go before, then those with `*` in their
-            order.
+            that answers, which may be `auxiliary`. A name may have `*` for any letters; plain names go before, then
+            those with `*` in their order.
 
     Raises:
         BadInput: an entry names one that is not there or that names another, or stands for the policy's name.
@@ -32,23 +35,26 @@ class ModelTable:
         if POLICY in models:
             do = "name the other model otherwise"
             raise refusal(f"models.{POLICY}", "the rollout's own session", "another", do)
-        sessions = {POLICY: policy, **{name: model for name, model in models.items() if not isinstance(model, str)}}
+        own = {name: model for name, model in models.items() if not isinstance(model, str)}
+        sessions = {POLICY: policy, AUXILIARY: policy, **own}
         for alias, name in models.items():
             if isinstance(name, str) and name not in sessions:
                 raise refusal(f"models.{alias}", f"one of {', '.join(sessions)}", repr(name), "correct the table")
         self._sessions = sessions
+        self._hidden = {POLICY, AUXILIARY} - own.keys()
         self._targets = {alias: name for alias, name in models.items() if isinstance(name, str)}
         self._patterns = tuple(name for name in models if "*" in name)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names without `*`, the policy's first."""
-        return tuple(name for name in dict.fromkeys((*self._sessions, *self._targets)) if "*" not in name)
+        names = (POLICY, *(name for name in self._sessions if name not in self._hidden), *self._targets)
+        return tuple(name for name in names if "*" not in name)
 
     @property
     def entries(self) -> dict[str, str | None]:
         """The names beside the policy's, each with the entry that answers to it; None where it has a session."""
-        own: dict[str, str | None] = dict.fromkeys(name for name in self._sessions if name != POLICY)
+        own: dict[str, str | None] = dict.fromkeys(name for name in self._sessions if name not in self._hidden)
         return own | self._targets
 
     def session(self, name: str) -> AnsweringSession:
@@ -57,15 +63,24 @@ class ModelTable:
         Raises:
             UnknownModel: there is none.
         """
-        entry = name
-        if name not in self._sessions and name not in self._targets:
-            pattern = next((pattern for pattern in self._patterns if fnmatchcase(name, pattern)), None)
-            if pattern is None:
-                expected = f"one of {', '.join((*self.names, *self._patterns))}"
-                do = "name one of these, or let the door answer to this name too"
-                raise UnknownModel(str(refusal("model", expected, repr(name), do)))
-            entry = pattern
-        return self._sessions[self._targets.get(entry, entry)]
+        return self._sessions[self._entry(name)]
+
+    def label(self, name: str) -> Label | None:
+        """Return the label of replies of the model with this name; None where nothing but the request decides. Raises
+        as `session` does."""
+        is_auxiliary = AUXILIARY in self._hidden and self._entry(name) == AUXILIARY
+        return "auxiliary" if is_auxiliary else None
+
+    def _entry(self, name: str) -> str:
+        """Return the name of the session that answers to a name."""
+        if name in self._sessions or name in self._targets:
+            return self._targets.get(name, name)
+        pattern = next((pattern for pattern in self._patterns if fnmatchcase(name, pattern)), None)
+        if pattern is None:
+            expected = f"one of {', '.join((*self.names, *self._patterns))}"
+            do = "name one of these, or let the door answer to this name too"
+            raise UnknownModel(str(refusal("model", expected, repr(name), do)))
+        return self._targets.get(pattern, pattern)
 
     def conversation(self, reply: str) -> Sequence[Message] | None:
         """Return all messages up to a reply of any of the sessions, itself included; None where there is no such

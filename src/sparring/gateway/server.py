@@ -17,7 +17,7 @@ import socket
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -294,7 +294,7 @@ class Gateway:
         """
         door = await self._door(request)
         call = _call(request, await _body(request), door)
-        client_request = dialect.read(call)
+        client_request = _labelled(dialect.read(call), door.models)
         session = door.models.session(client_request.model)
         headers = {NOTED: ", ".join(client_request.noted)} if client_request.noted else {}
         if client_request.samples_nothing:
@@ -376,6 +376,14 @@ async def open_door(
         await gateway.shut(door, drop=True)
         raise
     await gateway.shut(door)
+
+
+def _labelled(client_request: ClientRequest, models: ModelTable) -> ClientRequest:
+    """Return a request with the label of its model, where its client gives none. Raises `UnknownModel`."""
+    label, evidence = models.label(client_request.model), client_request.evidence
+    if label is None or evidence.label is not None:
+        return client_request
+    return replace(client_request, evidence=replace(evidence, label=label))
 
 
 async def _body(request: Request) -> bytes:

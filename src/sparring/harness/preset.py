@@ -41,8 +41,8 @@ class AgentProgram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Vendor's API that it speaks."""
 
     models: dict[str, str] = {}
-    """Other names that the program has for models, each with the one that answers: `policy`. `*` stands for any
-    letters."""
+    """Other names that the program has for models, each with the one that answers: `policy`, or `auxiliary`, whose
+    replies are not trained. `*` stands for any letters."""
 
     leave_out: tuple[str, ...] = ()
     """Types of tools of the vendor's servers that are left out of requests in the place of refusing them."""

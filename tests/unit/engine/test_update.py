@@ -11,6 +11,7 @@ from sparring.generation import GenerateRequest, Sampling, ScoreRequest
 from sparring.model.attention import Packed
 from sparring.model.head import token_quantities
 from sparring.model.load import load
+from sparring.testing.tiny_models import tiny_model
 from sparring.weights.inline import publish
 
 pytestmark = [pytest.mark.usefixtures("kernel_path"), pytest.mark.kernel_paths(portable=False)]
@@ -150,16 +151,20 @@ def test_a_step_of_generation_that_does_not_give_what_the_model_gives_refuses_th
 
 
 @pytest.mark.kernel_paths("best")
-def test_where_the_old_weights_are_not_what_they_were_nothing_is_served_until_an_update_is_verified(serve, trained):
+def test_where_the_old_weights_are_not_what_they_were_nothing_is_served_until_an_update_is_verified(
+    serve, trained, tmp_path
+):
     """Version 1 is served; somebody writes in its weights; a bad version 2 is refused, and there is no good one to go
     back to."""
     bad = damaged(replace(trained, version=2), "probe")
+    # the same weights with room for replies that no update is too late for
+    path = tiny_model("qwen3", tmp_path / "long", tied=True, seed=4, max_position_embeddings=8192)
 
     async def scenario(engine):
         await engine.pull(trained)
         good = await engine.generate(request(1))
-        stream = engine.stream(request(max_tokens=200, conversation="c"))
-        crowd = [asyncio.create_task(engine.generate(request(number, max_tokens=200))) for number in range(2, 40)]
+        stream = engine.stream(request(max_tokens=8000, conversation="c"))
+        crowd = [asyncio.create_task(engine.generate(request(number, max_tokens=8000))) for number in range(2, 40)]
         await anext(stream)
         engine._model.state()["model.norm.weight"].add_(0.5)
         with pytest.raises(WeightsError, match="restoring the old weights failed too"):
@@ -177,6 +182,6 @@ def test_where_the_old_weights_are_not_what_they_were_nothing_is_served_until_an
         pool = engine._scheduler.cache.pool
         return good, failed, await engine.generate(request(1)), engine.version, pool.num_free == pool.num_pages
 
-    good, failed, healed, version, free = serve(scenario)
+    good, failed, healed, version, free = serve(scenario, path=path)
     assert any(isinstance(answer, EngineError) for answer in failed[:-1]) and isinstance(failed[-1], EngineError)
     assert (healed.tokens, healed.logprobs, version) == (good.tokens, good.logprobs, 1) and free

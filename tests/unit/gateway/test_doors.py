@@ -77,6 +77,20 @@ def test_a_name_leads_to_its_model() -> None:
     assert (listed["first_id"], listed["last_id"]) == ("policy", "claude-haiku-5")
 
 
+def test_a_name_for_titles_and_routes_is_answered_by_the_policy_and_labelled() -> None:
+    session = opened(says(said("A title"), said("Hello"), said("Again")))
+    models = {"*-mini": "auxiliary", "*": "policy"}
+    requests = [
+        ("/v1/chat/completions", {"x-api-key": "KEY"}, {**BODY, "model": name})
+        for name in ("gpt-9-mini", "gpt-9", "auxiliary")
+    ]
+    answers = posted(session, [*requests, ("/v1/models", {"x-api-key": "KEY"}, None)], models=models)
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert [row["id"] for row in answers[-1].json()["data"]] == ["policy"]
+    sampled = [segment for segment in session.segments if segment.model is not None]
+    assert [segment.label for segment in sampled] == ["auxiliary", "agent", "auxiliary"]
+
+
 def test_an_unknown_model_is_refused_with_the_names_that_there_are() -> None:
     session = opened(says())
     requests: list[Any] = [
@@ -104,8 +118,8 @@ def test_an_unknown_model_is_refused_with_the_names_that_there_are() -> None:
 @pytest.mark.parametrize(
     ("models", "text"),
     [
-        ({"a": "b"}, "models.a: expected one of policy, got 'b'"),
-        ({"a": "policy", "b": "a"}, "models.b: expected one of policy, got 'a'"),
+        ({"a": "b"}, "models.a: expected one of policy, auxiliary, got 'b'"),
+        ({"a": "policy", "b": "a"}, "models.b: expected one of policy, auxiliary, got 'a'"),
         ({"policy": "policy"}, "models.policy: expected the rollout's own session"),
     ],
 )
