@@ -237,6 +237,7 @@ class Yielding(ScriptedEngine):
     async def generate(self, request: Any) -> Any:
         """Return all of them at once."""
         *_, completion = [piece async for piece in super().stream(replace(request, conversation=None))]
+        self.requests.clear()
         return completion
 
     async def stream(self, request: Any) -> Any:
@@ -244,6 +245,7 @@ class Yielding(ScriptedEngine):
         async for piece in super().stream(replace(request, conversation=None)):
             yield piece
             await asyncio.sleep(0)
+        self.requests.clear()  # each has its whole prompt, which every garbage collection would walk
 
 
 def gateway(pipe: Any) -> None:

@@ -279,6 +279,21 @@ def body_of(data: bytes) -> dict[str, Any]:
         BadInput: it is no JSON object of UTF-8; NaN and infinities are no JSON.
     """
     try:
+        body = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        body = _read_slowly(data)
+    if not isinstance(body, dict):
+        raise refusal("body", "a JSON object", type(body).__name__, "correct the request")
+    return body
+
+
+def _read_slowly(data: bytes) -> Any:
+    """Read a body that is no plain JSON, to say what is wrong with it, or because a number has no double.
+
+    Raises:
+        BadInput: see `body_of`.
+    """
+    try:
         body = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
         if _ESCAPED_HALF.search(data) is not None:
             _encoded(body)
@@ -288,6 +303,4 @@ def body_of(data: bytes) -> dict[str, Any]:
         ) from None
     except (ValueError, RecursionError) as error:
         raise refusal("body", "a JSON object in UTF-8", str(error), "correct the request") from None
-    if not isinstance(body, dict):
-        raise refusal("body", "a JSON object", type(body).__name__, "correct the request")
     return body

@@ -76,18 +76,19 @@ class Exchange:
         self.over = False
         self.broken = False
         self.wakers: set[Callable[[], None]] = set()
-        self._session, self._client_request = session, client_request
+        self._session, self._num_samples = session, client_request.samples
         self._shown = [ShownReply() for _ in range(client_request.samples)]
         self._ids: dict[int, str] = {}
         self._delivered = False
-        self.sampling = asyncio.get_running_loop().create_task(self._sample())
+        # the request goes with this task: exchanges are remembered, and whole conversations need not be
+        self.sampling = asyncio.get_running_loop().create_task(self._sample(client_request))
 
     @property
     def whole(self) -> list[SampledReply]:
         """The replies, in order. Raises the error that stands in their place."""
         if self.error is not None:
             raise self.error
-        return [self.replies[sample] for sample in range(self._client_request.samples)]
+        return [self.replies[sample] for sample in range(self._num_samples)]
 
     def deliver(self, delivered: bool) -> None:
         """Take note of whether a connection that read the answer got it to its end. Where one did, it is delivered."""
@@ -106,13 +107,13 @@ class Exchange:
         if not self._ids:
             self.sampling.cancel()
 
-    async def _sample(self) -> None:
-        samples = range(self._client_request.samples)
+    async def _sample(self, wanted: ClientRequest) -> None:
         try:
-            if len(samples) == 1:
-                await self._reply(0)
+            if wanted.samples == 1:
+                await self._reply(0, wanted)
             else:
-                for error in await asyncio.gather(*map(self._reply, samples), return_exceptions=True):
+                replies = (self._reply(sample, wanted) for sample in range(wanted.samples))
+                for error in await asyncio.gather(*replies, return_exceptions=True):
                     if error is not None:
                         raise error
         except SparringError as error:
@@ -124,8 +125,7 @@ class Exchange:
             self.over = True
             self._wake()
 
-    async def _reply(self, sample: int) -> None:
-        wanted = self._client_request
+    async def _reply(self, sample: int, wanted: ClientRequest) -> None:
         reply = await self._session.reply(
             wanted.messages,
             wanted.tools,

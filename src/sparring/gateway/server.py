@@ -24,10 +24,10 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 import uvicorn
-from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError, refusal
 from sparring.gateway.chat_completions import ChatCompletions
@@ -192,6 +192,7 @@ class Gateway:
             log_config=None,
             lifespan="off",
             access_log=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=1,
             ws="none",  # a client that asks for a socket is answered like any other, by a route
         )
@@ -204,7 +205,7 @@ class Gateway:
             server.should_exit = True
             await serving
 
-    def application(self) -> Starlette:
+    def application(self) -> ASGIApp:
         """Return the ASGI application."""
         posted = {path: self._endpoint(dialect) for dialect in DIALECTS for path in _paths(dialect)}
         posted[Messages.path + "/count_tokens"] = self._counting(Messages(), "input_tokens")
@@ -218,7 +219,7 @@ class Gateway:
         routes.append(Route("/v1/rewards", self._rewards.endpoint, methods=["POST"]))
         routes.append(Route("/mcp", self._tools, methods=["GET", "POST", "DELETE"]))
         routes += [Route("/health", self._health), Route("/openapi.json", self._openapi)]
-        return Starlette(routes=[*routes, Mount(PATH, routes=routes)], exception_handlers={404: _no_endpoint})
+        return Router([*routes, Mount(PATH, app=Router(routes, default=_no_endpoint))], default=_no_endpoint)
 
     def _endpoint(self, dialect: Dialect) -> Any:
         async def endpoint(request: Request) -> Response:
@@ -447,11 +448,13 @@ def _paths(dialect: Dialect) -> tuple[str, ...]:
     return (dialect.path, dialect.path.replace("/v1beta/", "/v1/")) if isinstance(dialect, Gemini) else (dialect.path,)
 
 
-async def _no_endpoint(request: Request, error: Exception) -> Response:
+async def _no_endpoint(scope: Scope, receive: Receive, send: Send) -> None:
     """Refuse a path that no endpoint has, such as that of a vendor's own compaction."""
+    request = Request(scope)
     text = str(refusal("path", "an endpoint of /openapi.json", repr(request.url.path), "leave this request out"))
     body = msgspec.json.encode(_dialect_of(request).error(404, text))
-    return Response(body, status_code=404, media_type="application/json", headers=NO_RETRY)
+    response = Response(body, status_code=404, media_type="application/json", headers=NO_RETRY)
+    await response(scope, receive, send)
 
 
 def _dialect_of(request: Request) -> Dialect:

@@ -82,12 +82,12 @@ class TextEscaper:
     def _message(self, message: Message) -> Message:
         own = message.role == "assistant"
         parts = plain_parts(message.content) if own else [(message.content, True)]
-        return dataclasses.replace(
-            message,
-            content="".join(self._marked(text) if plain else text for text, plain in parts),
-            name=message.name and self._marked(message.name),
-            tool_call_id=message.tool_call_id and self._marked(message.tool_call_id),
-        )
+        content = "".join(self._marked(text) if plain else text for text, plain in parts)
+        name = message.name and self._marked(message.name)
+        id = message.tool_call_id and self._marked(message.tool_call_id)
+        if (content, name, id) == (message.content, message.name, message.tool_call_id):
+            return message  # as nearly all are
+        return dataclasses.replace(message, content=content, name=name, tool_call_id=id)
 
     def _value(self, value: Any, key: Any = None) -> Any:
         if isinstance(value, str):
