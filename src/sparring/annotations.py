@@ -154,6 +154,55 @@ class Annotation(StrEnum):
         writers=("algo/loss/policy.py",),
         readers=("algo/loss/policy.py",),
     )
+    OBJECTIVE = Declaration(
+        name="objective",
+        meaning="the token's part in what the policy term raises, where trajectories of several rows are sequences",
+        unit="reward",
+        writers=("algo/loss/policy.py",),
+        readers=("algo/loss/policy.py",),
+    )
+    SLOPE = Declaration(
+        name="slope",
+        meaning="derivative of the sum of all `objective` by the log-probability of the token",
+        unit="reward per nat",
+        writers=("algo/loss/policy.py",),
+        readers=("algo/loss/policy.py",),
+    )
+    RATIO = Declaration(
+        name="ratio",
+        meaning="the token's ratio, for the metric, beside `objective`",
+        unit="1",
+        writers=("algo/loss/policy.py",),
+        readers=("algo/loss/policy.py",),
+    )
+    STOPPED = Declaration(
+        name="stopped",
+        meaning="whether the gate stops the token, for the metric, beside `objective`",
+        unit="0 or 1",
+        writers=("algo/loss/policy.py",),
+        readers=("algo/loss/policy.py",),
+    )
+    CORRECTION_WEIGHT = Declaration(
+        name="correction_weight",
+        meaning="the correction's weight of the token, for the metric, beside `objective`",
+        unit="1",
+        writers=("algo/loss/policy.py",),
+        readers=("algo/loss/policy.py",),
+    )
+    CORRECTION_TRUNCATED = Declaration(
+        name="correction_truncated",
+        meaning="whether that weight was beyond the bounds",
+        unit="0 or 1",
+        writers=("algo/loss/policy.py",),
+        readers=("algo/loss/policy.py",),
+    )
+    CORRECTION_REJECTED = Declaration(
+        name="correction_rejected",
+        meaning="whether the correction rejects the token",
+        unit="0 or 1",
+        writers=("algo/loss/policy.py",),
+        readers=("algo/loss/policy.py",),
+    )
     KTO_SHIFT = Declaration(
         name="kto_shift",
         meaning="mean log ratio of KTO's mismatched rows of the optimiser step, the same at every token",

@@ -20,12 +20,16 @@ READING = {"get": 0, "read": 0, "reads": 0, "check_asked": 2}
 """Likewise calls that take one from rows, or ask whether somebody does."""
 OTHER_MEANINGS = {
     "chosen": "a side of a pair, a choice of the user",
+    "correction_rejected": "a metric",
+    "correction_truncated": "a metric",
+    "correction_weight": "a metric",
     "implicit": "the role of a model beside the policy",
     "kl_coefficient": "a metric",
     "kto_shift": "a metric",
     "margin": "a key of a preference row, a metric",
     "probability_squares": "a quantity of the model's head",
     "proximal": "a value of [algo] anchor",
+    "ratio": "a key of the configuration, a metric",
     "reference": "a key of the configuration",
     "return": "a metric of the critic",
     "reward": "a metric, a key of a record",

@@ -212,7 +212,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def unit(self) -> Unit:
-        """Return the unit that no micro-batch may split: the largest of any part."""
+        """Return the largest unit of any part: tokens of one look at each other."""
         units = {self.ratio.unit, self.gate.unit, *self.correction_rule.units}
         return next(unit for unit in ("sequence", "turn", "token") if unit in units)
 

@@ -42,12 +42,7 @@ class SequenceRatio(
     facts: ClassVar[Facts] = Facts(
         source="arXiv 2507.18071, equation 7; `per_token` equation 14",
         defaults={"per_token": "off"},
-        differences=(
-            (
-                "A sequence is one row: where a trajectory branches, tokens that an earlier branch claims are in no "
-                "other's ratio."
-            ),
-        ),
+        differences=("A sequence is all that was sampled in a trajectory, in whichever branch.",),
     )
 
     unit: ClassVar[Unit] = "sequence"
@@ -94,12 +89,7 @@ class ProductRatio(
     facts: ClassVar[Facts] = Facts(
         source="Precup, Sutton and Singh 2000",
         defaults={},
-        differences=(
-            (
-                "A sequence is one row: where a trajectory branches, tokens that an earlier branch claims are in no "
-                "other's ratio."
-            ),
-        ),
+        differences=("A sequence is all that was sampled in a trajectory, in whichever branch.",),
     )
 
     unit: ClassVar[Unit] = "sequence"

@@ -25,8 +25,8 @@ instead of turning the weights into NaN."""
 class PolicyTokens:
     """Inputs of a ratio, a gate or a correction, each [M].
 
-    Only `logprob` and `entropy` have gradients. A sequence is a row, which is one branch of a trajectory; a turn is
-    what the policy sampled of it between two pieces of context.
+    Only `logprob` and `entropy` have gradients. A sequence is a trajectory, all its branches together; a turn is what
+    the policy sampled of a branch between two pieces of context.
     """
 
     logprob: torch.Tensor
@@ -39,8 +39,8 @@ class PolicyTokens:
     entropy: torch.Tensor
     weighted: torch.Tensor
     """bool: whether the term weighs the token; all means and sums are over these."""
-    rows: torch.Tensor
-    """int64: the row that the token is in, from 0."""
+    sequences: torch.Tensor
+    """int64: the sequence that the token is in, from 0."""
     turns: torch.Tensor
     """int64: the turn that the token is in, from 0 over all rows."""
     annotations: Mapping[str, torch.Tensor]
@@ -91,7 +91,7 @@ class PolicyTokens:
         return values.new_zeros(self._count(index)).index_add(0, index, values * self.weighted), index
 
     def _index(self, unit: Unit) -> torch.Tensor:
-        return self.turns if unit == "turn" else self.rows
+        return self.turns if unit == "turn" else self.sequences
 
     @staticmethod
     def _count(index: torch.Tensor) -> int:
@@ -113,8 +113,8 @@ class Gated:
 
 
 class Ratio(Protocol):
-    """Probability ratio of each token; the implementations are in `algo/ratio.py`. Tokens of one `unit` share a ratio,
-    so no micro-batch splits one."""
+    """Probability ratio of each token; the implementations are in `algo/ratio.py`. Tokens of one `unit` share a
+    ratio."""
 
     unit: Unit
     kind: RatioKind

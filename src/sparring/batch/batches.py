@@ -24,7 +24,8 @@ Rows = Callable[[Sequence[Sample]], list[Sample]]
 class Plan:
     """Plan of an update: `passes` over the rows of its groups, each in `minibatches` optimiser steps. A trajectory is
     in one step of a pass, with all its branches; `seed` decides which. With `idle_rows` the policy's rows without any
-    advantage are trained too, because something beside the advantage moves their tokens. `learners` are models that
+    advantage are trained too, because something beside the advantage moves their tokens; with `whole_trajectories`
+    those of which another branch has an advantage, because their tokens are in its ratio. `learners` are models that
     learn from rollouts beside the policy, such as a critic: each batch of the policy follows one of theirs, of the same
     rollouts. Through the first `warmup_steps` updates they alone learn."""
 
@@ -32,6 +33,7 @@ class Plan:
     minibatches: int = 1
     seed: int = 0
     idle_rows: bool = False
+    whole_trajectories: bool = False
     learners: Mapping[str, Rows] = field(default_factory=dict)
     warmup_steps: int = 0
 
@@ -90,9 +92,9 @@ def assemble(
 
     The denominator of a term is the sum of its weights over all rows of the batch (or what the credit says), tokens of
     zero advantage included, also those of groups in which every advantage is zero. A row in which only the policy term
-    has weight and every advantage is exactly zero adds nothing to the gradient; unless the plan keeps idle rows it
-    counts in the denominator and is left out of `rows`. An update of which no row is left has one batch without rows:
-    the trainer then only advances its version.
+    has weight and every advantage is exactly zero adds nothing to the gradient; unless the plan keeps it, it counts in
+    the denominator and is left out of `rows`. An update of which no row is left has one batch without rows: the trainer
+    then only advances its version.
 
     While a critic warms up every advantage is zero and no batch of the policy has rows.
 
@@ -116,7 +118,7 @@ def assemble(
         for learner, rows_of in plan.learners.items():
             taught = rows_of(part)
             batches.append(_batch(step, learner, taught, denominators(taught)))
-        trained = [row for row in part if not warming and (plan.idle_rows or _has_gradient(row))]
+        trained = [] if warming else _trained_rows(part, plan)
         batches.append(_batch(step, model, trained, denominators(part, policy=credit.denominator(part))))
     last = replace(
         batches[-1], publish=True, ends_update=True, account=account, groups=tuple(group.id for group in groups)
@@ -193,6 +195,14 @@ def _trained_tokens(row: Sample) -> int:
         )
     weighted = list(compress(row.advantages, row.weights.get("policy", ())))
     return len(weighted) - weighted.count(0.0)
+
+
+def _trained_rows(rows: Sequence[Sample], plan: Plan) -> list[Sample]:
+    """Return the rows that have a part in the gradient of an optimiser step."""
+    if plan.idle_rows:
+        return list(rows)
+    moved = {row.trajectory for row in rows if _has_gradient(row)} if plan.whole_trajectories else set[str]()
+    return [row for row in rows if row.trajectory in moved or _has_gradient(row)]
 
 
 def _has_gradient(row: Sample) -> bool:

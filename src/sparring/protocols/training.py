@@ -61,10 +61,12 @@ class Divergence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """Needs of a loss. A declared unit is never split across micro-batches. `survey` costs a
-    gradient-free first pass, in which the loss is asked for `survey(quantities, micro_batch)`, of all the step's tokens
-    at once: name -> [M] of what it then finds as annotations. `idle_tokens`: the policy's tokens of zero advantage
-    matter too; else they are not computed. `divergence` is what the quantity of that name is."""
+    """Needs of a loss. No micro-batch splits a token, a turn or a pair. `survey` costs a gradient-free first pass, in
+    which the loss is asked for `survey(quantities, micro_batch)`, of all the step's tokens at once: name -> [M] of what
+    it then finds as annotations. A loss of unit `sequence`, which is a trajectory, has a survey too, which is asked for
+    where a trajectory has several rows, because these may be in several micro-batches. `idle_tokens`: the policy's
+    tokens of zero advantage matter too; else they are not computed. `divergence` is what the quantity of that name
+    is."""
 
     quantities: frozenset[str] = frozenset({"logprob"})
     unit: str = "token"

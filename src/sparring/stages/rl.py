@@ -68,6 +68,7 @@ def _plan(config: RunConfig) -> Plan:
         passes=config.rl.passes,
         seed=config.run.seed,
         idle_rows=config.algo.needs_idle_rows,
+        whole_trajectories=config.algo.unit == "sequence",
         learners={role: rows for role, (section, rows) in learners.items() if section is not None},
         warmup_steps=0 if critic is None else critic.warmup_steps,
     )

@@ -21,8 +21,8 @@ Forward = Callable[[Sequence[Sample], Set[str]], Sequence[Mapping[str, tuple[flo
 def surveyed(
     rows: Sequence[Sample], denominators: Mapping[str, float], losses: Sequence[Loss], forward: Forward
 ) -> Sequence[Sample]:
-    """Annotate rows with the values that losses compute for each token from all tokens of the step. Without such a loss
-    the rows are returned as they are.
+    """Annotate rows with the values that losses compute for each token from all tokens of the step. Where no loss
+    `needs_survey`, the rows are returned as they are.
 
     The tokens are in the order of the rows, so the result depends neither on the token budget nor on the micro-batches.
 
@@ -32,7 +32,7 @@ def surveyed(
         losses: of the trainer.
         forward: quantities of every weighted token, without gradients (`LocalTrainer._forward`).
     """
-    asking = [loss for loss in losses if loss.needs.survey and loss.term in denominators]
+    asking = [loss for loss in losses if loss.term in denominators and needs_survey(loss, rows)]
     if not asking or not rows:
         return rows
     # the choice of tokens depends on the trained model alone, and a teacher costs a forward
@@ -51,6 +51,12 @@ def surveyed(
         replace(row, annotations={**row.annotations, **{n: _spread(column, mask) for n, column in columns.items()}})
         for row, mask in zip(rows, weighted, strict=True)
     ]
+
+
+def needs_survey(loss: Loss, rows: Sequence[Sample]) -> bool:
+    """Return whether a loss has to see all tokens of the step at once: it says so, or it looks at whole sequences, and
+    a trajectory has several of the rows, which micro-batches may part."""
+    return loss.needs.survey or loss.needs.unit == "sequence" and len({row.trajectory for row in rows}) < len(rows)
 
 
 def _spread(column: Iterator[float], mask: Sequence[bool]) -> tuple[float, ...]:

@@ -41,7 +41,8 @@ _LANES = 2
 """Micro-batches that a CPU computes at the same time: between the parallel regions of one, the other uses its threads.
 The same number on every machine, because the rows that are summed together decide the last bits of a gradient."""
 _UNITS = ("token", "turn", "sequence", "pair")
-"""Units that fit: a micro-batch holds whole rows, so that only pairs could be split."""
+"""Units that fit: a micro-batch holds whole rows; pairs are kept together, and `survey` looks at sequences of several
+rows."""
 
 
 class _MicroBatchResult(NamedTuple):

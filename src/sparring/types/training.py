@@ -86,8 +86,9 @@ class Sample:
 
     @property
     def trajectory(self) -> str:
-        """The id of the trajectory that it was flattened from: its own is `<trajectory id>#<branch>`."""
-        return self.id.rpartition("#")[0]
+        """The id of the trajectory that it was flattened from: its own is `<trajectory id>#<branch>`. Its own id where
+        it is of none."""
+        return self.id.rpartition("#")[0] or self.id
 
     @property
     def branch(self) -> int:

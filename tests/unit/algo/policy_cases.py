@@ -10,6 +10,7 @@ from sparring.algo.config import AlgoConfig, named
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.denominators import denominators
 from sparring.batch.tensors import micro_batch
+from sparring.train.survey import needs_survey
 from sparring.types import Sample
 
 
@@ -61,7 +62,7 @@ def computed(case, dtype=torch.float64, parts=None):
     samples = samples_of(case)
     over = denominators(samples, policy=denominator(samples, config.aggregation))
     whole, quantities = _tensors(case, samples, over, dtype)
-    told = loss.survey(quantities, whole) if loss.needs.survey else {}
+    told = loss.survey(quantities, whole) if needs_survey(loss, samples) else {}
     total, gradients, entropies, metrics = 0.0, {}, {}, {}
     for part in parts or [range(len(samples))]:
         micro, quantities = _tensors(case, [samples[row] for row in part], over, dtype)

@@ -55,7 +55,7 @@ def tokens_of(weights, rows=None, turns=None, advantages=None, ours=None):
         advantages=torch.tensor(advantages or [1.0] * count),
         entropy=torch.zeros(count),
         weighted=torch.tensor(ours or [True] * count),
-        rows=torch.tensor(rows or [0] * count),
+        sequences=torch.tensor(rows or [0] * count),
         turns=torch.tensor(turns or [0] * count),
         annotations={},
     )
@@ -65,8 +65,8 @@ def tokens_of(weights, rows=None, turns=None, advantages=None, ours=None):
 def test_token_weights_by_hand():
     corrected = Correction(weight="token", high=2.0)(*tokens_of([1.5, 0.5, 1.0, 4.0], ours=[True, True, True, False]))
     assert corrected.weights.tolist() == pytest.approx([1.5, 0.5, 1.0, 2.0])
-    assert corrected.metrics["correction_weight"] == (pytest.approx(3.0), 3.0)
-    assert corrected.metrics["correction_truncated"] == (0.0, 3.0)  # the last is not the policy's
+    assert corrected.columns["correction_weight"] is corrected.weights
+    assert corrected.columns["correction_truncated"].tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,8 @@ def test_seq_mask_tis_keeps_raw_ratios_where_the_geometric_mean_is_near_1():
     ratios = [1.35, 0.74, 1.2, 0.9, 4.0, 0.05]
     corrected = Correction(**CORRECTIONS["seq_mask_tis"])(*tokens_of(ratios, rows=[0, 0, 1, 1, 2, 2]))
     assert corrected.weights.tolist() == pytest.approx([1.35, 0.74, 0.0, 0.0, 0.0, 0.0], rel=1e-6)
-    assert corrected.metrics["correction_rejected"] == (4.0, 6.0) and corrected.metrics["correction_truncated"] == (
-        0.0,
-        6.0,
-    )
+    assert corrected.columns["correction_rejected"].tolist() == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+    assert corrected.columns["correction_truncated"].tolist() == [0.0] * 6
     high = Correction(**CORRECTIONS["seq_mask_tis"])(*tokens_of([1000.0, 1 / 1000.0]))
     assert high.weights.tolist() == pytest.approx([1000.0, 0.001], rel=1e-4), "whatever they are"
 
@@ -119,15 +117,13 @@ def test_rejection_by_hand(rule, rejected):
     )
     corrected = rule(*values)
     assert corrected.weights.tolist() == [0.0 if gone else 1.0 for gone in rejected]
-    assert corrected.metrics["correction_rejected"] == (float(sum(rejected)), 5.0)
+    assert corrected.columns["correction_rejected"].tolist() == [float(gone) for gone in rejected]
 
 
 def test_measured_only_leaves_every_weight_at_one():
     corrected = Correction(weight="token", metrics_only=True)(*tokens_of([1.5, 4.0]))
-    assert corrected.weights.tolist() == [1.0, 1.0] and corrected.metrics["correction_weight"] == (
-        pytest.approx(3.5),
-        2.0,
-    )
+    assert corrected.weights.tolist() == [1.0, 1.0]
+    assert corrected.columns["correction_weight"].tolist() == pytest.approx([1.5, 2.0])
 
 
 def test_the_loss_is_the_weighted_surrogate_in_float64_and_its_gradient_is_that_of_the_log_probability():
@@ -153,6 +149,18 @@ def test_at_equal_probabilities_nothing_changes_to_the_bit(name):
     assert (metrics["ratio"], metrics["approx_kl"], metrics["clip_fraction"]) == ((4.0, 4.0), (0.0, 4.0), (0.0, 4.0))
     assert metrics.get("correction_weight", (4.0, 4.0)) == (4.0, 4.0)
     assert metrics.get("correction_rejected", (0.0, 4.0)) == (0.0, 4.0)
+
+
+def test_tokens_of_another_term_are_in_no_metric():
+    weights = {"policy": (0.0, 1.0, 1.0, 0.0), "imitate": (0.0, 0.0, 0.0, 1.0)}
+    row = Sample(
+        id="r#0", group="g", source="policy", tokens=(0, 1, 2, 3), weights=weights, logprobs=(0.0, -2.0, -1.0, 0.0)
+    )
+    micro = micro_batch([replace(row, advantages=(0.0, 1.0, 1.0, 0.0))], {"policy": 2.0, "imitate": 1.0})
+    quantities = {"logprob": torch.tensor([-1.0, -1.0, -9.0]), "entropy": torch.ones(3)}
+    metrics = PolicyLoss(config_of(Correction(weight="token", high=2.0)))(quantities, micro).metrics
+    assert metrics["correction_weight"] == (3.0, 2.0) and metrics["correction_truncated"] == (1.0, 2.0)
+    assert metrics["entropy"] == (2.0, 2.0)
 
 
 def test_without_correction_the_ratio_is_to_the_engine():

@@ -322,6 +322,20 @@ def test_branches_of_one_trajectory_stay_in_one_minibatch():
     assert all(len({row.trajectory for row in batch.rows}) == 1 for batch in found)
 
 
+def test_a_branch_without_advantage_is_computed_where_it_is_in_the_ratio_of_another():
+    class FirstBranch(Centred):
+        def _group(self, group, rows):
+            return [
+                replace(row, advantages=(float(row.branch == 0 == row.id.find("a")),) * len(row.tokens)) for row in rows
+            ]
+
+    rollouts = tuple(make_rollout(name, 0, forked()) for name in ("a", "b"))
+    group = Group(id="g", index=0, task=TASK, rollouts=rollouts, scores=(Score(reward=1.0), Score(reward=0.0)))
+    for plan, expected in ((Plan(), ["a#0"]), (Plan(whole_trajectories=True), ["a#0", "a#1"])):
+        [(batch, _)] = collect([group], steps=[1], groups_per_step=1, credit=FirstBranch(), plan=plan)
+        assert [row.id for row in batch.rows] == expected and batch.account.balanced
+
+
 def test_the_two_of_a_pair_stay_in_one_minibatch():
     groups = [make_group(f"g{n}", [1.0, 0.0, 0.5], index=n) for n in range(5)]
     found = [

@@ -3,6 +3,7 @@ prefixes, and the loss of the golden reference at the trainer's own log-probabil
 
 import asyncio
 import itertools
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -67,7 +68,7 @@ def as_case(batch, algo, said):
             name: np.float32(list(itertools.compress(column, ours))).astype(float).tolist()
             for name, column in of.items()
         }
-        rows.append({**columns, "turns": turns, "trajectory": row.id})
+        rows.append({**columns, "turns": turns, "trajectory": row.trajectory})
     return {"algo": algo, "rows": rows, "max_tokens": 1}
 
 
@@ -88,3 +89,38 @@ def test_the_same_under_any_token_budget_and_the_references(make_model, name):
     assert largest > 0
     for key, gradient in gradients(whole).items():
         torch.testing.assert_close(gradients(split)[key], gradient, atol=1e-5 * float(largest), rtol=1e-4)
+
+
+OF_SEQUENCES = {
+    "gspo": {"preset": "gspo"},
+    "gmpo": {"preset": "gmpo", "gate": {"low": 0.9, "high": 1.1}},
+    "vespo": {"gate": {"name": "vespo"}, "ratio": {"name": "product"}},
+    "rejected": {"correction": {"reject": "k3", "reject_above": 0.2}},
+}
+
+
+@pytest.mark.parametrize("name", OF_SEQUENCES)
+def test_branches_of_a_trajectory_are_one_sequence_also_in_micro_batches_of_their_own(make_model, name):
+    batch = make_forest(3)
+    rows = tuple(replace(row, id=f"g/{number // 3}#{number % 3}") for number, row in enumerate(batch.rows))
+    branched, whole, split = replace(batch, rows=rows), make_model(), make_model()
+    algo = msgspec.to_builtins(msgspec.convert(named(OF_SEQUENCES[name]), AlgoConfig))
+    together, said = trained(whole, branched, algo, 10_000)
+    apart, _ = trained(split, branched, algo, 1)
+    assert together["micro_batches"] == 1 and apart["micro_batches"] == len(rows)
+    case = as_case(branched, {**OF_SEQUENCES[name], **_parts(algo)}, said)
+    expected = reference(case, np.concatenate([row["logprob"] for row in case["rows"]]))
+    assert together["loss_policy"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert apart["loss_policy"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    for metric in ("clip_fraction", "ratio", "approx_kl", "entropy"):
+        assert together[metric] == pytest.approx(apart[metric], rel=1e-5, abs=1e-9)
+    trained(alone := make_model(), batch, algo, 10_000)
+    largest = max(gradient.abs().max() for gradient in gradients(whole).values())
+    for key, gradient in gradients(whole).items():
+        torch.testing.assert_close(gradients(split)[key], gradient, atol=1e-5 * float(largest), rtol=1e-4)
+    assert any(not torch.allclose(gradients(alone)[key], of) for key, of in gradients(whole).items()), "not row by row"
+
+
+def _parts(algo):
+    """Ratio, gate and aggregation as the reference reads them."""
+    return {"ratio": algo["ratio"], "gate": algo["gate"], "aggregation": "token_mean"}

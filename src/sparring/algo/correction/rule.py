@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class Corrected:
     """Result of a correction for M tokens: the factor of each one's share of the loss, [M] without gradient.
-    `metrics` as in `LossResult`."""
+    `columns` has, by the name of a metric, what each token adds to it, [M]."""
 
     weights: torch.Tensor
-    metrics: dict[str, tuple[float, float]]
+    columns: dict[str, torch.Tensor]
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,12 +81,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             ),
             "metrics_only": "off",
         },
-        differences=(
-            (
-                "A sequence is one row: where a trajectory branches, tokens that an earlier branch claims are in no "
-                "other's ratio."
-            ),
-        ),
+        differences=("A sequence is all that was sampled in a trajectory, in whichever branch.",),
     )
 
     weight: Literal["none", "token", "turn", "sequence", "geometric"] = "none"
@@ -221,21 +216,20 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             tokens: the rest; their `behaviour` is what `old` is compared with.
 
         Returns:
-            [M] weights, and the metrics correction_weight (mean), correction_truncated (share beyond the bounds) and
-            correction_rejected (share).
+            [M] weights, and of the metrics correction_weight (mean), correction_truncated (share beyond the bounds) and
+            correction_rejected (share) what each token adds.
         """
         if self.does_nothing:
-            return Corrected(weights=old.new_ones(len(old)), metrics={})
+            return Corrected(weights=old.new_ones(len(old)), columns={})
         weights, beyond, rejected = self._of(old, tokens)
         if self.normalise:
             weights = weights / tokens.annotations[Annotation.CORRECTION_MEAN]
-        weighted, count = tokens.weighted, float(tokens.weighted.sum())
-        metrics = {
-            "correction_weight": (weights[weighted].double().sum().item(), count),
-            "correction_truncated": (float(beyond[weighted].sum()), count),
-            "correction_rejected": (float(rejected[weighted].sum()), count),
+        columns = {
+            "correction_weight": weights,
+            "correction_truncated": beyond.to(weights.dtype),
+            "correction_rejected": rejected.to(weights.dtype),
         }
-        return Corrected(weights=old.new_ones(len(old)) if self.metrics_only else weights, metrics=metrics)
+        return Corrected(weights=old.new_ones(len(old)) if self.metrics_only else weights, columns=columns)
 
     def mean(self, old: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
         """Compute the mean weight over all of an optimiser step's tokens, one number: `normalise` divides by it

@@ -6,7 +6,8 @@ Shapes: M weighted tokens of a micro-batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,6 +16,14 @@ from sparring.algo.config import AlgoConfig
 from sparring.algo.tokens import PolicyTokens, StepGate, bounded
 from sparring.annotations import Annotation
 from sparring.protocols import Divergence, LossResult, Needs
+
+
+class _Objective(NamedTuple):
+    """Part of each of M tokens in what the update raises, [M] with gradient, and by the name of a metric what each of
+    them adds to it, [M]."""
+
+    parts: torch.Tensor
+    columns: Mapping[str, torch.Tensor]
 
 
 class PolicyLoss:
@@ -32,6 +41,9 @@ class PolicyLoss:
     of the way from recorded to current.
 
     What depends on all of an optimiser step's tokens is found in a first pass (`survey`) and comes back as annotations.
+    So is the first sum where some part looks at whole sequences (unit "sequence") and a trajectory has several rows,
+    which may be computed apart: its parts come back as `objective`, and its derivative by each log-probability as
+    `slope`, which together have the value and the gradient of the sum.
     """
 
     term = "policy"
@@ -59,18 +71,11 @@ class PolicyLoss:
             approx_kl (to what sampled), entropy, and where there is a reference reference_kl, as (sum, count) over the
             policy's tokens, beside those of the correction.
         """
-        config, weights = self._config, micro_batch.weights[self.term]
+        config, weights = self._config, self._weights(micro_batch)
         old, tokens = self._tokens(quantities, micro_batch)
-        corrected = config.correction_rule(old, tokens)
-        log_ratio = bounded(config.ratio(tokens))
-        gated = config.gate(log_ratio, tokens)
-        if config.correction_rule.denominator == "kept":
-            weights = weights * micro_batch.annotations[Annotation.RECOUNTED]
-        surrogate = corrected.weights * gated.surrogate
-        if config.top_entropy < 1:
-            surrogate = surrogate * tokens.annotations[Annotation.ENTROPIC]
-        total = (weights * surrogate).sum()
-        metrics = {**_metrics(tokens, log_ratio, gated.stopped), **corrected.metrics}
+        objective = self._surveyed(tokens) or self._objective(old, tokens, weights)
+        total = objective.parts.sum()
+        columns = {**objective.columns, **_local_columns(tokens)}
         if config.entropy_bonus:
             total = total + config.entropy_bonus * (weights * quantities["entropy"]).sum()
         if config.kl.coefficient:
@@ -86,14 +91,14 @@ class PolicyLoss:
                 else micro_batch.annotations[Annotation.KL_COEFFICIENT]
             )
             total = total - (weights * coefficient * kl).sum()
-            metrics["reference_kl"] = (kl.detach()[tokens.weighted].double().sum().item(), metrics["ratio"][1])
-        return LossResult(loss=-total / micro_batch.denominators[self.term], metrics=metrics)
+            columns["reference_kl"] = kl.detach()
+        return LossResult(loss=-total / micro_batch.denominators[self.term], metrics=_metrics(columns, tokens.weighted))
 
     @torch.no_grad()
     def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
         """Compute values that depend on all M tokens of an optimiser step, per token: `chosen` by the gate, `entropic`
-        by `top_entropy` (each 0.0 or 1.0), `correction_mean`, `recounted` (factors of the weights of kept tokens).
-        Arguments as for the loss, of the whole step at once."""
+        by `top_entropy` (each 0.0 or 1.0), `correction_mean`, `recounted` (factors of the weights of kept tokens), and
+        where rows share sequences the first sum of the loss. Arguments as for the loss, of the whole step at once."""
         config, columns = self._config, dict[str, torch.Tensor]()
         old, tokens = self._tokens(quantities, micro_batch)
         if isinstance(config.gate, StepGate):
@@ -106,14 +111,66 @@ class PolicyLoss:
                 config.correction_rule.mean(old, tokens).to(old.dtype).expand(len(old))
             )
         if config.correction_rule.denominator == "kept":
-            kept_tokens, trajectories = (
-                config.correction_rule(old, tokens).weights > 0,
-                micro_batch.trajectory[micro_batch.rows],
-            )
+            kept_tokens = config.correction_rule(old, tokens).weights > 0
             columns[Annotation.RECOUNTED] = recounted(
-                micro_batch.weights[self.term], kept_tokens, trajectories, config.aggregation
+                micro_batch.weights[self.term], kept_tokens, tokens.sequences, config.aggregation
             ).to(old.dtype)
+        if config.unit == "sequence" and len(micro_batch.trajectory.unique()) < len(micro_batch.trajectory):
+            annotations = {**micro_batch.annotations, **columns}
+            columns |= self._of_sequences(quantities, replace(micro_batch, annotations=annotations))
         return columns
+
+    def _of_sequences(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
+        """Return the parts of the first sum of the loss, its slopes and what is measured of it, as annotations."""
+        with torch.enable_grad():
+            logprob = quantities["logprob"].detach().requires_grad_(True)
+            old, tokens = self._tokens({**quantities, "logprob": logprob}, micro_batch)
+            objective = self._objective(old, tokens, self._weights(micro_batch))
+            [slope] = torch.autograd.grad(objective.parts.sum(), logprob)
+        columns = objective.columns
+        measured = {Annotation.RATIO: columns["ratio"], Annotation.STOPPED: columns["clip_fraction"]}
+        if not self._config.correction_rule.does_nothing:
+            measured |= {
+                Annotation.CORRECTION_WEIGHT: columns["correction_weight"],
+                Annotation.CORRECTION_TRUNCATED: columns["correction_truncated"],
+                Annotation.CORRECTION_REJECTED: columns["correction_rejected"],
+            }
+        return {Annotation.OBJECTIVE: objective.parts.detach(), Annotation.SLOPE: slope, **measured}
+
+    def _surveyed(self, tokens: PolicyTokens) -> _Objective | None:
+        """Return the objective that a first pass found: its value and its gradient; None where there was none."""
+        annotations = tokens.annotations
+        if Annotation.SLOPE not in annotations:
+            return None
+        along = annotations[Annotation.SLOPE] * (tokens.logprob - tokens.logprob.detach())
+        columns = {"ratio": annotations[Annotation.RATIO], "clip_fraction": annotations[Annotation.STOPPED]}
+        if not self._config.correction_rule.does_nothing:
+            columns |= {
+                "correction_weight": annotations[Annotation.CORRECTION_WEIGHT],
+                "correction_truncated": annotations[Annotation.CORRECTION_TRUNCATED],
+                "correction_rejected": annotations[Annotation.CORRECTION_REJECTED],
+            }
+        return _Objective(annotations[Annotation.OBJECTIVE] + along, columns)
+
+    def _objective(self, old: torch.Tensor, tokens: PolicyTokens, weights: torch.Tensor) -> _Objective:
+        """Compute the objective of tokens whose sequences are whole."""
+        config = self._config
+        corrected = config.correction_rule(old, tokens)
+        log_ratio = bounded(config.ratio(tokens))
+        gated = config.gate(log_ratio, tokens)
+        surrogate = corrected.weights * gated.surrogate
+        if config.top_entropy < 1:
+            surrogate = surrogate * tokens.annotations[Annotation.ENTROPIC]
+        ratio = log_ratio.detach().exp()
+        columns = {"clip_fraction": gated.stopped.to(ratio.dtype), "ratio": ratio, **corrected.columns}
+        return _Objective(weights * surrogate, columns)
+
+    def _weights(self, micro_batch: Any) -> torch.Tensor:
+        """Return the weights of the tokens that count, [M]."""
+        weights = micro_batch.weights[self.term]
+        if self._config.correction_rule.denominator == "kept":
+            weights = weights * micro_batch.annotations[Annotation.RECOUNTED]
+        return weights
 
     def _tokens(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> tuple[torch.Tensor, PolicyTokens]:
         """Return the trainer's log-probabilities before the update [M], and the policy's tokens."""
@@ -129,29 +186,23 @@ class PolicyLoss:
             advantages=micro_batch.advantages,
             entropy=quantities["entropy"],
             weighted=micro_batch.weights["policy"] != 0,
-            rows=micro_batch.rows,
+            sequences=micro_batch.trajectory[micro_batch.rows],
             turns=micro_batch.turns,
             annotations=micro_batch.annotations,
         )
 
 
 @torch.no_grad()
-def _metrics(tokens: PolicyTokens, log_ratio: torch.Tensor, stopped: torch.Tensor) -> dict[str, tuple[float, float]]:
-    weighted = tokens.weighted
+def _local_columns(tokens: PolicyTokens) -> dict[str, torch.Tensor]:
+    """Compute what each of the M tokens adds to the metrics that it decides alone."""
     # k3 of http://joschu.net/blog/kl-approx.html with samples from the behaviour policy: always positive, unbiased
     moved = bounded(tokens.logprob - tokens.behaviour)
-    kl = (moved.exp() - 1.0 - moved)[weighted]
-    sums = torch.stack(
-        [
-            (stopped & weighted).sum(),
-            log_ratio.exp()[weighted].sum(),
-            kl.sum(),
-            tokens.entropy[weighted].sum(),
-            weighted.sum(),
-        ]
-    )
-    *totals, count = sums.double().tolist()
-    return {
-        name: (value, count)
-        for name, value in zip(("clip_fraction", "ratio", "approx_kl", "entropy"), totals, strict=True)
-    }
+    return {"approx_kl": moved.exp() - 1.0 - moved, "entropy": tokens.entropy}
+
+
+@torch.no_grad()
+def _metrics(columns: Mapping[str, torch.Tensor], weighted: torch.Tensor) -> dict[str, tuple[float, float]]:
+    """Sum columns [M] over the weighted tokens, as (sum, count)."""
+    sums = torch.stack([column[weighted].double().sum() for column in columns.values()]).tolist()
+    count = float(weighted.sum())
+    return {name: (value, count) for name, value in zip(columns, sums, strict=True)}

@@ -239,7 +239,6 @@ def _step(case: Plain, now: Array, parts: Parts) -> Step:
         at=at,
         anchor=columns["behaviour"],
         advantages=_column(case, "advantage"),
-        rows=np.repeat(np.arange(len(rows)), lengths),
         turns=np.repeat(np.arange(len(turns)), turns),
         trajectories=np.repeat([row["trajectory"] for row in rows], lengths),
         **columns,

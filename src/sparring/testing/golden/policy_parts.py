@@ -31,14 +31,13 @@ class Step:
     reference: Array
     entropy: Array
     advantages: Array
-    rows: Array
     turns: Array
     trajectories: Array
 
 
 def each(step: Step, unit: str) -> list[Array]:
-    """The places of every turn or row of a step, or of every token."""
-    numbers = {"token": np.arange(len(step.at)), "turn": step.turns, "sequence": step.rows}[unit]
+    """The places of every turn or trajectory of a step, or of every token."""
+    numbers = {"token": np.arange(len(step.at)), "turn": step.turns, "sequence": step.trajectories}[unit]
     return [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
 
 
@@ -61,13 +60,13 @@ def token(now: Array, step: Step, settings: Settings) -> Array:
 
 
 def sequence(now: Array, step: Step, settings: Settings) -> Array:
-    """The geometric mean over a row (GSPO, arXiv 2507.18071, equation 7; per token equation 14)."""
+    """The geometric mean over a trajectory (GSPO, arXiv 2507.18071, equation 7; per token equation 14)."""
     result = np.zeros_like(now)
-    for row in each(step, "sequence"):
+    for part in each(step, "sequence"):
         if settings.get("per_token"):
-            result[row] = np.mean(step.at[row] - step.anchor[row]) + (now[row] - step.at[row])
+            result[part] = np.mean(step.at[part] - step.anchor[part]) + (now[part] - step.at[part])
         else:
-            result[row] = np.mean(now[row] - step.anchor[row])
+            result[part] = np.mean(now[part] - step.anchor[part])
     return result
 
 
@@ -83,10 +82,10 @@ def turn(now: Array, step: Step, settings: Settings) -> Array:
 
 
 def product(now: Array, step: Step, settings: Settings) -> Array:
-    """The product over a row."""
+    """The product over a trajectory."""
     result = np.zeros_like(now)
-    for row in each(step, "sequence"):
-        result[row] = np.sum(now[row] - step.anchor[row])
+    for part in each(step, "sequence"):
+        result[part] = np.sum(now[part] - step.anchor[part])
     return result
 
 
@@ -147,8 +146,8 @@ def geometric(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
     low, high = np.log(settings.get("low", 0.67032)), np.log(settings.get("high", 1.49182))
     clipped = np.where(step.advantages > 0, lesser(r, high), greater(r, low))
     result = np.zeros_like(r)
-    for row in each(step, "sequence"):
-        result[row] = -np.exp(np.mean(clipped[row])) * step.advantages[row]
+    for part in each(step, "sequence"):
+        result[part] = -np.exp(np.mean(clipped[part])) * step.advantages[part]
     return result
 
 
@@ -212,8 +211,8 @@ def topr(r: Array, r0: Array, step: Step, settings: Settings) -> Array:
 
 
 def weigh(step: Step, settings: Settings) -> Array:
-    """exp of the sum of d over a unit (of its mean over the row), d = log(before / behaviour), bounded; 1 without
-    weights."""
+    """exp of the sum of d over a unit (of its mean over the trajectory), d = log(before / behaviour), bounded; 1
+    without weights."""
     kind, weights = settings.get("weight", "none"), np.ones(len(step.at))
     d = (step.at if settings.get("compare") == "now" else step.before) - step.behaviour
     if kind == "none":
