@@ -31,7 +31,7 @@ from starlette.routing import Mount, Route
 
 from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError, refusal
 from sparring.gateway.chat_completions import ChatCompletions
-from sparring.gateway.connection import PING_S, ExchangeResponse
+from sparring.gateway.connection import PING_S, ExchangeResponse, read_body
 from sparring.gateway.dialect import NO_RETRY, ClientCall, ClientRequest, Dialect, body_of, encoded
 from sparring.gateway.exchange import Exchanges, is_retried, request_digest
 from sparring.gateway.gemini import Gemini
@@ -237,7 +237,7 @@ class Gateway:
         async def endpoint(request: Request) -> Response:
             try:
                 door = await self._door(request)
-                client_request = dialect.read(_call(request, await _body(request), door))
+                client_request = dialect.read(_call(request, await read_body(request, MOST_BYTES), door))
                 session = door.models.session(client_request.model)
                 count = await door.exchanges.count(session, client_request)
             except SparringError as error:
@@ -275,7 +275,7 @@ class Gateway:
         """Answer a client of the world's tools."""
         try:
             door = await self._door(request)
-            return await answer_tools(door.tools, request.method, await _body(request))
+            return await answer_tools(door.tools, request.method, await read_body(request, MOST_BYTES))
         except SparringError as error:
             status, text, headers = _status(error)
             return Response(text, status_code=status, headers=headers)
@@ -293,7 +293,7 @@ class Gateway:
             SparringError: it is refused.
         """
         door = await self._door(request)
-        call = _call(request, await _body(request), door)
+        call = _call(request, await read_body(request, MOST_BYTES), door)
         client_request = _labelled(dialect.read(call), door.models)
         session = door.models.session(client_request.model)
         headers = {NOTED: ", ".join(client_request.noted)} if client_request.noted else {}
@@ -384,20 +384,6 @@ def _labelled(client_request: ClientRequest, models: ModelTable) -> ClientReques
     if label is None or evidence.label is not None:
         return client_request
     return replace(client_request, evidence=replace(evidence, label=label))
-
-
-async def _body(request: Request) -> bytes:
-    """Return the body.
-
-    Raises:
-        BadInput: it is too large.
-    """
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MOST_BYTES:
-            raise refusal("body", f"at most {MOST_BYTES} bytes", "more", "send less")
-    return bytes(data)
 
 
 def _call(request: Request, data: bytes, door: Door) -> ClientCall:
