@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from sparring.gateway.link import SOCKET
@@ -22,13 +23,15 @@ from sparring.gateway.link_server import linked
 from sparring.gateway.server import open_door
 from sparring.generation import Completion, Delta, GenerateRequest
 from sparring.record.recorder import Recorder
+from sparring.record.rewards import OutsideReward, OutsideRewards
 from sparring.render.demonstrate import reply_tokens
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
-from sparring.types import Limits, Message, WeightRef
+from sparring.types import Limits, Message, ToolCall, ToolSpec, WeightRef
 
 RENDERER = toy_renderer()
+BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 class Gated(ScriptedEngine):
@@ -63,6 +66,16 @@ def published(version: int) -> WeightRef:
 
 def said(number: int) -> Message:
     return Message(role="assistant", content=f"reply number {number} of a few words")
+
+
+class Rewarded:
+    """A session of a run that takes rewards from outside."""
+
+    def __init__(self, session: Any, rewards: OutsideRewards) -> None:
+        self._session, self.rewards = session, rewards
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
 
 
 class Process:
@@ -245,6 +258,109 @@ def test_every_endpoint_answers_through_the_process(tmp_path: Path) -> None:
     assert answers[1].json()["stop_reason"] == "max_tokens"
     assert answers[2].json()["input_tokens"] == answers[0].json()["usage"]["prompt_tokens"]
     assert [row["id"] for row in answers[3].json()["data"]] == ["policy"]
+
+
+class Adding:
+    """Adds; implements `protocols.ToolHost`."""
+
+    tools = (ToolSpec(name="add", description="Add.", parameters={"type": "object"}),)
+
+    async def call(self, call: ToolCall) -> str:
+        return str(sum((call.arguments or {}).values()))
+
+
+@pytest.mark.slow
+def test_what_was_told_or_said_is_continued_by_its_id_behind_a_kill(tmp_path: Path) -> None:
+    """A response, an item of it, and what is only told: all are there for the next gateway."""
+
+    async def main() -> tuple[list[Any], list[str]]:
+        engine = Gated()
+        async with rollout(tmp_path, engine) as (session, door, process):
+
+            async def ask(**values: Any) -> Any:
+                headers = {"authorization": f"Bearer {door.key}"}
+                async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{process.port}", headers=headers) as client:
+                    answer = await client.post("/v1/responses", json={"model": "policy", **values})
+                assert answer.status_code == (400 if values["input"] == "?" else 200), answer.text
+                return answer.json()
+
+            first = await ask(input="Begin.")
+            heard = await ask(input="Only told.", generate=False)
+            await process.kill()
+            await process.start()
+            second = await ask(input="Go on.", previous_response_id=first["id"])
+            reference = {"type": "item_reference", "id": second["output"][0]["id"]}
+            third = await ask(input=[{"role": "user", "content": "Anew."}, reference, {"role": "user", "content": "?"}])
+            fourth = await ask(input=[], previous_response_id=heard["id"])
+            refused = await ask(input="?", previous_response_id=fourth["id"] + "x")
+            assert "the id of a response under this key" in refused["error"]["message"]
+            told = [RENDERER.decode(request.tokens) for request in engine.requests]
+            assert [segment.parent for segment in session.segments] == [None, 0, 1, 2, None, 4, None, 6]
+            return [first, second, third, fourth], told
+
+    answers, told = asyncio.run(main())
+    texts = [answer["output"][0]["content"][0]["text"] for answer in answers]
+    assert texts == [said(number).content for number in range(4)]
+    assert "Begin." in told[1] and texts[0] in told[1] and texts[1] in told[2] and "Only told." in told[3]
+
+
+def test_the_worlds_tools_are_called_through_the_process(tmp_path: Path) -> None:
+    async def main() -> list[httpx.Response]:
+        async with rollout(tmp_path, Gated()) as (_, door, process):
+            call = {"jsonrpc": "2.0", "id": 7, "method": "tools/call"}
+            call["params"] = {"name": "add", "arguments": {"a": 40, "b": 2}}
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{process.port}") as client:
+                none = await client.post(f"/k/{door.key}/mcp", json=call)
+                door.tools = Adding()
+                return [
+                    none,
+                    await client.post(f"/k/{door.key}/mcp", json=call),
+                    await client.post("/mcp", json=call, headers={"x-api-key": door.key}),
+                    await client.post("/mcp", json=call, headers={"x-api-key": "sk-no"}),
+                    await client.get(f"/mcp?key={door.key}"),
+                ]
+
+    answers = asyncio.run(main())
+    assert [answer.status_code for answer in answers] == [404, 200, 200, 401, 405]
+    assert (
+        answers[1].json()["result"]["content"][0]["text"] == answers[2].json()["result"]["content"][0]["text"] == "42"
+    )
+    assert answers[4].headers["allow"] == "POST"
+
+
+@pytest.mark.slow
+def test_rewards_are_given_through_the_process(tmp_path: Path) -> None:
+    """As long as the rollout awaits them, also when its door is shut; then they are late."""
+
+    async def main() -> tuple[list[int], list[str], list[OutsideReward]]:
+        taken: list[OutsideReward] = []
+        rewards = OutsideRewards("rl/0/0", 60.0, record=lambda data: taken.append(msgspec.convert(data, OutsideReward)))
+        async with rollout(tmp_path, Gated()) as (session, door, process):
+            async with open_door(Rewarded(session, rewards)) as other:
+                url = f"http://127.0.0.1:{process.port}"
+                begun = [{"role": "user", "content": "Begin."}]
+                await streamed(process, other.key, begun)
+                async with httpx.AsyncClient(base_url=url, headers={"x-api-key": other.key}) as client:
+                    of = (await client.post("/v1/messages", json={**BODY, "max_tokens": 50})).json()["id"]
+            bodies = (
+                {"reward": 0.5, "of": of},
+                {"reward": 1.0},
+                {"reward": "high"},
+                {"reward": 1.0, "of": "rl/0/0#99"},
+            )
+            answers = []
+            async with httpx.AsyncClient(base_url=url, headers={"x-api-key": other.key}) as client:
+                answers = [await client.post("/v1/rewards", json=body) for body in bodies]
+                answers.append(await client.post("/v1/rewards", json=bodies[1], headers={"x-api-key": door.key}))
+                await rewards.close()
+                answers.append(await client.post("/v1/rewards", json=bodies[1]))
+        kinds = [answer.json().get("error", {}).get("type", "") for answer in answers]
+        return [answer.status_code for answer in answers], kinds, taken
+
+    statuses, kinds, taken = asyncio.run(main())
+    assert statuses == [200, 200, 400, 404, 403, 410]
+    assert kinds == ["", "", "invalid_request", "unknown_reply", "no_rewards", "expired"]
+    assert [(reward.reward, reward.of) for reward in taken] == [(0.5, "rl/0/0#3"), (1.0, None)]
 
 
 @pytest.mark.parametrize("socket", [False, True])

@@ -5,6 +5,10 @@
     POST /exchange   an answer, as lines that come as it is sampled
     POST /end        a connection no longer reads its exchange
     POST /count      the ids of a conversation
+    POST /hear       a conversation that is told
+    POST /recall     the conversations up to some replies
+
+The world's tools and rewards are answered here, by the endpoints of the run's own server, as they came.
 
 What a client was not told to its end is a broken exchange, here as in the run's own server: the same request, through
 the next gateway, is that exchange again.
@@ -24,10 +28,11 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from sparring.errors import SparringError
 from sparring.gateway.exchange import Part, ReadExchange
+from sparring.gateway.keys import PATH
 from sparring.gateway.link import (
     SOCKET,
     BeginForm,
@@ -35,13 +40,15 @@ from sparring.gateway.link import (
     DoorForm,
     EndForm,
     ExchangeForm,
+    HearForm,
     KeyForm,
     Line,
+    RecallForm,
     decode,
     encode,
     error_form,
 )
-from sparring.gateway.server import Door, LocalServer, gateway_here
+from sparring.gateway.server import Gateway, LocalServer, gateway_here
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply
 
 ERROR = 409
@@ -81,11 +88,11 @@ class LinkServer:
     """Server of a run for its gateway's process; one gateway at a time.
 
     Args:
-        door: gives the door of a key. Raises WrongKey where there is none.
+        gateway: has the doors.
     """
 
-    def __init__(self, door: Callable[[str], Door]) -> None:
-        self._door = door
+    def __init__(self, gateway: Gateway) -> None:
+        self._doors, self._door = gateway, gateway.door
         self._gateway = ""
         self._readers: dict[str, _Reader] = {}
 
@@ -97,14 +104,17 @@ class LinkServer:
             "exchange": self._exchange,
             "end": self._end,
             "count": self._count,
+            "hear": self._hear,
+            "recall": self._recall,
         }
-        return Starlette(
-            routes=[Route(f"/{name}", _answered(answer), methods=["POST"]) for name, answer in posts.items()]
-        )
+        passed = self._doors.routes_of_run()
+        own = [Route(f"/{name}", _answered(answer), methods=["POST"]) for name, answer in posts.items()]
+        return Starlette(routes=[*own, *passed, Mount(PATH, routes=passed)])
 
     async def _describe(self, request: Request) -> Response:
         door = self._door(decode(await request.body(), KeyForm).key)
-        return Response(encode(DoorForm(models=door.models.entries, leave_out=tuple(sorted(door.leave_out)))))
+        left_out = tuple(sorted(door.leave_out))
+        return Response(encode(DoorForm(models=door.models.entries, leave_out=left_out, ping_s=door.ping_s)))
 
     async def _begin(self, request: Request) -> Response:
         self._gateway = decode(await request.body(), BeginForm).gateway
@@ -139,6 +149,15 @@ class LinkServer:
         session = door.models.session(form.wanted.model)
         return Response(str(await door.exchanges.count(session, form.wanted)))
 
+    async def _hear(self, request: Request) -> Response:
+        form = decode(await request.body(), HearForm)
+        return Response(await self._door(form.key).exchanges.hear(form.wanted))
+
+    async def _recall(self, request: Request) -> Response:
+        form = decode(await request.body(), RecallForm)
+        door = self._door(form.key)
+        return Response(encode(await door.exchanges.conversations(door.models, form.replies)))
+
 
 @asynccontextmanager
 async def linked(folder: Path, address: str) -> AsyncIterator[None]:
@@ -160,7 +179,7 @@ async def linked(folder: Path, address: str) -> AsyncIterator[None]:
             os.umask(before)
             os.close(inside)
         listening.listen(2048)
-        application = LinkServer(gateway.door).application()
+        application = LinkServer(gateway).application()
         options = uvicorn.Config(
             application, log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1, ws="none"
         )
