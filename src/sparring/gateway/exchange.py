@@ -101,13 +101,15 @@ class Exchange:
             raise self.error
         return [self.replies[sample] for sample in range(self._client_request.samples)]
 
-    def deliver(self, delivered: bool) -> None:
-        """Take note of whether a connection that read the answer got it to its end. Where one did, it is delivered."""
+    def deliver(self, delivered: bool | None) -> None:
+        """Take note of whether a connection that read the answer got it to its end. Where one did, it is delivered.
+        Where nobody knows (None), an equal request is this one, as one whose connection broke; where none comes, its
+        client had the answer: who has not sends again."""
         if not self.wakers and self.over:
             self._compact()
         if not self._delivered:
-            self._delivered, self.broken = delivered, not delivered
-            for id in self._ids.values():
+            self._delivered, self.broken = bool(delivered), not delivered
+            for id in self._ids.values() if delivered is not None else ():
                 self._session.deliver(id, delivered)
 
     async def end(self) -> None:

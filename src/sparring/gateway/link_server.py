@@ -56,11 +56,18 @@ ERROR = 409
 
 
 class _Reader:
-    """Connection of a client to the gateway's process, which reads an exchange."""
+    """Connection of a client to the gateway's process, which reads an exchange.
+
+    Attributes:
+        exchange: that is read.
+        left: whether the connection is over.
+        handed: whether the gateway was handed the answer to its end.
+    """
 
     def __init__(self, exchange: ReadExchange) -> None:
         self.exchange = exchange
         self.left = False
+        self.handed = False
         self._more = asyncio.Event()
         exchange.wakers.add(self._more.set)
 
@@ -73,11 +80,12 @@ class _Reader:
                 read += 1
                 yield part
             if self.exchange.over and read == len(self.exchange.parts):
+                self.handed = True
                 return
             await self._more.wait()
 
-    def leave(self, delivered: bool) -> None:
-        """Stop reading."""
+    def leave(self, delivered: bool | None) -> None:
+        """Stop reading. Whether the answer was delivered, nobody may know."""
         self.left = True
         self.exchange.wakers.discard(self._more.set)
         self.exchange.deliver(delivered)
@@ -119,7 +127,8 @@ class LinkServer:
     async def _begin(self, request: Request) -> Response:
         self._gateway = decode(await request.body(), BeginForm).gateway
         while self._readers:
-            self._readers.popitem()[1].leave(False)
+            reader = self._readers.popitem()[1]
+            reader.leave(None if reader.handed else False)  # its client may have all of what the gateway had
         return Response()
 
     async def _exchange(self, request: Request) -> Response:
@@ -160,13 +169,14 @@ class LinkServer:
 
 
 @asynccontextmanager
-async def linked(folder: Path, address: str) -> AsyncIterator[None]:
+async def linked(folder: Path, address: str, report: Callable[[str], None] = lambda text: None) -> AsyncIterator[None]:
     """Answer the gateway's process on a socket in the run's folder while the context lasts. Doors that are opened
     meanwhile have the gateway's address.
 
     Args:
         folder: of the run.
         address: of `sparring gateway`, as programs reach it.
+        report: takes a sentence for the user.
     """
     gateway, path = gateway_here(), folder / SOCKET
     path.unlink(missing_ok=True)
@@ -186,6 +196,9 @@ async def linked(folder: Path, address: str) -> AsyncIterator[None]:
         server = LocalServer(options)
         serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
         gateway.address = address.rstrip("/")
+        report(
+            f"programs reach this run at {address}; answer them there: sparring gateway {folder} --host ... --port ..."
+        )
         try:
             yield
         finally:
