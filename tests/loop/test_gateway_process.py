@@ -18,11 +18,13 @@ import httpx
 import msgspec
 import pytest
 
+from sparring.gateway.dialect import ClientRequest
 from sparring.gateway.link import SOCKET
 from sparring.gateway.link_server import linked
+from sparring.gateway.remote_session import GatewayLink
 from sparring.gateway.server import open_door
 from sparring.generation import Completion, Delta, GenerateRequest
-from sparring.record.recorder import Recorder
+from sparring.record.recorder import RecordedSession, Recorder
 from sparring.record.rewards import OutsideReward, OutsideRewards
 from sparring.render.demonstrate import reply_tokens
 from sparring.store.sqlite import SqliteStore
@@ -103,13 +105,17 @@ class Process:
         self.kills += 1
 
 
+def recorded(engine: ScriptedEngine, store: SqliteStore | None = None) -> RecordedSession:
+    limits = Limits(max_turns=200, max_tokens=40_000)
+    recorder = Recorder(engine, RENDERER, store, max_context=30_000)
+    return recorder.open(toy_task(), rollout_id="rl/0/0", seed=7, limits=limits)
+
+
 @asynccontextmanager
 async def rollout(folder: Path, engine: ScriptedEngine) -> AsyncIterator[tuple[Any, Any, Process]]:
     """A session with a store, its door, and the gateway's process in front of it."""
     store, process = SqliteStore(folder / "store.sqlite"), Process(folder)
-    session = Recorder(engine, RENDERER, store, max_context=30_000).open(
-        toy_task(), rollout_id="rl/0/0", seed=7, limits=Limits(max_turns=200, max_tokens=40_000)
-    )
+    session = recorded(engine, store)
     async with linked(folder, "http://127.0.0.1:9"):
         await process.start()
         try:
@@ -258,6 +264,119 @@ def test_every_endpoint_answers_through_the_process(tmp_path: Path) -> None:
     assert answers[1].json()["stop_reason"] == "max_tokens"
     assert answers[2].json()["input_tokens"] == answers[0].json()["usage"]["prompt_tokens"]
     assert [row["id"] for row in answers[3].json()["data"]] == ["policy"]
+
+
+class Relay:
+    """Relay in front of the run's socket that holds requests of one path back until it is opened."""
+
+    def __init__(self, folder: Path, held: bytes) -> None:
+        self._folder, self._held, self.opened = folder, held, asyncio.Event()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[Path]:
+        front = self._folder / "front"
+        front.mkdir()
+        server = await asyncio.start_unix_server(self._pass_on, front / SOCKET)
+        async with server:
+            yield front
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_unix_connection(self._folder / SOCKET)
+        await asyncio.gather(self._copy(reader, far_writer), self._copy(far_reader, writer))
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            if data.startswith(b"POST " + self._held):
+                await self.opened.wait()
+            writer.write(data)
+        writer.close()
+
+
+async def read(exchange: Any) -> str:
+    """Read an exchange to its end, and return the text of its reply."""
+    more = asyncio.Event()
+    exchange.wakers.add(more.set)
+    while not exchange.over:
+        more.clear()
+        await more.wait()
+    exchange.wakers.discard(more.set)
+    return str(exchange.whole[0].message.content)
+
+
+def wanted(*texts: str) -> ClientRequest:
+    """A request with these messages, the client's and the policy's in turn."""
+    roles = itertools.cycle(("user", "assistant"))
+    return ClientRequest(
+        messages=tuple(Message(role=next(roles), content=text) for text in texts), model="policy", tools=()
+    )
+
+
+@pytest.mark.parametrize("held", [b"/end", b"/exchange"])
+def test_a_note_comes_behind_its_request_and_before_the_next(tmp_path: Path, held: bytes) -> None:
+    """Requests and notes have connections of their own, of which any may be the faster: a client that left and sends
+    its request again gets the same turn all the same."""
+
+    async def main() -> tuple[list[str], int]:
+        engine, relay = Gated(), Relay(tmp_path, held)
+        session = recorded(engine)
+        async with linked(tmp_path, "http://127.0.0.1:9"), open_door(session) as door, relay.serving() as front:
+            link = GatewayLink(front)
+            await link.begin()
+            exchanges = (await link.door(door.key)).exchanges
+
+            def begun() -> Any:
+                return exchanges.begin(b"the same", retried=False, session=None, wanted=wanted("Begin."))
+
+            first = begun()
+            texts = [await read(first)] if held == b"/end" else []
+            first.deliver(False)
+            second = begun()
+            await exchanges.count(None, wanted("What is faster than what is held."))
+            relay.opened.set()
+            texts.append(await read(second))
+            second.deliver(True)
+            texts.append(await read(begun()))
+            await link.close()
+        return texts, len(engine.requests)
+
+    texts, requests = asyncio.run(main())
+    assert texts == [said(0).content] * (len(texts) - 1) + [said(1).content] and requests == 2
+
+
+def test_what_a_dead_gateway_had_whole_is_lost_only_if_nobody_can_have_it(tmp_path: Path) -> None:
+    """It is the equal request's that follows, and counts as delivered where none does. What the gateway had in part is
+    lost until its request comes again."""
+
+    async def main() -> tuple[list[str], list[Any], list[Any]]:
+        engine = Gated()
+        session = recorded(engine)
+        async with linked(tmp_path, "http://127.0.0.1:9"), open_door(session) as door:
+            links = [GatewayLink(tmp_path), GatewayLink(tmp_path)]
+            await links[0].begin()
+            before, after = [(await link.door(door.key)).exchanges for link in links]
+
+            def begun(exchanges: Any, *texts: str) -> Any:
+                return exchanges.begin("".join(texts).encode(), retried=False, session=None, wanted=wanted(*texts))
+
+            texts = [await read(begun(before, "Begin.")), await read(begun(before, "Another."))]
+            engine.shut_at = 3
+            begun(before, "The third.")
+            await engine.waits.wait()
+            await links[1].begin()
+            engine.opened.set()
+            await door.exchanges.under_way[0].sampling
+            labels = [(s.label, s.delivered) for s in session.segments if s.model is not None]
+            texts.append(await read(begun(after, "Begin.")))
+            texts.append(await read(begun(after, "Another.", texts[1], "Go on.")))
+            texts.append(await read(begun(after, "The third.", said(2).content, "Go on.")))
+            for link in links:
+                await link.close()
+        return texts, labels, [(s.label, s.delivered) for s in session.segments if s.model is not None]
+
+    texts, labels, later = asyncio.run(main())
+    assert texts == [said(number).content for number in (0, 1, 0, 3, 4)]
+    assert labels == [("agent", None), ("agent", None), ("lost", False)]
+    assert later[:3] == [("agent", None), ("agent", None), ("agent", True)]
 
 
 class Adding:

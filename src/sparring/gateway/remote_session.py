@@ -70,7 +70,7 @@ class RemoteExchange:
         self._replies: dict[int, SampledReply] = {}
         self._exchanges, self._reader = exchanges, form.reader
         self._there = asyncio.Event()
-        self._reading = asyncio.get_running_loop().create_task(self._read(form))
+        self._reading = asyncio.get_running_loop().create_task(self._read(form, exchanges.notes))
 
     @property
     def whole(self) -> list[SampledReply]:
@@ -88,9 +88,9 @@ class RemoteExchange:
         self._reading.cancel()
         await self._exchanges.end(EndForm(reader=self._reader, delivered=delivered))
 
-    async def _read(self, form: ExchangeForm) -> None:
+    async def _read(self, form: ExchangeForm, notes: Sequence[asyncio.Task[None]]) -> None:
         try:
-            async for line in self._exchanges.lines(form, self._there.set):
+            async for line in self._exchanges.lines(form, notes, self._there.set):
                 part = line.head or line.piece or line.reply
                 if part is not None:
                     self._take(line.sample, part)
@@ -150,14 +150,22 @@ class RemoteExchanges:
         form = RecallForm(key=self._key, replies=tuple(replies))
         return decode(await self._link.post("recall", encode(form)), dict[str, tuple[Message, ...]])
 
-    async def lines(self, form: ExchangeForm, there: Callable[[], None]) -> AsyncIterator[Line]:
-        """Yield the lines of an exchange, behind all that was noted of those before it.
+    @property
+    def notes(self) -> tuple[asyncio.Task[None], ...]:
+        """What is being noted now."""
+        return tuple(self._notes)
+
+    async def lines(
+        self, form: ExchangeForm, notes: Sequence[asyncio.Task[None]], there: Callable[[], None]
+    ) -> AsyncIterator[Line]:
+        """Yield the lines of an exchange.
 
         Args:
             form: the request.
-            there: called when the run's process has it.
+            notes: that the run's process has to have before.
+            there: called when the run's process has the request.
         """
-        await asyncio.gather(*self._notes)
+        await asyncio.gather(*notes)
         async for line in self._link.lines(form, there):
             self._texts.update(line.texts or {})
             yield line
