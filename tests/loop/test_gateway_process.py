@@ -270,7 +270,8 @@ class Relay:
     """Relay in front of the run's socket that holds requests of one path back until it is opened."""
 
     def __init__(self, folder: Path, held: bytes) -> None:
-        self._folder, self._held, self.opened = folder, held, asyncio.Event()
+        self._folder, self._held = folder, held
+        self.holds, self.opened = asyncio.Event(), asyncio.Event()
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Path]:
@@ -287,6 +288,7 @@ class Relay:
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 16):
             if data.startswith(b"POST " + self._held):
+                self.holds.set()
                 await self.opened.wait()
             writer.write(data)
         writer.close()
@@ -329,6 +331,8 @@ def test_a_note_comes_behind_its_request_and_before_the_next(tmp_path: Path, hel
 
             first = begun()
             texts = [await read(first)] if held == b"/end" else []
+            if not texts:
+                await relay.holds.wait()
             first.deliver(False)
             second = begun()
             await exchanges.count(None, wanted("What is faster than what is held."))

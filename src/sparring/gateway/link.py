@@ -12,7 +12,7 @@ from sparring.errors import BadInput, InfraError, LimitReached, PolicyFailure, S
 from sparring.gateway.dialect import ClientRequest
 from sparring.gateway.exchange import DoorExchanges
 from sparring.gateway.keys import WrongKey
-from sparring.gateway.models import Decoding, ModelTable, UnknownModel
+from sparring.gateway.models import DecodingSession, ModelTable, UnknownModel
 from sparring.reply import ReplyHead, SampledReply
 from sparring.types import ReplyPiece
 
@@ -24,7 +24,7 @@ class AnsweredDoor(Protocol):
     """Door as the endpoints see it, here or in the process of a run: see the attributes of `server.Door`."""
 
     @property
-    def models(self) -> ModelTable[Decoding]:
+    def models(self) -> ModelTable[DecodingSession]:
         """The models that its client may name."""
 
     @property

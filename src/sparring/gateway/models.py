@@ -13,14 +13,14 @@ AUXILIARY = "auxiliary"
 """Name under which the policy answers titles and routes: what it says there is recorded, and not trained."""
 
 
-class Decoding(Protocol):
+class DecodingSession(Protocol):
     """Session of a model, as far as the writing of an answer needs it."""
 
     def decode(self, token: int) -> str:
         """Return the text of one id."""
 
 
-S_co = TypeVar("S_co", bound=Decoding, covariant=True)
+S_co = TypeVar("S_co", bound=DecodingSession, covariant=True)
 
 
 class UnknownModel(BadInput):

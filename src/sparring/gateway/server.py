@@ -37,7 +37,7 @@ from sparring.gateway.gemini import Gemini
 from sparring.gateway.keys import PATH, WrongKey, key_of, wrong_key
 from sparring.gateway.link import AnsweredDoor, RunLink
 from sparring.gateway.messages import Messages
-from sparring.gateway.models import Decoding, ModelTable, UnknownModel, model_listed, model_listed_for_google
+from sparring.gateway.models import DecodingSession, ModelTable, UnknownModel, model_listed, model_listed_for_google
 from sparring.gateway.openapi import document
 from sparring.gateway.responses import Responses, replies_named
 from sparring.gateway.rewards import RewardDesk
@@ -380,7 +380,7 @@ async def open_door(
     await gateway.shut(door)
 
 
-def _labelled(client_request: ClientRequest, models: ModelTable[Decoding]) -> ClientRequest:
+def _labelled(client_request: ClientRequest, models: ModelTable[DecodingSession]) -> ClientRequest:
     """Return a request with the label of its model, where its client gives none. Raises `UnknownModel`."""
     label, evidence = models.label(client_request.model), client_request.evidence
     if label is None or evidence.label is not None:
