@@ -33,7 +33,7 @@ class AnsweredDoor(Protocol):
 
     @property
     def exchanges(self) -> DoorExchanges:
-        """What answers its client's requests."""
+        """The exchanges of its client's requests."""
 
     @property
     def ping_s(self) -> float:

@@ -152,7 +152,7 @@ class RemoteExchanges:
 
     @property
     def notes(self) -> tuple[asyncio.Task[None], ...]:
-        """What is being noted now."""
+        """The notes under way."""
         return tuple(self._notes)
 
     async def lines(
