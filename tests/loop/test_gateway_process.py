@@ -15,20 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from sparring.gateway.dialect import ClientRequest
 from sparring.gateway.link import SOCKET
 from sparring.gateway.link_server import linked
+from sparring.gateway.remote_session import GatewayLink
 from sparring.gateway.server import open_door
 from sparring.generation import Completion, Delta, GenerateRequest
-from sparring.record.recorder import Recorder
+from sparring.record.recorder import RecordedSession, Recorder
+from sparring.record.rewards import OutsideReward, OutsideRewards
 from sparring.render.demonstrate import reply_tokens
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
-from sparring.types import Limits, Message, WeightRef
+from sparring.types import Limits, Message, ToolCall, ToolSpec, WeightRef
 
 RENDERER = toy_renderer()
+BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 class Gated(ScriptedEngine):
@@ -65,6 +70,16 @@ def said(number: int) -> Message:
     return Message(role="assistant", content=f"reply number {number} of a few words")
 
 
+class Rewarded:
+    """A session of a run that takes rewards from outside."""
+
+    def __init__(self, session: Any, rewards: OutsideRewards) -> None:
+        self._session, self.rewards = session, rewards
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
 class Process:
     """A gateway in front of a run's folder, on a port of its own, that may be killed and started again."""
 
@@ -90,13 +105,17 @@ class Process:
         self.kills += 1
 
 
+def recorded(engine: ScriptedEngine, store: SqliteStore | None = None) -> RecordedSession:
+    limits = Limits(max_turns=200, max_tokens=40_000)
+    recorder = Recorder(engine, RENDERER, store, max_context=30_000)
+    return recorder.open(toy_task(), rollout_id="rl/0/0", seed=7, limits=limits)
+
+
 @asynccontextmanager
 async def rollout(folder: Path, engine: ScriptedEngine) -> AsyncIterator[tuple[Any, Any, Process]]:
     """A session with a store, its door, and the gateway's process in front of it."""
     store, process = SqliteStore(folder / "store.sqlite"), Process(folder)
-    session = Recorder(engine, RENDERER, store, max_context=30_000).open(
-        toy_task(), rollout_id="rl/0/0", seed=7, limits=Limits(max_turns=200, max_tokens=40_000)
-    )
+    session = recorded(engine, store)
     async with linked(folder, "http://127.0.0.1:9"):
         await process.start()
         try:
@@ -245,6 +264,226 @@ def test_every_endpoint_answers_through_the_process(tmp_path: Path) -> None:
     assert answers[1].json()["stop_reason"] == "max_tokens"
     assert answers[2].json()["input_tokens"] == answers[0].json()["usage"]["prompt_tokens"]
     assert [row["id"] for row in answers[3].json()["data"]] == ["policy"]
+
+
+class Relay:
+    """Relay in front of the run's socket that holds requests of one path back until it is opened."""
+
+    def __init__(self, folder: Path, held: bytes) -> None:
+        self._folder, self._held = folder, held
+        self.holds, self.opened = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[Path]:
+        front = self._folder / "front"
+        front.mkdir()
+        server = await asyncio.start_unix_server(self._pass_on, front / SOCKET)
+        async with server:
+            yield front
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_unix_connection(self._folder / SOCKET)
+        await asyncio.gather(self._copy(reader, far_writer), self._copy(far_reader, writer))
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            if data.startswith(b"POST " + self._held):
+                self.holds.set()
+                await self.opened.wait()
+            writer.write(data)
+        writer.close()
+
+
+async def read(exchange: Any) -> str:
+    """Read an exchange to its end, and return the text of its reply."""
+    more = asyncio.Event()
+    exchange.wakers.add(more.set)
+    while not exchange.over:
+        more.clear()
+        await more.wait()
+    exchange.wakers.discard(more.set)
+    return str(exchange.whole[0].message.content)
+
+
+def wanted(*texts: str) -> ClientRequest:
+    """A request with these messages, the client's and the policy's in turn."""
+    roles = itertools.cycle(("user", "assistant"))
+    return ClientRequest(
+        messages=tuple(Message(role=next(roles), content=text) for text in texts), model="policy", tools=()
+    )
+
+
+@pytest.mark.parametrize("held", [b"/end", b"/exchange"])
+def test_a_note_comes_behind_its_request_and_before_the_next(tmp_path: Path, held: bytes) -> None:
+    """Requests and notes have connections of their own, of which any may be the faster: a client that left and sends
+    its request again gets the same turn all the same."""
+
+    async def main() -> tuple[list[str], int]:
+        engine, relay = Gated(), Relay(tmp_path, held)
+        session = recorded(engine)
+        async with linked(tmp_path, "http://127.0.0.1:9"), open_door(session) as door, relay.serving() as front:
+            link = GatewayLink(front)
+            await link.begin()
+            exchanges = (await link.door(door.key)).exchanges
+
+            def begun() -> Any:
+                return exchanges.begin(b"the same", retried=False, session=None, wanted=wanted("Begin."))
+
+            first = begun()
+            texts = [await read(first)] if held == b"/end" else []
+            if not texts:
+                await relay.holds.wait()
+            first.deliver(False)
+            second = begun()
+            await exchanges.count(None, wanted("What is faster than what is held."))
+            relay.opened.set()
+            texts.append(await read(second))
+            second.deliver(True)
+            texts.append(await read(begun()))
+            await link.close()
+        return texts, len(engine.requests)
+
+    texts, requests = asyncio.run(main())
+    assert texts == [said(0).content] * (len(texts) - 1) + [said(1).content] and requests == 2
+
+
+def test_what_a_dead_gateway_had_whole_is_lost_only_if_nobody_can_have_it(tmp_path: Path) -> None:
+    """It is the equal request's that follows, and counts as delivered where none does. What the gateway had in part is
+    lost until its request comes again."""
+
+    async def main() -> tuple[list[str], list[Any], list[Any]]:
+        engine = Gated()
+        session = recorded(engine)
+        async with linked(tmp_path, "http://127.0.0.1:9"), open_door(session) as door:
+            links = [GatewayLink(tmp_path), GatewayLink(tmp_path)]
+            await links[0].begin()
+            before, after = [(await link.door(door.key)).exchanges for link in links]
+
+            def begun(exchanges: Any, *texts: str) -> Any:
+                return exchanges.begin("".join(texts).encode(), retried=False, session=None, wanted=wanted(*texts))
+
+            texts = [await read(begun(before, "Begin.")), await read(begun(before, "Another."))]
+            engine.shut_at = 3
+            begun(before, "The third.")
+            await engine.waits.wait()
+            await links[1].begin()
+            engine.opened.set()
+            await door.exchanges.under_way[0].sampling
+            labels = [(s.label, s.delivered) for s in session.segments if s.model is not None]
+            texts.append(await read(begun(after, "Begin.")))
+            texts.append(await read(begun(after, "Another.", texts[1], "Go on.")))
+            texts.append(await read(begun(after, "The third.", said(2).content, "Go on.")))
+            for link in links:
+                await link.close()
+        return texts, labels, [(s.label, s.delivered) for s in session.segments if s.model is not None]
+
+    texts, labels, later = asyncio.run(main())
+    assert texts == [said(number).content for number in (0, 1, 0, 3, 4)]
+    assert labels == [("agent", None), ("agent", None), ("lost", False)]
+    assert later[:3] == [("agent", None), ("agent", None), ("agent", True)]
+
+
+class Adding:
+    """Adds; implements `protocols.ToolHost`."""
+
+    tools = (ToolSpec(name="add", description="Add.", parameters={"type": "object"}),)
+
+    async def call(self, call: ToolCall) -> str:
+        return str(sum((call.arguments or {}).values()))
+
+
+@pytest.mark.slow
+def test_what_was_told_or_said_is_continued_by_its_id_behind_a_kill(tmp_path: Path) -> None:
+    """A response, an item of it, and what is only told: all are there for the next gateway."""
+
+    async def main() -> tuple[list[Any], list[str]]:
+        engine = Gated()
+        async with rollout(tmp_path, engine) as (session, door, process):
+
+            async def ask(**values: Any) -> Any:
+                headers = {"authorization": f"Bearer {door.key}"}
+                async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{process.port}", headers=headers) as client:
+                    answer = await client.post("/v1/responses", json={"model": "policy", **values})
+                assert answer.status_code == (400 if values["input"] == "?" else 200), answer.text
+                return answer.json()
+
+            first = await ask(input="Begin.")
+            heard = await ask(input="Only told.", generate=False)
+            await process.kill()
+            await process.start()
+            second = await ask(input="Go on.", previous_response_id=first["id"])
+            reference = {"type": "item_reference", "id": second["output"][0]["id"]}
+            third = await ask(input=[{"role": "user", "content": "Anew."}, reference, {"role": "user", "content": "?"}])
+            fourth = await ask(input=[], previous_response_id=heard["id"])
+            refused = await ask(input="?", previous_response_id=fourth["id"] + "x")
+            assert "the id of a response under this key" in refused["error"]["message"]
+            told = [RENDERER.decode(request.tokens) for request in engine.requests]
+            assert [segment.parent for segment in session.segments] == [None, 0, 1, 2, None, 4, None, 6]
+            return [first, second, third, fourth], told
+
+    answers, told = asyncio.run(main())
+    texts = [answer["output"][0]["content"][0]["text"] for answer in answers]
+    assert texts == [said(number).content for number in range(4)]
+    assert "Begin." in told[1] and texts[0] in told[1] and texts[1] in told[2] and "Only told." in told[3]
+
+
+def test_the_worlds_tools_are_called_through_the_process(tmp_path: Path) -> None:
+    async def main() -> list[httpx.Response]:
+        async with rollout(tmp_path, Gated()) as (_, door, process):
+            call = {"jsonrpc": "2.0", "id": 7, "method": "tools/call"}
+            call["params"] = {"name": "add", "arguments": {"a": 40, "b": 2}}
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{process.port}") as client:
+                none = await client.post(f"/k/{door.key}/mcp", json=call)
+                door.tools = Adding()
+                return [
+                    none,
+                    await client.post(f"/k/{door.key}/mcp", json=call),
+                    await client.post("/mcp", json=call, headers={"x-api-key": door.key}),
+                    await client.post("/mcp", json=call, headers={"x-api-key": "sk-no"}),
+                    await client.get(f"/mcp?key={door.key}"),
+                ]
+
+    answers = asyncio.run(main())
+    assert [answer.status_code for answer in answers] == [404, 200, 200, 401, 405]
+    assert (
+        answers[1].json()["result"]["content"][0]["text"] == answers[2].json()["result"]["content"][0]["text"] == "42"
+    )
+    assert answers[4].headers["allow"] == "POST"
+
+
+@pytest.mark.slow
+def test_rewards_are_given_through_the_process(tmp_path: Path) -> None:
+    """As long as the rollout awaits them, also when its door is shut; then they are late."""
+
+    async def main() -> tuple[list[int], list[str], list[OutsideReward]]:
+        taken: list[OutsideReward] = []
+        rewards = OutsideRewards("rl/0/0", 60.0, record=lambda data: taken.append(msgspec.convert(data, OutsideReward)))
+        async with rollout(tmp_path, Gated()) as (session, door, process):
+            async with open_door(Rewarded(session, rewards)) as other:
+                url = f"http://127.0.0.1:{process.port}"
+                begun = [{"role": "user", "content": "Begin."}]
+                await streamed(process, other.key, begun)
+                async with httpx.AsyncClient(base_url=url, headers={"x-api-key": other.key}) as client:
+                    of = (await client.post("/v1/messages", json={**BODY, "max_tokens": 50})).json()["id"]
+            bodies = (
+                {"reward": 0.5, "of": of},
+                {"reward": 1.0},
+                {"reward": "high"},
+                {"reward": 1.0, "of": "rl/0/0#99"},
+            )
+            answers = []
+            async with httpx.AsyncClient(base_url=url, headers={"x-api-key": other.key}) as client:
+                answers = [await client.post("/v1/rewards", json=body) for body in bodies]
+                answers.append(await client.post("/v1/rewards", json=bodies[1], headers={"x-api-key": door.key}))
+                await rewards.close()
+                answers.append(await client.post("/v1/rewards", json=bodies[1]))
+        kinds = [answer.json().get("error", {}).get("type", "") for answer in answers]
+        return [answer.status_code for answer in answers], kinds, taken
+
+    statuses, kinds, taken = asyncio.run(main())
+    assert statuses == [200, 200, 400, 404, 403, 410]
+    assert kinds == ["", "", "invalid_request", "unknown_reply", "no_rewards", "expired"]
+    assert [(reward.reward, reward.of) for reward in taken] == [(0.5, "rl/0/0#3"), (1.0, None)]
 
 
 @pytest.mark.parametrize("socket", [False, True])

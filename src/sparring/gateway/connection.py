@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from sparring.errors import SparringError
+from sparring.errors import SparringError, refusal
 from sparring.gateway.dialect import AnswerWriter, ClientRequest, Decode, Dialect, encoded
 from sparring.gateway.exchange import Part, ReadExchange
 from sparring.reply import ReplyHead, SampledReply
@@ -164,6 +164,21 @@ class ExchangeResponse(Response):
 
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._headers]})
+
+
+async def read_body(request: Request, most_bytes: int) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        BadInput: it is larger than `most_bytes`.
+        ClientDisconnect: the client left before its end.
+    """
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > most_bytes:
+            raise refusal("body", f"at most {most_bytes} bytes", "more", "send less")
+    return bytes(data)
 
 
 def _written(writer: AnswerWriter, sample: int, part: Part, begun: bool) -> bytes:

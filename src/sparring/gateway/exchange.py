@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -12,13 +12,17 @@ import xxhash
 
 from sparring.errors import LimitReached, SparringError
 from sparring.gateway.dialect import ClientRequest, encoded
+from sparring.gateway.models import ModelTable
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply, ShownReply
-from sparring.types import ReplyPiece
+from sparring.types import Message, ReplyPiece
 
 Part = ReplyHead | ReplyPiece | SampledReply
 
 RETAINED = 64
 """Exchanges of one door that are there to be read again when nobody reads them."""
+
+MOST_HEARD = 64
+"""Conversations of one door that were told without asking for a reply, and that a later request may continue."""
 
 HOW = frozenset(("stream", "stream_options"))
 """Fields of a request that say how it is answered, and not with what."""
@@ -51,6 +55,14 @@ class DoorExchanges(Protocol):
 
     async def count(self, session: Any, wanted: ClientRequest) -> int:
         """Return the number of ids of a conversation."""
+
+    async def hear(self, wanted: ClientRequest) -> str:
+        """Take note of a conversation that a client tells without asking for a reply. Return the id by which a later
+        request may continue it."""
+
+    async def conversations(self, models: ModelTable[Any], replies: Collection[str]) -> Mapping[str, Sequence[Message]]:
+        """Return all messages up to each of these replies, or up to where one would have stood, by their ids; those of
+        no reply of any of the models are left out."""
 
 
 class Exchange:
@@ -90,13 +102,15 @@ class Exchange:
             raise self.error
         return [self.replies[sample] for sample in range(self._num_samples)]
 
-    def deliver(self, delivered: bool) -> None:
-        """Take note of whether a connection that read the answer got it to its end. Where one did, it is delivered."""
+    def deliver(self, delivered: bool | None) -> None:
+        """Take note of whether a connection that read the answer got it to its end. Where one did, it is delivered.
+        Where nobody knows (None), an equal request is this one, as one whose connection broke; where none comes, its
+        client had the answer: who has not sends again."""
         if not self.wakers and self.over:
             self._compact()
         if not self._delivered:
-            self._delivered, self.broken = delivered, not delivered
-            for id in self._ids.values():
+            self._delivered, self.broken = bool(delivered), not delivered
+            for id in self._ids.values() if delivered is not None else ():
                 self._session.deliver(id, delivered)
 
     async def end(self) -> None:
@@ -177,6 +191,8 @@ class Exchanges:
     def __init__(self) -> None:
         self._all: OrderedDict[Exchange, bytes] = OrderedDict()
         self._of_request: dict[bytes, list[Exchange]] = {}
+        self._heard: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
+        self._num_heard = 0
 
     def __len__(self) -> int:
         return len(self._all)
@@ -209,6 +225,27 @@ class Exchanges:
     async def count(self, session: AnsweringSession, wanted: ClientRequest) -> int:
         """Return the number of ids of a conversation."""
         return session.count(wanted.messages, wanted.tools)
+
+    async def hear(self, wanted: ClientRequest) -> str:
+        """Take note of a conversation; see `DoorExchanges.hear`."""
+        self._num_heard += 1
+        id = f"heard#{self._num_heard}"
+        self._heard[id] = wanted.messages
+        if len(self._heard) > MOST_HEARD:
+            self._heard.popitem(last=False)
+        return id
+
+    async def conversations(
+        self, models: ModelTable[AnsweringSession], replies: Collection[str]
+    ) -> dict[str, tuple[Message, ...]]:
+        """Return conversations by the ids of their last replies; see `DoorExchanges.conversations`."""
+        recalled = {reply: self._heard[reply] for reply in replies if reply in self._heard}
+        for session in models.sessions:
+            for reply in replies:
+                messages = session.conversation(reply)
+                if messages is not None:
+                    recalled.setdefault(reply, messages)
+        return recalled
 
     def of(self, request: bytes, *, retried: bool) -> Exchange | None:
         """Return the exchange that a request is a repetition of; None where it is a new one.

@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
 from sparring.errors import BadInput, InfraError, LimitReached, PolicyFailure, SparringError
 from sparring.gateway.dialect import ClientRequest
+from sparring.gateway.exchange import DoorExchanges
 from sparring.gateway.keys import WrongKey
-from sparring.gateway.models import UnknownModel
+from sparring.gateway.models import DecodingSession, ModelTable, UnknownModel
 from sparring.reply import ReplyHead, SampledReply
 from sparring.types import ReplyPiece
 
 SOCKET = "gateway.sock"
 """Name of the socket in a run's folder."""
+
+
+class AnsweredDoor(Protocol):
+    """Door as the endpoints see it, here or in the process of a run: see the attributes of `server.Door`."""
+
+    @property
+    def models(self) -> ModelTable[DecodingSession]:
+        """The models that its client may name."""
+
+    @property
+    def leave_out(self) -> frozenset[str]:
+        """Types of tools that are left out."""
+
+    @property
+    def exchanges(self) -> DoorExchanges:
+        """The exchanges of its client's requests."""
+
+    @property
+    def ping_s(self) -> float:
+        """Seconds between signs of life."""
+
+
+class RunLink(Protocol):
+    """Link to the process of a run, for a gateway in a process of its own."""
+
+    async def door(self, key: str) -> AnsweredDoor:
+        """Return the door of a key. Raises WrongKey where there is none, InfraError where the run does not answer."""
+
+    async def forward(self, request: Request) -> Response:
+        """Return the answer of the run's process to a request. Raises InfraError where it does not answer."""
 
 
 class KeyForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,11 +57,12 @@ class KeyForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DoorForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Door of a key: the names of its models beside the policy's, each with the entry that answers to it or None, and
-    the types of tools that it leaves out."""
+    """Door of a key: the names of its models beside the policy's, each with the entry that answers to it or None, the
+    types of tools that it leaves out, and the seconds between signs of life."""
 
     models: dict[str, str | None]
     leave_out: tuple[str, ...]
+    ping_s: float
 
 
 class ExchangeForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +90,20 @@ class CountForm(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     wanted: ClientRequest
+
+
+class HearForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Conversation that is told without asking for a reply."""
+
+    key: str
+    wanted: ClientRequest
+
+
+class RecallForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Replies whose conversations are wanted."""
+
+    key: str
+    replies: tuple[str, ...]
 
 
 class EndForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +165,7 @@ def raised(form: ErrorForm) -> SparringError:
     return KINDS[form.kind](form.message)
 
 
-def encode(form: msgspec.Struct) -> bytes:
+def encode(form: Any) -> bytes:
     """Write a form as JSON."""
     return msgspec.json.encode(form, enc_hook=_limit_values)
 

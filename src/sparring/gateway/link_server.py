@@ -5,6 +5,10 @@
     POST /exchange   an answer, as lines that come as it is sampled
     POST /end        a connection no longer reads its exchange
     POST /count      the ids of a conversation
+    POST /hear       a conversation that is told
+    POST /recall     the conversations up to some replies
+
+The world's tools and rewards are answered here, by the endpoints of the run's own server, as they came.
 
 What a client was not told to its end is a broken exchange, here as in the run's own server: the same request, through
 the next gateway, is that exchange again.
@@ -24,10 +28,11 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from sparring.errors import SparringError
 from sparring.gateway.exchange import Part, ReadExchange
+from sparring.gateway.keys import PATH
 from sparring.gateway.link import (
     SOCKET,
     BeginForm,
@@ -35,13 +40,15 @@ from sparring.gateway.link import (
     DoorForm,
     EndForm,
     ExchangeForm,
+    HearForm,
     KeyForm,
     Line,
+    RecallForm,
     decode,
     encode,
     error_form,
 )
-from sparring.gateway.server import Door, LocalServer, gateway_here
+from sparring.gateway.server import Gateway, LocalServer, gateway_here
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply
 
 ERROR = 409
@@ -49,11 +56,18 @@ ERROR = 409
 
 
 class _Reader:
-    """Connection of a client to the gateway's process, which reads an exchange."""
+    """Connection of a client to the gateway's process, which reads an exchange.
+
+    Attributes:
+        exchange: that is read.
+        left: whether the connection is over.
+        handed: whether the gateway was handed the answer to its end.
+    """
 
     def __init__(self, exchange: ReadExchange) -> None:
         self.exchange = exchange
         self.left = False
+        self.handed = False
         self._more = asyncio.Event()
         exchange.wakers.add(self._more.set)
 
@@ -66,11 +80,12 @@ class _Reader:
                 read += 1
                 yield part
             if self.exchange.over and read == len(self.exchange.parts):
+                self.handed = True
                 return
             await self._more.wait()
 
-    def leave(self, delivered: bool) -> None:
-        """Stop reading."""
+    def leave(self, delivered: bool | None) -> None:
+        """Stop reading. Whether the answer was delivered, nobody may know."""
         self.left = True
         self.exchange.wakers.discard(self._more.set)
         self.exchange.deliver(delivered)
@@ -81,11 +96,11 @@ class LinkServer:
     """Server of a run for its gateway's process; one gateway at a time.
 
     Args:
-        door: gives the door of a key. Raises WrongKey where there is none.
+        gateway: has the doors.
     """
 
-    def __init__(self, door: Callable[[str], Door]) -> None:
-        self._door = door
+    def __init__(self, gateway: Gateway) -> None:
+        self._doors, self._door = gateway, gateway.door
         self._gateway = ""
         self._readers: dict[str, _Reader] = {}
 
@@ -97,19 +112,23 @@ class LinkServer:
             "exchange": self._exchange,
             "end": self._end,
             "count": self._count,
+            "hear": self._hear,
+            "recall": self._recall,
         }
-        return Starlette(
-            routes=[Route(f"/{name}", _answered(answer), methods=["POST"]) for name, answer in posts.items()]
-        )
+        passed = self._doors.routes_of_run()
+        own = [Route(f"/{name}", _answered(answer), methods=["POST"]) for name, answer in posts.items()]
+        return Starlette(routes=[*own, *passed, Mount(PATH, routes=passed)])
 
     async def _describe(self, request: Request) -> Response:
         door = self._door(decode(await request.body(), KeyForm).key)
-        return Response(encode(DoorForm(models=door.models.entries, leave_out=tuple(sorted(door.leave_out)))))
+        left_out = tuple(sorted(door.leave_out))
+        return Response(encode(DoorForm(models=door.models.entries, leave_out=left_out, ping_s=door.ping_s)))
 
     async def _begin(self, request: Request) -> Response:
         self._gateway = decode(await request.body(), BeginForm).gateway
         while self._readers:
-            self._readers.popitem()[1].leave(False)
+            reader = self._readers.popitem()[1]
+            reader.leave(None if reader.handed else False)  # its client may have all of what the gateway had
         return Response()
 
     async def _exchange(self, request: Request) -> Response:
@@ -139,15 +158,25 @@ class LinkServer:
         session = door.models.session(form.wanted.model)
         return Response(str(await door.exchanges.count(session, form.wanted)))
 
+    async def _hear(self, request: Request) -> Response:
+        form = decode(await request.body(), HearForm)
+        return Response(await self._door(form.key).exchanges.hear(form.wanted))
+
+    async def _recall(self, request: Request) -> Response:
+        form = decode(await request.body(), RecallForm)
+        door = self._door(form.key)
+        return Response(encode(await door.exchanges.conversations(door.models, form.replies)))
+
 
 @asynccontextmanager
-async def linked(folder: Path, address: str) -> AsyncIterator[None]:
+async def linked(folder: Path, address: str, report: Callable[[str], None] = lambda text: None) -> AsyncIterator[None]:
     """Answer the gateway's process on a socket in the run's folder while the context lasts. Doors that are opened
     meanwhile have the gateway's address.
 
     Args:
         folder: of the run.
         address: of `sparring gateway`, as programs reach it.
+        report: takes a sentence for the user.
     """
     gateway, path = gateway_here(), folder / SOCKET
     path.unlink(missing_ok=True)
@@ -160,13 +189,16 @@ async def linked(folder: Path, address: str) -> AsyncIterator[None]:
             os.umask(before)
             os.close(inside)
         listening.listen(2048)
-        application = LinkServer(gateway.door).application()
+        application = LinkServer(gateway).application()
         options = uvicorn.Config(
             application, log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1, ws="none"
         )
         server = LocalServer(options)
         serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
         gateway.address = address.rstrip("/")
+        report(
+            f"programs reach this run at {address}; answer them there: sparring gateway {folder} --host ... --port ..."
+        )
         try:
             yield
         finally:

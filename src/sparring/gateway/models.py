@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from sparring.errors import BadInput, refusal
-from sparring.reply import AnsweringSession
-from sparring.types import POLICY, Label, Message
+from sparring.types import POLICY, Label
 
 AUXILIARY = "auxiliary"
 """Name under which the policy answers titles and routes: what it says there is recorded, and not trained."""
+
+
+class DecodingSession(Protocol):
+    """Session of a model, as far as the writing of an answer needs it."""
+
+    def decode(self, token: int) -> str:
+        """Return the text of one id."""
+
+
+S_co = TypeVar("S_co", bound=DecodingSession, covariant=True)
 
 
 class UnknownModel(BadInput):
     """A name of no model of the door."""
 
 
-class ModelTable:
+class ModelTable(Generic[S_co]):
     """Table of the models that a client may name.
 
     Args:
@@ -31,7 +40,7 @@ class ModelTable:
         BadInput: an entry names one that is not there or that names another, or stands for the policy's name.
     """
 
-    def __init__(self, policy: AnsweringSession, models: Mapping[str, AnsweringSession | str] = {}) -> None:
+    def __init__(self, policy: S_co, models: Mapping[str, S_co | str] = {}) -> None:
         if POLICY in models:
             do = "name the other model otherwise"
             raise refusal(f"models.{POLICY}", "the rollout's own session", "another", do)
@@ -57,7 +66,12 @@ class ModelTable:
         own: dict[str, str | None] = dict.fromkeys(name for name in self._sessions if name not in self._hidden)
         return own | self._targets
 
-    def session(self, name: str) -> AnsweringSession:
+    @property
+    def sessions(self) -> tuple[S_co, ...]:
+        """The sessions, each once, the policy's first."""
+        return tuple(dict.fromkeys(self._sessions.values()))
+
+    def session(self, name: str) -> S_co:
         """Return the session of the model with this name.
 
         Raises:
@@ -81,12 +95,6 @@ class ModelTable:
             do = "name one of these, or let the door answer to this name too"
             raise UnknownModel(str(refusal("model", expected, repr(name), do)))
         return self._targets.get(pattern, pattern)
-
-    def conversation(self, reply: str) -> Sequence[Message] | None:
-        """Return all messages up to a reply of any of the sessions, itself included; None where there is no such
-        reply."""
-        conversations = (session.conversation(reply) for session in self._sessions.values())
-        return next((messages for messages in conversations if messages is not None), None)
 
     def listed(self) -> dict[str, Any]:
         """Return the models in the words of OpenAI and Anthropic, which go together."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+from starlette.requests import Request
+from starlette.responses import Response
 
 from sparring.errors import InfraError, SparringError
+from sparring.gateway.connection import read_body
 from sparring.gateway.dialect import ClientRequest
 from sparring.gateway.exchange import Part
 from sparring.gateway.keys import WrongKey
@@ -24,16 +27,22 @@ from sparring.gateway.link import (
     EndForm,
     ErrorForm,
     ExchangeForm,
+    HearForm,
     KeyForm,
     Line,
+    RecallForm,
     decode,
     encode,
     raised,
 )
 from sparring.gateway.link_server import ERROR
 from sparring.gateway.models import ModelTable
-from sparring.gateway.server import Door
+from sparring.gateway.server import MOST_BYTES
 from sparring.reply import SampledReply
+from sparring.types import Message
+
+OF_CONNECTION = frozenset((b"connection", b"content-length", b"date", b"host", b"server", b"transfer-encoding"))
+"""Headers that say something of one connection alone."""
 
 REMEMBERED = 4096
 """Doors that are there to be used again without asking the run's process."""
@@ -49,9 +58,6 @@ class RemoteSession:
         """Return the text of one id of a reply."""
         return self._texts[token]
 
-    def conversation(self, reply: str) -> None:
-        """Return None: what a reply continued is known in the run's process alone."""
-
 
 class RemoteExchange:
     """Exchange in the run's process, as this process has read it so far; implements `ReadExchange`."""
@@ -64,7 +70,7 @@ class RemoteExchange:
         self._replies: dict[int, SampledReply] = {}
         self._exchanges, self._reader = exchanges, form.reader
         self._there = asyncio.Event()
-        self._reading = asyncio.get_running_loop().create_task(self._read(form))
+        self._reading = asyncio.get_running_loop().create_task(self._read(form, exchanges.notes))
 
     @property
     def whole(self) -> list[SampledReply]:
@@ -82,9 +88,9 @@ class RemoteExchange:
         self._reading.cancel()
         await self._exchanges.end(EndForm(reader=self._reader, delivered=delivered))
 
-    async def _read(self, form: ExchangeForm) -> None:
+    async def _read(self, form: ExchangeForm, notes: Sequence[asyncio.Task[None]]) -> None:
         try:
-            async for line in self._exchanges.lines(form, self._there.set):
+            async for line in self._exchanges.lines(form, notes, self._there.set):
                 part = line.head or line.piece or line.reply
                 if part is not None:
                     self._take(line.sample, part)
@@ -134,14 +140,32 @@ class RemoteExchanges:
         """Return the number of ids of a conversation."""
         return int(await self._link.post("count", encode(CountForm(key=self._key, wanted=replace(wanted, echo={})))))
 
-    async def lines(self, form: ExchangeForm, there: Callable[[], None]) -> AsyncIterator[Line]:
-        """Yield the lines of an exchange, behind all that was noted of those before it.
+    async def hear(self, wanted: ClientRequest) -> str:
+        """Take note of a conversation in the run's process, where it outlives this one."""
+        form = HearForm(key=self._key, wanted=replace(wanted, echo={}))
+        return (await self._link.post("hear", encode(form))).decode()
+
+    async def conversations(self, models: Any, replies: Collection[str]) -> Mapping[str, Sequence[Message]]:
+        """Return conversations by the ids of their last replies; see `DoorExchanges.conversations`."""
+        form = RecallForm(key=self._key, replies=tuple(replies))
+        return decode(await self._link.post("recall", encode(form)), dict[str, tuple[Message, ...]])
+
+    @property
+    def notes(self) -> tuple[asyncio.Task[None], ...]:
+        """The notes under way."""
+        return tuple(self._notes)
+
+    async def lines(
+        self, form: ExchangeForm, notes: Sequence[asyncio.Task[None]], there: Callable[[], None]
+    ) -> AsyncIterator[Line]:
+        """Yield the lines of an exchange.
 
         Args:
             form: the request.
-            there: called when the run's process has it.
+            notes: that the run's process has to have before.
+            there: called when the run's process has the request.
         """
-        await asyncio.gather(*self._notes)
+        await asyncio.gather(*notes)
         async for line in self._link.lines(form, there):
             self._texts.update(line.texts or {})
             yield line
@@ -160,8 +184,18 @@ class RemoteExchanges:
             return
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemoteDoor:
+    """Door that the run's process has opened. Implements `AnsweredDoor`."""
+
+    models: ModelTable[RemoteSession]
+    leave_out: frozenset[str]
+    exchanges: RemoteExchanges
+    ping_s: float
+
+
 class GatewayLink:
-    """Link of a gateway's process to the run whose folder it was given.
+    """Link of a gateway's process to the run whose folder it was given. Implements `RunLink`.
 
     Args:
         folder: of the run.
@@ -178,7 +212,7 @@ class GatewayLink:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         transport = httpx.AsyncHTTPTransport(uds=path, limits=limits)
         self._client = httpx.AsyncClient(base_url="http://run", transport=transport, timeout=None)
-        self._doors: dict[str, Door] = {}
+        self._doors: dict[str, RemoteDoor] = {}
 
     async def begin(self) -> None:
         """Take over from the gateway before.
@@ -188,7 +222,7 @@ class GatewayLink:
         """
         await self.post("begin", encode(BeginForm(gateway=self.name)))
 
-    async def door(self, key: str) -> Door:
+    async def door(self, key: str) -> RemoteDoor:
         """Return the door of a key.
 
         Raises:
@@ -199,12 +233,14 @@ class GatewayLink:
             form = decode(await self.post("door", encode(KeyForm(key=key))), DoorForm)
             texts: dict[int, str] = {}
             models = {name: RemoteSession(texts) if entry is None else entry for name, entry in form.models.items()}
-            table = ModelTable(RemoteSession(texts), models)  # type: ignore[arg-type]
-            exchanges = RemoteExchanges(self, key, texts)
             if len(self._doors) >= REMEMBERED:
                 del self._doors[next(iter(self._doors))]
-            left_out = frozenset(form.leave_out)
-            self._doors[key] = Door("", key, None, table, left_out, exchanges)  # type: ignore[arg-type]
+            self._doors[key] = RemoteDoor(
+                models=ModelTable(RemoteSession(texts), models),
+                leave_out=frozenset(form.leave_out),
+                exchanges=RemoteExchanges(self, key, texts),
+                ping_s=form.ping_s,
+            )
         return self._doors[key]
 
     async def post(self, name: str, body: bytes) -> bytes:
@@ -247,6 +283,24 @@ class GatewayLink:
         except WrongKey:
             self._doors.pop(form.key, None)
             raise
+
+    async def forward(self, request: Request) -> Response:
+        """Pass a request on as it came, and return the answer.
+
+        Raises:
+            BadInput: the body is too large.
+            InfraError: the run's process does not answer.
+        """
+        body = await read_body(request, MOST_BYTES)
+        headers = [(name, value) for name, value in request.headers.raw if name not in OF_CONNECTION]
+        try:
+            answer = await self._client.request(
+                request.method, f"{request.url.path}?{request.url.query}", content=body, headers=headers
+            )
+        except httpx.HTTPError as error:
+            raise self._gone(error) from error
+        kept = {name: value for name, value in answer.headers.items() if name.encode() not in OF_CONNECTION}
+        return Response(answer.content, status_code=answer.status_code, headers=kept)
 
     async def close(self) -> None:
         """Close the connections to the run."""

@@ -90,6 +90,12 @@ def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") 
     return [message if isinstance(message, Message) else message.message() for message in messages], handle
 
 
+def replies_referenced(items: Sequence[Any]) -> frozenset[str]:
+    """Return the ids of the replies that references among items name."""
+    references = (item for item in items if isinstance(item, dict) and item.get("type") == "item_reference")
+    return frozenset(_of_id(reference.get("id")) for reference in references) - {""}
+
+
 def _referenced(reference: Mapping[str, Any], recall: Recall, where: str) -> dict[str, Any]:
     """Return the item of a reply that a reference names.
 

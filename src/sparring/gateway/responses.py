@@ -20,7 +20,7 @@ from sparring.gateway.dialect import (
 from sparring.gateway.evidence import evidence_of
 from sparring.gateway.handles import unsealed
 from sparring.gateway.response_events import ResponseWriter, event, response_of
-from sparring.gateway.response_items import conversation_in
+from sparring.gateway.response_items import conversation_in, replies_referenced
 from sparring.gateway.response_tools import ToolForm, names_of, tools_in
 from sparring.gateway.tool_choice import PARALLEL, forced_call, without_parallel
 from sparring.generation import Constraint
@@ -119,6 +119,17 @@ _ECHOED = frozenset(
 """Fields of a request that its answer repeats."""
 
 
+def replies_named(body: Mapping[str, Any]) -> frozenset[str]:
+    """Return the ids of the replies whose conversations the reading of a request needs."""
+    items = body.get("input")
+    return _previous(body.get("previous_response_id")) | replies_referenced(items if isinstance(items, list) else ())
+
+
+def _previous(id: object) -> frozenset[str]:
+    """Return the id of the reply that an id of a response names, if it names one."""
+    return frozenset((unsealed(id.removeprefix("resp_")),)) - {""} if isinstance(id, str) else frozenset()
+
+
 def _conversation(call: ClientCall) -> tuple[list[Message], str]:
     """Return the messages of a request, and the id of the reply that they continue where the client names one."""
     body, messages = call.body, []
@@ -129,7 +140,7 @@ def _conversation(call: ClientCall) -> tuple[list[Message], str]:
     previous = body.get("previous_response_id")
     before = ""
     if previous is not None:
-        before = unsealed(typed(previous, "previous_response_id", str, "an id").removeprefix("resp_"))
+        before = next(iter(_previous(typed(previous, "previous_response_id", str, "an id"))), "")
         earlier = call.conversation(before) if before else None
         if earlier is None:
             got, do = json.dumps(previous), "send the whole input"

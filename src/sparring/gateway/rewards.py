@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from sparring.errors import BadInput, SparringError, refusal
+from sparring.gateway.connection import read_body
 from sparring.gateway.dialect import NO_RETRY, body_of
 from sparring.gateway.handles import unsealed
 from sparring.gateway.keys import WrongKey, key_of, wrong_key
@@ -70,7 +71,7 @@ class RewardDesk:
         """Answer a request: 200 when the reward is durable."""
         try:
             key = key_of(request)
-            reward = self._take(key, await _body(request))
+            reward = self._take(key, await read_body(request, MOST_BYTES))
         except ClientDisconnect:
             return Response(status_code=499)
         except SparringError as error:
@@ -113,20 +114,6 @@ def _read(data: bytes) -> OutsideReward:
         return msgspec.convert(body, OutsideReward)
     except (msgspec.ValidationError, OverflowError) as error:
         raise refusal("body", "a reward", str(error), "correct the request") from None
-
-
-async def _body(request: Request) -> bytes:
-    """Return the body.
-
-    Raises:
-        BadInput: it is too large.
-    """
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MOST_BYTES:
-            raise refusal("body", f"at most {MOST_BYTES} bytes", "more", "send less")
-    return bytes(data)
 
 
 def _refused(error: SparringError) -> Response:

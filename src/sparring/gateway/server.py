@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -31,15 +30,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError, refusal
 from sparring.gateway.chat_completions import ChatCompletions
-from sparring.gateway.connection import PING_S, ExchangeResponse
+from sparring.gateway.connection import PING_S, ExchangeResponse, read_body
 from sparring.gateway.dialect import NO_RETRY, ClientCall, ClientRequest, Dialect, body_of, encoded
 from sparring.gateway.exchange import Exchanges, is_retried, request_digest
 from sparring.gateway.gemini import Gemini
 from sparring.gateway.keys import PATH, WrongKey, key_of, wrong_key
+from sparring.gateway.link import AnsweredDoor, RunLink
 from sparring.gateway.messages import Messages
-from sparring.gateway.models import ModelTable, UnknownModel, model_listed, model_listed_for_google
+from sparring.gateway.models import DecodingSession, ModelTable, UnknownModel, model_listed, model_listed_for_google
 from sparring.gateway.openapi import document
-from sparring.gateway.responses import Responses
+from sparring.gateway.responses import Responses, replies_named
 from sparring.gateway.rewards import RewardDesk
 from sparring.gateway.tool_server import answer_tools
 from sparring.protocols import ToolHost
@@ -48,9 +48,6 @@ from sparring.types import Message
 
 MOST_BYTES = 64 << 20
 """Largest body of a request."""
-
-MOST_HEARD = 64
-"""Conversations of one door that were told without asking for a reply, and that a later request may continue."""
 
 NOTED = "x-sparring-noted"
 """Header of an answer: fields of the request that had no effect."""
@@ -76,45 +73,26 @@ class Door:
     url: str
     key: str
     session: AnsweringSession
-    models: ModelTable
+    models: ModelTable[AnsweringSession]
     leave_out: frozenset[str] = frozenset()
     exchanges: Exchanges = field(default_factory=Exchanges)
     tools: ToolHost | None = None
     ping_s: float = PING_S
-    _heard: OrderedDict[str, tuple[Message, ...]] = field(default_factory=OrderedDict)
-    _num_heard: int = 0
-
-    def conversation(self, reply: str) -> Sequence[Message] | None:
-        """Return all messages up to a reply or up to where one would have stood, by its id; None for an unknown id."""
-        return self._heard.get(reply) or self.models.conversation(reply)
-
-    def hear(self, client_request: ClientRequest) -> SampledReply:
-        """Take note of a conversation that a client tells without asking for a reply. Return what stands in the place
-        of the reply: nothing was sampled, and a later request may continue it by its id."""
-        self._num_heard += 1
-        id = f"heard#{self._num_heard}"
-        self._heard[id] = client_request.messages
-        if len(self._heard) > MOST_HEARD:
-            self._heard.popitem(last=False)
-        nothing = Message(role="assistant")
-        return SampledReply(
-            id=id, message=nothing, finish_reason="stop", prompt_tokens=0, cached_tokens=0, tokens=(), logprobs=()
-        )
 
 
 class Gateway:
     """Server of the doors that are open on one event loop.
 
     Args:
-        elsewhere: gives the door of a key that another process has opened.
+        run: link to the process that has the doors; None where they are opened here.
 
     Attributes:
         address: of another process that answers for these doors, in the place of a server of this one; empty for none.
     """
 
-    def __init__(self, elsewhere: Callable[[str], Awaitable[Door]] | None = None) -> None:
+    def __init__(self, run: RunLink | None = None) -> None:
         self.address = ""
-        self._elsewhere = elsewhere
+        self._run = run
         self._doors: dict[str, Door] = {}
         self._rewards = RewardDesk(self._doors)
         self._server: LocalServer | None = None
@@ -216,10 +194,34 @@ class Gateway:
         for version in ("v1beta", "v1"):
             routes.append(Route(f"/{version}/models", self._models))
             routes.append(Route(f"/{version}/models/{{name:path}}", self._model))
-        routes.append(Route("/v1/rewards", self._rewards.endpoint, methods=["POST"]))
-        routes.append(Route("/mcp", self._tools, methods=["GET", "POST", "DELETE"]))
+        routes += self.routes_of_run(None if self._run is None else self._run.forward)
         routes += [Route("/health", self._health), Route("/openapi.json", self._openapi)]
         return Router([*routes, Mount(PATH, app=Router(routes, default=_no_endpoint))], default=_no_endpoint)
+
+    def routes_of_run(self, forward: Callable[[Request], Awaitable[Response]] | None = None) -> list[Route]:
+        """Return the routes that are answered in the process of the rollouts alone: a gateway elsewhere passes their
+        requests on as they came.
+
+        Args:
+            forward: passes one on; None in the process of the rollouts.
+        """
+
+        async def forwarded(request: Request) -> Response:
+            assert forward is not None
+            try:
+                return await forward(request)
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except SparringError as error:
+                return _refused(_dialect_of(request), error)
+
+        return [
+            Route(path, endpoint if forward is None else forwarded, methods=methods)
+            for path, endpoint, methods in (
+                ("/v1/rewards", self._rewards.endpoint, ["POST"]),
+                ("/mcp", self._tools, ["GET", "POST", "DELETE"]),
+            )
+        ]
 
     def _endpoint(self, dialect: Dialect) -> Any:
         async def endpoint(request: Request) -> Response:
@@ -238,7 +240,7 @@ class Gateway:
         async def endpoint(request: Request) -> Response:
             try:
                 door = await self._door(request)
-                client_request = dialect.read(_call(request, await _body(request), door))
+                client_request = dialect.read(await _call(request, door))
                 session = door.models.session(client_request.model)
                 count = await door.exchanges.count(session, client_request)
             except SparringError as error:
@@ -275,8 +277,8 @@ class Gateway:
     async def _tools(self, request: Request) -> Response:
         """Answer a client of the world's tools."""
         try:
-            door = await self._door(request)
-            return await answer_tools(door.tools, request.method, await _body(request))
+            door = self.door(key_of(request))
+            return await answer_tools(door.tools, request.method, await read_body(request, MOST_BYTES))
         except SparringError as error:
             status, text, headers = _status(error)
             return Response(text, status_code=status, headers=headers)
@@ -294,12 +296,12 @@ class Gateway:
             SparringError: it is refused.
         """
         door = await self._door(request)
-        call = _call(request, await _body(request), door)
+        call = await _call(request, door)
         client_request = _labelled(dialect.read(call), door.models)
         session = door.models.session(client_request.model)
         headers = {NOTED: ", ".join(client_request.noted)} if client_request.noted else {}
         if client_request.samples_nothing:
-            return _nothing(dialect, client_request, door.hear(client_request), headers)
+            return _nothing(dialect, client_request, await door.exchanges.hear(client_request), headers)
         digest = request_digest(f"{dialect.path} {client_request.model}", call.body, client_request)
         exchange = door.exchanges.begin(
             digest, retried=is_retried(request.headers), session=session, wanted=client_request
@@ -326,14 +328,14 @@ class Gateway:
             raise wrong_key("one of a rollout that is over, or of none")
         return door
 
-    async def _door(self, request: Request) -> Door:
+    async def _door(self, request: Request) -> AnsweredDoor:
         """Return the door that a request's key opens, here or in another process.
 
         Raises:
             WrongKey: there is none, or two keys that are not the same.
         """
         key = key_of(request)
-        return self.door(key) if self._elsewhere is None else await self._elsewhere(key)
+        return self.door(key) if self._run is None else await self._run.door(key)
 
 
 class LocalServer(uvicorn.Server):
@@ -379,7 +381,7 @@ async def open_door(
     await gateway.shut(door)
 
 
-def _labelled(client_request: ClientRequest, models: ModelTable) -> ClientRequest:
+def _labelled(client_request: ClientRequest, models: ModelTable[DecodingSession]) -> ClientRequest:
     """Return a request with the label of its model, where its client gives none. Raises `UnknownModel`."""
     label, evidence = models.label(client_request.model), client_request.evidence
     if label is None or evidence.label is not None:
@@ -387,43 +389,39 @@ def _labelled(client_request: ClientRequest, models: ModelTable) -> ClientReques
     return replace(client_request, evidence=replace(evidence, label=label))
 
 
-async def _body(request: Request) -> bytes:
-    """Return the body.
-
-    Raises:
-        BadInput: it is too large.
-    """
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MOST_BYTES:
-            raise refusal("body", f"at most {MOST_BYTES} bytes", "more", "send less")
-    return bytes(data)
-
-
-def _call(request: Request, data: bytes, door: Door) -> ClientCall:
+async def _call(request: Request, door: AnsweredDoor) -> ClientCall:
     """Return a client's call.
 
     Raises:
-        BadInput: its body is no JSON object.
+        BadInput: its body is too large, or no JSON object.
     """
+    body = body_of(await read_body(request, MOST_BYTES))
+    named = replies_named(body)
+    earlier = await door.exchanges.conversations(door.models, named) if named else {}
     return ClientCall(
-        body=body_of(data),
+        body=body,
         headers=request.headers,
         path=request.path_params,
         leave_out=door.leave_out,
-        conversation=door.conversation,
+        conversation=earlier.get,
     )
 
 
-def _nothing(
-    dialect: Dialect, client_request: ClientRequest, reply: SampledReply, headers: Mapping[str, str]
-) -> Response:
-    """Return the answer to a request for which nothing is sampled."""
+def _nothing(dialect: Dialect, client_request: ClientRequest, id: str, headers: Mapping[str, str]) -> Response:
+    """Return the answer to a request for which nothing is sampled; `id`: by which a later request continues it."""
 
     def decode(token: int) -> str:
         return ""
 
+    reply = SampledReply(
+        id=id,
+        message=Message(role="assistant"),
+        finish_reason="stop",
+        prompt_tokens=0,
+        cached_tokens=0,
+        tokens=(),
+        logprobs=(),
+    )
     if not client_request.stream:
         body = encoded(dialect.answer(client_request, [reply], decode))
         return Response(body, media_type="application/json", headers=headers)

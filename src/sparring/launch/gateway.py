@@ -52,7 +52,7 @@ async def _serve(folder: Path, listening: socket.socket, ready: Callable[[], Non
             str(refusal(str(folder), "a run that is going on", str(error), "start the run first"))
         ) from error
     options = uvicorn.Config(
-        Gateway(link.door).application(),
+        Gateway(link).application(),
         log_level="warning",
         lifespan="off",
         access_log=False,

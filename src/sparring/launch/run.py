@@ -92,7 +92,7 @@ async def _run(config: RunConfig) -> Path:
         _claim(context.folder, config)  # not before: a run that was refused may be corrected and started again
         remember_others(context)
         with _telling_memory(context):
-            async with _gateway(config, context.folder):
+            async with _gateway(context):
                 for stage in config.run.stages:
                     if context.done(stage) is None:
                         await _stage(context, stage)
@@ -227,13 +227,14 @@ def _open_door(
     return open_door(session, models=models, leave_out=leave_out)
 
 
-def _gateway(config: RunConfig, folder: Path) -> AbstractAsyncContextManager[None]:
+def _gateway(context: Context) -> AbstractAsyncContextManager[None]:
     """Answer `sparring gateway` for as long as stages run, where the recipe names one."""
-    if not config.rollout.gateway:
+    address = context.config.rollout.gateway
+    if not address:
         return nullcontext()
     from sparring.gateway.link_server import linked
 
-    return linked(folder, config.rollout.gateway)
+    return linked(context.folder, address, partial(context.sink.event, "gateway"))
 
 
 def _harness_of(config: RunConfig, key: str) -> str:

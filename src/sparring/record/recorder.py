@@ -316,6 +316,8 @@ class RecordedSession:
             return None if places is None else places.of(prompt, self._seed_of(repeat))
 
         turn = self._tree.plan(request.messages, request.tools, request.evidence, recorded)
+        if turn.node is not None and self._tree.is_lost(turn.node.place):
+            self.deliver(f"{self.id}#{turn.node.place}", True)  # its client goes on from it, so it got it
         return turn
 
     def _limit_hit(self, completion: Completion, cut_reason: str, tool_calls: int) -> LimitReached | None:

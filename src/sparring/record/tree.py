@@ -248,6 +248,11 @@ class Tree:
         written = self.label(place, label, delivered)
         return written if lost or not delivered else None
 
+    def is_lost(self, place: int) -> bool:
+        """Return whether the reply in a place, which was sampled to its end, counts as not delivered."""
+        segment = self._written[place]
+        return segment.delivered is False and segment.finish_reason != "abort"
+
     def abandon(self, turn: Turn) -> None:
         """Take back a planned turn that got no reply: the next request with its prompt is that turn."""
         entry = (turn.repeat, turn.attempt + 1, turn.input_place, turn.place)
