@@ -76,6 +76,10 @@ class HarnessError(EnvError):
     """Harness code raised. Where a limit or a failure had ended its conversation, that is what the rollout ended by."""
 
 
+class WorkerLost(HarnessError):
+    """A program elsewhere that played a rollout has shown no sign of life. It says nothing of the environment."""
+
+
 class NotRebuildable(InfraError):
     """A half-done rollout cannot be brought back by running it again: the world or the harness did something else than
     its record says, or a world refuses. The rollout starts over."""

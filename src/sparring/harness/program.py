@@ -40,10 +40,12 @@ class Address(Protocol):
         url: of the server, without a path.
         key: that opens the session.
         tools: of the world, which the server hosts; None where it has none.
+        reward_key: under which the rollout is rewarded from outside; empty where the run takes no rewards.
     """
 
     url: str
     key: str
+    reward_key: str
     tools: ToolHost | None
 
 
