@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -71,7 +71,9 @@ def worker(folder: Path, keys: Path, name: str) -> Iterator[subprocess.Popen[str
 
 
 @pytest.mark.slow
-def test_workers_that_are_killed_and_a_run_that_is_killed_lose_and_double_nothing(given: Path, tmp_path: Path) -> None:
+def test_workers_that_are_killed_and_a_run_that_is_killed_lose_and_double_nothing(
+    given: Path, tmp_path: Path, wait_for: Callable[[subprocess.Popen[str], str], None]
+) -> None:
     """Two workers die in mid-rollout and one goes on; then the run is killed, and another process ends it."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"{n} + 1 = ?"}) + "\n" for n in range(20)))
@@ -79,20 +81,11 @@ def test_workers_that_are_killed_and_a_run_that_is_killed_lose_and_double_nothin
     words = ["run", str(given), *(word for setting in settings for word in ("--set", setting))]
     folder = given.parent / "runs/tiny"
 
-    def announced(run: subprocess.Popen[str]) -> None:
-        assert run.stdout is not None
-        seen = []
-        for line in run.stdout:
-            seen.append(line)
-            if "programs elsewhere: http://127.0.0.1:" in line:
-                return
-        raise AssertionError("".join(seen))
-
     keys = folder / "keys.json"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with ExitStack() as stack:
         run = stack.enter_context(Forked(words, **pipes))
-        announced(run)
+        wait_for(run, "run: programs elsewhere: http://127.0.0.1:")
         assert keys.stat().st_mode & 0o777 == 0o600
         first = keys.read_text()
         for _ in range(2):
@@ -100,15 +93,12 @@ def test_workers_that_are_killed_and_a_run_that_is_killed_lose_and_double_nothin
             assert dying.stdout is not None and dying.stdout.readline().startswith("has rl/0/")
             dying.kill()
         stack.enter_context(worker(tmp_path, keys, "lives"))
-        assert run.stdout is not None
-        for line in run.stdout:
-            if line.startswith("rl step") or " step 1" in line:
-                break
+        wait_for(run, "rl 2/4")
         run.kill()
         run.communicate()
     with ExitStack() as stack:
         run = stack.enter_context(Forked(words, **pipes))
-        announced(run)
+        wait_for(run, "run: programs elsewhere: http://127.0.0.1:")
         assert json.loads(keys.read_text())["worker_key"] == json.loads(first)["worker_key"]
         living = stack.enter_context(worker(tmp_path, keys, "lives"))
         output, _ = run.communicate(timeout=300)
@@ -120,7 +110,7 @@ def test_workers_that_are_killed_and_a_run_that_is_killed_lose_and_double_nothin
     ids = [rollout.id.partition("/retry")[0] for group in groups for rollout in group.rollouts]
     assert sorted(ids) == sorted({f"rl/{group}/{place}" for group in range(8) for place in range(3)})
     for group in groups:
-        assert not group.failed
+        assert all("/broken-" in rollout.id for rollout in group.failed), "attempts whose worker was lost"
         for rollout, score in zip(group.rollouts, group.scores, strict=True):
             (turn,) = rollout.trajectories[0].turns
             assert score.reward == len(turn.message.content if turn.message else "") % 7 / 8

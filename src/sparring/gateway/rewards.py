@@ -110,7 +110,6 @@ class RewardDesk:
         rewards.give(reward)
         return reward
 
-
     def _of_run(self, data: bytes) -> tuple[str, bytes]:
         """Return the reward key of the rollout that a body under the run's key names, and the rest of the body.
 

@@ -57,8 +57,8 @@ def load_harness(
     """Find the harness of a recipe. One object serves all rollouts of a run.
 
     Args:
-        name: `[rollout] harness`: `chat`, `workers`, the name of a preset, `path/to/preset.toml`, `package.module:name` or
-            `path/to/file.py:name`.
+        name: `[rollout] harness`: `chat`, `workers`, the name of a preset, `path/to/preset.toml`,
+            `package.module:name` or `path/to/file.py:name`.
         roles: that the world names.
         open_door: opens a session to a client outside this process; None where no gateway is there.
         programs: folder in which agent programs are looked for before PATH.

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from sparring.errors import EnvError, InfraError, JudgeError, Outage, SandboxError, ToolHostError, WorkerLost
+from sparring.errors import EnvError, InfraError, JudgeError, Outage, SandboxError, ToolHostError
 from sparring.observe.metrics import Metrics
 from sparring.rollout.blame import Call
 from sparring.types import Group
@@ -91,7 +91,7 @@ class Breaker:
         self._running -= 1
         if trial.error is None or isinstance(trial.error, JudgeError):  # the environment itself did all that was wanted
             self._succeeded()
-        elif isinstance(trial.error, ENVIRONMENTS) and not isinstance(trial.error, WorkerLost):
+        elif isinstance(trial.error, ENVIRONMENTS):
             self._failed(trial)
         self._end_probe(trial)
 

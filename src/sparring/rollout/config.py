@@ -40,8 +40,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     server (docs/path/gateway.md). Empty: the run's process answers them."""
 
     listen: str = "127.0.0.1:0"
-    """Address, `HOST:PORT`, of the run's server for programs elsewhere: workers, and whoever gives rewards. Port 0 takes
-    a free one. The run writes address and keys into `keys.json` in its folder."""
+    """Address, `HOST:PORT`, of the run's server for programs elsewhere: workers, and whoever gives rewards. Port 0
+    takes a free one. The run writes address and keys into `keys.json` in its folder."""
 
     lease_s: float = 60.0
     """Seconds after which a worker that has shown no sign of life loses its rollout, which is given to another."""

@@ -201,7 +201,8 @@ class RolloutRunner:
                 done = await play(rollout_id=attempts.id, attempts=attempts)
                 trial.error = None if isinstance(done.error, (Suspended, NotRebuildable)) else done.error
                 trial.broken = done.broken_call
-            self._metrics.add("rollout/workers_lost", isinstance(done.error, WorkerLost), "sum")
+            if isinstance(done.error, WorkerLost):
+                self._metrics.add("rollout/workers_lost", 1, "sum")
             if done.error is None:
                 broken = attempts.finished(done)
                 return Finished(rollout=done.rollout, score=done.score, broken=broken, transcripts=done.transcripts)
