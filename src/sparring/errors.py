@@ -76,6 +76,11 @@ class HarnessError(EnvError):
     """Harness code raised. Where a limit or a failure had ended its conversation, that is what the rollout ended by."""
 
 
+class WorkerLost(InfraError):
+    """A program elsewhere that played a rollout has shown no sign of life. That tells nothing about the environment,
+    and whatever limit the rollout has hit, another worker goes on with it: only a worker's end has its answer."""
+
+
 class NotRebuildable(InfraError):
     """A half-done rollout cannot be brought back by running it again: the world or the harness did something else than
     its record says, or a world refuses. The rollout starts over."""

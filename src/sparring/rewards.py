@@ -1,7 +1,7 @@
 """Client for rewards from outside. It needs the standard library alone: a program without Sparring may have a copy.
 
-send(url, key, 1.0)                         # of the rollout, and the last one
-send(url, key, 0.5, of=response.id)         # of one reply
+send(url, reward_key, 1.0)                         # of the rollout, and the last one
+send(url, reward_key, 0.5, of=response.id)         # of one reply
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 
 class RewardRefused(Exception):
-    """A reward that does not count.
+    """A reward, or another word to a run, that does not count.
 
     Attributes:
         status: of HTTP.
@@ -45,7 +46,7 @@ def send(
 
     Args:
         url: base URL that the program has for the model; with `/v1` at the end or without.
-        key: the API key that it has for it.
+        key: the reward key of the rollout.
         reward: a finite number; None says that the rollout is not scored, which is not 0.
         of: id of a reply, as the vendor's client shows it; None: of the rollout.
         branch: whether it is of the branch that the reply stands in, earned at its end.
@@ -58,19 +59,31 @@ def send(
         OSError: the gateway does not answer.
     """
     body = {"reward": reward, "of": of, "branch": branch, "parts": dict(parts or {}), "final": final}
+    status, answer = post(url, "/v1/rewards", key, body, timeout_s=timeout_s)
+    if status != 200:
+        raise RewardRefused(status, answer)
+
+
+def post(url: str, path: str, key: str, body: Mapping[str, Any], *, timeout_s: float = 30.0) -> tuple[int, str]:
+    """Post JSON to a run; return the status, and the answer or its error's message.
+
+    Raises:
+        OSError: the run does not answer.
+    """
     place = urlsplit(url)
     connected = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
     connection = connected(place.netloc, timeout=timeout_s)
     try:
-        path = place.path.rstrip("/").removesuffix("/v1") + "/v1/rewards"
+        path = place.path.rstrip("/").removesuffix("/v1") + path
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         connection.request("POST", path, json.dumps(body).encode(), headers)
         response = connection.getresponse()
         answer = response.read().decode("utf-8", "replace")
+    except http.client.HTTPException as error:
+        raise ConnectionError(f"{url}: {type(error).__name__}: {error}") from error
     finally:
         connection.close()
-    if response.status != 200:
-        raise RewardRefused(response.status, _message_of(answer))
+    return response.status, answer if response.status < 300 else _message_of(answer)
 
 
 def _message_of(answer: str) -> str:

@@ -13,7 +13,7 @@ from sparring.protocols import Episode
 PROGRAM = """
 import http.client, json, runpy, sys
 
-url, key, client, prompt = sys.argv[1:]
+url, key, reward_key, client, prompt = sys.argv[1:]
 send = runpy.run_path(client)["send"]
 place = url.removeprefix("http://")
 
@@ -31,8 +31,8 @@ def worth(answer):
 
 answers = [ask(prompt), ask(prompt + " Again:")]
 for answer in answers:
-    send(url, key, worth(answer), of=answer["id"])
-send(url, key, sum(map(worth, answers)), parts={"answers": len(answers)})
+    send(url, reward_key, worth(answer), of=answer["id"])
+send(url, reward_key, sum(map(worth, answers)), parts={"answers": len(answers)})
 """
 
 
@@ -40,6 +40,6 @@ async def agent(episode: Episode) -> None:
     """Run the program with an interpreter that sees nothing but the standard library."""
     await episode.env.open(episode.task, episode.box)
     async with open_door(episode.session()) as door:
-        words = ["-I", "-S", "-c", PROGRAM, door.url, door.key, str(Path(sparring.rewards.__file__))]
+        words = ["-I", "-S", "-c", PROGRAM, door.url, door.key, door.reward_key, str(Path(sparring.rewards.__file__))]
         program = await asyncio.create_subprocess_exec(sys.executable, *words, episode.task.messages[-1].content)
         assert await program.wait() == 0

@@ -89,10 +89,35 @@ REWARD = {
         "parts": {"type": "object", "additionalProperties": {"type": "number"}},
         "final": {"type": ["boolean", "null"]},
         "id": TEXT,
+        "rollout": TEXT,
     },
     "additionalProperties": False,
 }
-"""Schema of a reward from outside."""
+"""Schema of a reward from outside; `rollout` under the run's key alone."""
+
+CLAIM = {
+    "type": "object",
+    "properties": {
+        "environments": {"type": "array", "items": TEXT},
+        "wait_s": {"type": "number", "minimum": 0, "maximum": 600},
+        "worker": TEXT,
+    },
+    "additionalProperties": False,
+}
+"""Schema of a worker's claim."""
+
+FINISH = {
+    "type": "object",
+    "required": ["outcome"],
+    "properties": {
+        "outcome": {"enum": ["completed", "truncated", "failed"]},
+        "answer": {"type": ["string", "null"]},
+        "reward": {"type": ["number", "null"]},
+        "reason": TEXT,
+    },
+    "additionalProperties": False,
+}
+"""Schema of the end of a worker's rollout."""
 
 ROLES = {"chat": ["system", "developer", "user", "assistant", "tool"], "messages": ["user", "assistant", "system"]}
 KEY = {"type": "apiKey", "in": "header"}
@@ -110,7 +135,15 @@ def document() -> dict[str, Any]:
         post = _post("gemini", gemini.OBEYED, gemini.NOTED, ["contents"])
         posts[f"/v1beta/models/{{model}}:{call}"] = {**post, "parameters": [_name("model")]}
     posts["/v1/rewards"] = {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": REWARD}}},
+        **_body_of(REWARD),
+        "responses": _answers(200, 400, 401, 403, 404, 409, 410, 503),
+    }
+    posts["/v1/rollouts/claim"] = {**_body_of(CLAIM), "responses": _answers(200, 204, 400, 401, 403, 410, 503)}
+    leased = {"parameters": [_name("id")]}
+    posts["/v1/rollouts/{id}/renew"] = {**leased, "responses": _answers(200, 401, 403, 404, 410)}
+    posts["/v1/rollouts/{id}/finish"] = {
+        **leased,
+        **_body_of(FINISH),
         "responses": _answers(200, 400, 401, 403, 404, 409, 410, 503),
     }
     gets: dict[str, dict[str, Any]] = {
@@ -146,14 +179,20 @@ def _post(name: str, obeyed: Iterable[str], noted: Iterable[str], required: list
         fields["messages"] = {"type": "array", "items": message, "minItems": 1}
     schema = {"type": "object", "required": required, "properties": fields, "additionalProperties": False}
     return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        **_body_of(schema),
         "responses": _answers(200, 400, 401, 404, 503),
     }
 
 
+def _body_of(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a JSON body."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
 def _answers(*statuses: int) -> dict[str, Any]:
-    words = {200: "The answer", 400: "A refused request", 401: "A wrong key", 404: "An unknown model or reply"}
-    words |= {403: "No rewards in this run", 409: "The id of another reward", 410: "A reward that is late"}
+    words = {200: "The answer", 400: "A refused request", 401: "A wrong key", 404: "An unknown model, reply or lease"}
+    words |= {403: "No rewards or no workers in this run", 409: "Another under the same id", 410: "Too late"}
+    words |= {204: "No rollout in time"}
     words |= {426: "A WebSocket, which is refused", 503: "An engine that failed"}
     return {str(status): {"description": words[status]} for status in statuses}
 

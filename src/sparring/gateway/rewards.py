@@ -1,7 +1,11 @@
-"""Rewards by HTTP: `POST /v1/rewards` under the key of a rollout, which lives for them until the rollout is scored."""
+"""Rewards by HTTP: `POST /v1/rewards` under the reward key of a rollout, which lives until it is scored, or the run's.
+
+The key under which a rollout samples gives none, unless the recipe says so: whoever has it may be the policy.
+"""
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
@@ -14,7 +18,14 @@ from sparring.gateway.connection import read_body
 from sparring.gateway.dialect import NO_RETRY, body_of
 from sparring.gateway.handles import unsealed
 from sparring.gateway.keys import WrongKey, key_of, wrong_key
-from sparring.record.rewards import OutsideReward, OutsideRewards, RewardConflict, RewardExpired, UnknownReply
+from sparring.record.rewards import (
+    OutsideReward,
+    OutsideRewards,
+    RewardConflict,
+    RewardExpired,
+    RewardsClosed,
+    UnknownReply,
+)
 from sparring.types import Message
 
 MOST_BYTES = 1 << 20
@@ -31,12 +42,9 @@ STATUSES: tuple[tuple[type[SparringError], int, str], ...] = (
     (UnknownReply, 404, "unknown_reply"),
     (RewardConflict, 409, "conflict"),
     (RewardExpired, 410, "expired"),
+    (RewardsClosed, 403, "no_rewards"),
     (BadInput, 400, "invalid_request"),
 )
-
-
-class RewardsClosed(BadInput):
-    """The run takes no rewards from outside."""
 
 
 class RewardDesk:
@@ -44,10 +52,15 @@ class RewardDesk:
 
     Args:
         doors: those that are open, by key.
+
+    Attributes:
+        run_key: of the run, under which any rollout is rewarded by its id; empty for none.
     """
 
     def __init__(self, doors: Mapping[str, object]) -> None:
         self._doors = doors
+        self.run_key = ""
+        self._ids: dict[str, str] = {}
         self._awaited: dict[str, tuple[OutsideRewards, Conversation]] = {}
         self._expired: OrderedDict[str, OutsideRewards] = OrderedDict()
 
@@ -57,15 +70,17 @@ class RewardDesk:
         return bool(self._awaited)
 
     def open(self, key: str, rewards: OutsideRewards, conversation: Conversation) -> None:
-        """Take rewards under a key until they are closed."""
+        """Take rewards under a key until they are closed; under the run's by the rollout's id."""
         self._awaited[key] = rewards, conversation
+        self._ids[rewards.trajectory] = key
 
     def close(self, key: str) -> None:
         """Answer rewards under a key that they are late."""
         rewards, _ = self._awaited.pop(key)
         self._expired[key] = rewards
         if len(self._expired) > MOST_EXPIRED:
-            self._expired.popitem(last=False)
+            _, oldest = self._expired.popitem(last=False)
+            self._ids.pop(oldest.trajectory, None)
 
     async def endpoint(self, request: Request) -> Response:
         """Answer a request: 200 when the reward is durable."""
@@ -75,16 +90,18 @@ class RewardDesk:
         except ClientDisconnect:
             return Response(status_code=499)
         except SparringError as error:
-            return _refused(error)
+            return refused(error)
         body = {"reward": reward.reward, "of": reward.of, "branch": reward.branch, "final": reward.ends}
         return Response(msgspec.json.encode(body), media_type="application/json")
 
     def _take(self, key: str, data: bytes) -> OutsideReward:
         """Take the reward that a body describes, and return it."""
+        if self.run_key and secrets.compare_digest(key.encode(), self.run_key.encode()):
+            key, data = self._of_run(data)
         rewards, conversation = self._awaited.get(key) or (self._expired.get(key), None)
         if rewards is None and key in self._doors:
-            do = "set rollout.rewards_within_s in the recipe"
-            raise RewardsClosed(str(refusal("reward", "none in this run", "one", do)))
+            do = "send it under the rollout's reward key, in a recipe with rollout.rewards_within_s"
+            raise RewardsClosed(str(refusal("reward", "none under the key that samples", "one", do)))
         if rewards is None:
             raise wrong_key("one of no rollout, or of one that is long over")
         reward = _read(data)
@@ -93,6 +110,24 @@ class RewardDesk:
             raise UnknownReply(str(refusal("of", "the id of a reply of this rollout", repr(reward.of), do)))
         rewards.give(reward)
         return reward
+
+    def _of_run(self, data: bytes) -> tuple[str, bytes]:
+        """Return the reward key of the rollout that a body under the run's key names, and the rest of the body.
+
+        Raises:
+            BadInput: it names none.
+            UnknownReply: no such rollout awaits rewards.
+        """
+        body = body_of(data)
+        rollout, of = body.pop("rollout", None), body.get("of")
+        if rollout is None and isinstance(of, str):
+            rollout = reply_id(of).rpartition("#")[0]
+        if not isinstance(rollout, str):
+            raise refusal("rollout", "the id of a rollout", repr(rollout), "name the rollout, or a reply of it as `of`")
+        if rollout not in self._ids:
+            do = "send the id that its replies begin with"
+            raise UnknownReply(str(refusal("rollout", "one that awaits rewards", repr(rollout), do)))
+        return self._ids[rollout], msgspec.json.encode(body)
 
 
 def reply_id(id: str) -> str:
@@ -116,15 +151,17 @@ def _read(data: bytes) -> OutsideReward:
         raise refusal("body", "a reward", str(error), "correct the request") from None
 
 
-def _refused(error: SparringError) -> Response:
-    """Return the answer to a reward that does not count."""
+def refused(error: SparringError, statuses: tuple[tuple[type[SparringError], int, str], ...] = STATUSES) -> Response:
+    """Return the answer to a reward, or another word of a program elsewhere, that does not count.
+
+    Args:
+        error: the reason.
+        statuses: class of an error, status and name in the answer; the first that fits. Others are 503.
+    """
     status, kind, headers = 503, "not_stored", {"retry-after": "1"}
-    if isinstance(error, RewardsClosed):
-        status, kind, headers = 403, "no_rewards", NO_RETRY
-    else:
-        for type_of_error, code, name in STATUSES:
-            if isinstance(error, type_of_error):
-                status, kind, headers = code, name, NO_RETRY
-                break
+    for type_of_error, code, name in statuses:
+        if isinstance(error, type_of_error):
+            status, kind, headers = code, name, NO_RETRY
+            break
     body = {"error": {"type": kind, "message": str(error)}}
     return Response(msgspec.json.encode(body), status_code=status, media_type="application/json", headers=headers)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -42,6 +41,7 @@ from sparring.gateway.openapi import document
 from sparring.gateway.responses import Responses, replies_named
 from sparring.gateway.rewards import RewardDesk
 from sparring.gateway.tool_server import answer_tools
+from sparring.gateway.workers import RunKeys, WorkerDesk, listening_at, reached
 from sparring.protocols import ToolHost
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply
 from sparring.types import Message
@@ -62,6 +62,7 @@ class Door:
     Attributes:
         url: of the server, without a path.
         key: what a client sends as its API key.
+        reward_key: under which the rollout is rewarded from outside; empty where the run takes no rewards.
         session: behind it, of the policy.
         models: that its client may name; the policy is one.
         leave_out: types of tools of the vendor's servers that are left out of a request in the place of refusing it.
@@ -78,6 +79,7 @@ class Door:
     exchanges: Exchanges = field(default_factory=Exchanges)
     tools: ToolHost | None = None
     ping_s: float = PING_S
+    reward_key: str = ""
 
 
 class Gateway:
@@ -88,6 +90,7 @@ class Gateway:
 
     Attributes:
         address: of another process that answers for these doors, in the place of a server of this one; empty for none.
+        workers: programs elsewhere that claim rollouts.
     """
 
     def __init__(self, run: RunLink | None = None) -> None:
@@ -95,6 +98,8 @@ class Gateway:
         self._run = run
         self._doors: dict[str, Door] = {}
         self._rewards = RewardDesk(self._doors)
+        self.workers = WorkerDesk()
+        self._kept = False
         self._server: LocalServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self._url = ""
@@ -127,8 +132,10 @@ class Gateway:
             self._doors[door.key] = door
             rewards = getattr(session, "rewards", None)  # of a run that takes some from outside
             if rewards is not None and not rewards.closed:
-                self._rewards.open(door.key, rewards, session.conversation)
-                rewards.when_closed(partial(self._close_rewards, door.key))
+                door.reward_key = f"rk-{secrets.token_urlsafe(24)}"
+                for key in (door.reward_key, door.key)[: 1 + rewards.by_sampler]:
+                    self._rewards.open(key, rewards, session.conversation)
+                    rewards.when_closed(partial(self._close_rewards, key))
             return door
 
     async def shut(self, door: Door, *, drop: bool = False) -> None:
@@ -157,14 +164,36 @@ class Gateway:
     async def _stop_unused(self) -> None:
         """Stop the server where neither a door is open nor a rollout awaits its rewards."""
         async with self._changing:
-            if not self._doors and not self._rewards.awaits:
+            if not self._doors and not self._rewards.awaits and not self._kept:
                 await self._stop()
 
-    async def _start(self) -> None:
-        listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
-        # asyncio does so for its own sockets alone; head and body of an answer are two writes
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    @asynccontextmanager
+    async def open_outside(self, keys: RunKeys, address: str, lease_s: float) -> AsyncIterator[str]:
+        """Keep the server at an address, which is yielded, for programs elsewhere that have the run's keys.
+
+        Args:
+            keys: of the run.
+            address: `HOST:PORT`.
+            lease_s: seconds after which a worker's lease runs out.
+
+        Raises:
+            BadInput: the address is taken.
+        """
+        host, _, port = address.rpartition(":")
+        async with self._changing:
+            await self._start(host.strip("[]"), int(port))
+        self._kept, self._rewards.run_key = True, keys.reward
+        self.workers.open(keys.worker, lease_s)
+        try:
+            yield self._url
+        finally:
+            self.workers.close()
+            self._kept, self._rewards.run_key = False, ""
+            await self._stop_unused()
+
+    async def _start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        listening = listening_at(host, port)
+        self._url = f"http://{reached(host)}:{listening.getsockname()[1]}"
         config = uvicorn.Config(
             self.application(),
             log_config=None,
@@ -195,6 +224,7 @@ class Gateway:
             routes.append(Route(f"/{version}/models", self._models))
             routes.append(Route(f"/{version}/models/{{name:path}}", self._model))
         routes += self.routes_of_run(None if self._run is None else self._run.forward)
+        routes += self.workers.routes()
         routes += [Route("/health", self._health), Route("/openapi.json", self._openapi)]
         return Router([*routes, Mount(PATH, app=Router(routes, default=_no_endpoint))], default=_no_endpoint)
 

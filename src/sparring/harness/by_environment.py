@@ -25,6 +25,11 @@ class HarnessByEnvironment:
         needed = [each for each in mounts if each is not None]
         return {target: source for each in needed for target, source in each.items()} if needed else None
 
+    @property
+    def rehearsal(self) -> Harness:
+        """The harnesses of rollouts before the run."""
+        return HarnessByEnvironment({name: rehearsal_of(harness) for name, harness in self._harnesses.items()})
+
     def box_of(self, task: Task, *, tools: bool) -> BoxSpec | None:
         """Return the box that a rollout of a task needs."""
         widened = getattr(self._harnesses[task.env], "box_of", None)
@@ -33,6 +38,11 @@ class HarnessByEnvironment:
     async def run(self, episode: Episode) -> None:
         """Hold the conversation of one episode."""
         await self._harnesses[episode.task.env].run(episode)
+
+
+def rehearsal_of(harness: Harness) -> Harness:
+    """Return the harness of rollouts before the run: another one where its own needs programs that are elsewhere."""
+    return getattr(harness, "rehearsal", harness)
 
 
 def mounts_of(harness: Harness) -> Mapping[str, str] | None:

@@ -14,7 +14,10 @@ from sparring.harness.chat import ChatHarness
 from sparring.harness.clients import CLIENTS, clients_of, with_clients
 from sparring.harness.preset import KEY, preset_names
 from sparring.harness.program import OpenDoor, load_program
+from sparring.harness.workers import NAME as WORKERS
+from sparring.harness.workers import WorkerHarness
 from sparring.protocols import Episode, Harness
+from sparring.record.leases import Leases
 
 BUILT_IN: dict[str, type[Harness]] = {"chat": ChatHarness}
 EXPECTED = (
@@ -44,31 +47,40 @@ class CallableHarness:
 
 
 def load_harness(
-    name: str, roles: Sequence[str], open_door: OpenDoor | None = None, programs: Path = Path(".harnesses")
+    name: str,
+    roles: Sequence[str],
+    open_door: OpenDoor | None = None,
+    programs: Path = Path(".harnesses"),
+    leases: Callable[[], Leases | None] = lambda: None,
+    shown: Sequence[str] = (),
 ) -> Harness:
     """Find the harness of a recipe. One object serves all rollouts of a run.
 
     Args:
-        name: `[rollout] harness`: `chat`, the name of a preset, `path/to/preset.toml`, `package.module:name` or
-            `path/to/file.py:name`.
+        name: `[rollout] harness`: `chat`, `workers`, the name of a preset, `path/to/preset.toml`,
+            `package.module:name` or `path/to/file.py:name`.
         roles: that the world names.
         open_door: opens a session to a client outside this process; None where no gateway is there.
         programs: folder in which agent programs are looked for before PATH.
+        leases: gives those of the run, for workers; None where its server is not there.
+        shown: fields of a task's data that its worker is shown.
 
     Raises:
         BadInput: there is no such harness, what is there is none, its program is not installed, or it cannot speak for
             these roles.
     """
     is_program = name in preset_names() or name.endswith(".toml")
-    if (name in BUILT_IN or is_program) and len(roles) > 1:
+    if (name in BUILT_IN or name == WORKERS or is_program) and len(roles) > 1:
         do = f"name one that uses episode.session(role) for each: {KEY} = 'file.py:function'"
         raise refusal(KEY, f"a harness for the roles {', '.join(roles)}", f"{name!r}, which speaks for one role", do)
     if name in BUILT_IN:
         return BUILT_IN[name]()
+    if name == WORKERS and open_door is not None:
+        return WorkerHarness(open_door, leases, shown)
     if is_program and open_door is not None:
         return load_program(name, programs, open_door)
     if ":" not in name:
-        names = ", ".join(sorted((*BUILT_IN, *preset_names())))
+        names = ", ".join(sorted((*BUILT_IN, WORKERS, *preset_names())))
         expected = f"one of {names}, or package.module:name, path/to/file.py:name or path/to/preset.toml"
         raise refusal(KEY, expected, repr(name), "correct it")
     return CallableHarness(_run_of(named(name, KEY), name, open_door), name)

@@ -8,7 +8,7 @@ rollout's box. A world with tools needs the box for these; there the program has
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -40,10 +40,12 @@ class Address(Protocol):
         url: of the server, without a path.
         key: that opens the session.
         tools: of the world, which the server hosts; None where it has none.
+        reward_key: under which the rollout is rewarded from outside; empty where the run takes no rewards.
     """
 
     url: str
     key: str
+    reward_key: str
     tools: ToolHost | None
 
 

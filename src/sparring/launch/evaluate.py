@@ -17,7 +17,7 @@ from sparring.envs.rubrics.config import Function
 from sparring.errors import refusal
 from sparring.launch.block import block
 from sparring.launch.checkpoint import find_checkpoint
-from sparring.launch.run import CONFIG, opened
+from sparring.launch.run import CONFIG, answered_outside, opened
 from sparring.model.config import ModelConfig, ServedConfig
 from sparring.observe.config import ObserveConfig
 from sparring.observe.evaluation import Evaluation, compare, verdict
@@ -171,7 +171,7 @@ def evaluation_folder(config: RunConfig, subject: Subject) -> Path:
 
 
 async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
-    from sparring.harness.by_environment import mounts_of
+    from sparring.harness.by_environment import mounts_of, rehearsal_of
     from sparring.harness.load import BUILT_IN
     from sparring.rollout.evaluate import EvalPlan
     from sparring.sandbox.check import check_sandbox
@@ -195,9 +195,10 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
         check_reward_model(context, subject.folder)
         check_roles(context)
         if config.rollout.harness not in BUILT_IN:
-            await play_silently(context, tasks[0])
+            await play_silently(dataclasses.replace(context, harness=rehearsal_of(context.harness)), tasks[0])
         plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples)
-        evaluation = await evaluate_folder(context, str(subject.folder), plan)
+        async with answered_outside(config, folder, context.sink, linked_too=False):
+            evaluation = await evaluate_folder(context, str(subject.folder), plan)
         result = _told(context, subject, evaluation, folder)
         write_results(Results(evaluations=(result,)), folder / RESULT)
         return result

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from sparring.envs.rubrics.judges import Judges, Replies
     from sparring.harness.program import Address
     from sparring.protocols import Cluster, EnvFactory, Harness
+    from sparring.observe.sinks.sink import Sink
+    from sparring.record.leases import Leases
 
 T = TypeVar("T")
 CONFIG = "config.toml"
@@ -92,7 +94,7 @@ async def _run(config: RunConfig) -> Path:
         _claim(context.folder, config)  # not before: a run that was refused may be corrected and started again
         remember_others(context)
         with _telling_memory(context):
-            async with _gateway(context):
+            async with answered_outside(config, context.folder, context.sink):
                 for stage in config.run.stages:
                     if context.done(stage) is None:
                         await _stage(context, stage)
@@ -209,7 +211,14 @@ def _worlds(config: RunConfig, judges: Judges) -> tuple[EnvFactory, Harness]:
     factories = {key: load_env(env, read_rows, judges) for key, env in config.environments.items()}
     programs = Path(config.rollout.programs)
     harnesses = {
-        key: load_harness(_harness_of(config, key), check_roles(each.make()), _open_door, programs)
+        key: load_harness(
+            _harness_of(config, key),
+            check_roles(each.make()),
+            _open_door,
+            programs,
+            _leases,
+            config.rollout.shown_to_workers,
+        )
         for key, each in factories.items()
     }
     if config.env is not None:
@@ -227,14 +236,38 @@ def _open_door(
     return open_door(session, models=models, leave_out=leave_out)
 
 
-def _gateway(context: Context) -> AbstractAsyncContextManager[None]:
-    """Answer `sparring gateway` for as long as stages run, where the recipe names one."""
-    address = context.config.rollout.gateway
-    if not address:
-        return nullcontext()
-    from sparring.gateway.link_server import linked
+def _leases() -> Leases | None:
+    """Return the leases of workers; None where no server for them is there."""
+    from sparring.gateway.server import gateway_here
 
-    return linked(context.folder, address, partial(context.sink.event, "gateway"))
+    return gateway_here().workers.leases
+
+
+def answered_outside(
+    config: RunConfig, folder: Path, sink: Sink, *, linked_too: bool = True
+) -> AbstractAsyncContextManager[object]:
+    """Answer programs elsewhere for as long as stages run: `sparring gateway` where the recipe names one; else workers
+    and whoever rewards rollouts, where it lets them.
+
+    Args:
+        config: of the run.
+        folder: of the run.
+        sink: told the address.
+        linked_too: whether `sparring gateway` is answered.
+    """
+    workers = "workers" in {_harness_of(config, key) for key in config.environments}
+    if config.rollout.gateway and workers:
+        do = "unset it, and set rollout.listen"
+        raise refusal("rollout.gateway", "none: workers reach the run's own server", config.rollout.gateway, do)
+    if config.rollout.gateway and linked_too:
+        from sparring.gateway.link_server import linked
+
+        return linked(folder, config.rollout.gateway, partial(sink.event, "gateway"))
+    if not workers and config.rollout.rewards_within_s is None:
+        return nullcontext()
+    from sparring.launch.outside import outside
+
+    return outside(config.rollout, folder, sink)
 
 
 def _harness_of(config: RunConfig, key: str) -> str:
@@ -332,14 +365,14 @@ def _filtered_by_default(file: Path) -> bool:
 
 def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
     """Return the keys in which two configs, as plain data, differ, as `path (old -> new)`. Progress display, the memory
-    check, the address of a gateway and what a resume does again do not count.
+    check, addresses, the time of leases and what a resume does again do not count.
 
     Args:
         old: the first config, or its part under `path`.
         new: the second.
         path: of that part; empty for the config.
     """
-    if path in ("observe", "run.memory", "run.redo", "rollout.gateway"):
+    if path in ("observe", "run.memory", "run.redo", "rollout.gateway", "rollout.listen", "rollout.lease_s"):
         return []
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = sorted(old.keys() | new.keys())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from sparring.generation import Constraint, GenerateRequest, Rendered
@@ -231,8 +232,9 @@ class Session(Protocol):
 
 
 class Episode(Protocol):
-    """One rollout, as its harness sees it."""
+    """One rollout, as its harness sees it. `id` is that of the attempt."""
 
+    id: str
     task: Task
     env: World
     box: Sandbox | None
@@ -240,6 +242,9 @@ class Episode(Protocol):
     def session(self, role: str | None = None) -> Session:
         """Return the conversation of a role, the same one however often it is asked for. Where the environment has one
         role, that may be left out. Raises `BadInput` for a role that the environment does not name."""
+
+    def queue(self) -> AbstractContextManager[object]:
+        """Return the context in which the harness waits for whoever plays the rollout: no limit of time holds."""
 
     def note(self, kind: str, data: Mapping[str, Any]) -> None:
         """Take note of an event for whoever reads the run. It decides nothing."""

@@ -22,6 +22,10 @@ class RewardConflict(BadInput):
     """A reward bears the id of another reward."""
 
 
+class RewardsClosed(BadInput):
+    """The run takes no rewards from outside, or none under this key."""
+
+
 class RewardExpired(BadInput):
     """A reward came after the rollout was scored."""
 
@@ -69,6 +73,7 @@ class OutsideRewards:
     Args:
         trajectory: id of the attempt's trajectory.
         within_s: seconds for which rewards are awaited.
+        by_sampler: whether the key under which the rollout samples may give them, too.
         before: rewards that an earlier process took for this attempt, in order.
         record: makes a reward durable; it counts when this has returned.
         expire: called for each reward that comes too late.
@@ -76,6 +81,7 @@ class OutsideRewards:
     Attributes:
         offered: whether a client got a key under which it can give them.
         closed: whether they come too late.
+        by_sampler: as above.
     """
 
     def __init__(
@@ -83,12 +89,14 @@ class OutsideRewards:
         trajectory: str,
         within_s: float,
         *,
+        by_sampler: bool = False,
         before: Sequence[Mapping[str, Any]] = (),
         record: Callable[[Mapping[str, Any]], None] = lambda data: None,
         expire: Callable[[], None] = lambda: None,
     ) -> None:
         self.trajectory = trajectory
         self.offered = self.closed = False
+        self.by_sampler = by_sampler
         self._within_s = within_s
         self._record, self._expire = record, expire
         self._final = asyncio.Event()

@@ -29,7 +29,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Holder of the conversation: `chat`, a world's question and its answers turn by turn; or `package.module:name` or
     `path/to/file.py:name`, a coroutine function `async def name(episode)` or a class with such a `run`; or an agent
     program, run in the rollout's box: the name of a preset, such as `claude-code`, or `path/to/preset.toml`
-    (docs/agents.md)."""
+    (docs/agents.md); or `workers`: programs elsewhere that claim rollouts by HTTP (docs/path/workers.md)."""
 
     programs: str = ".harnesses"
     """Folder in which agent programs are looked for before PATH: `node_modules` of npm and `venv`, a virtual
@@ -38,6 +38,17 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     gateway: str = ""
     """Address of `sparring gateway`, such as `http://10.0.0.5:9000`, that programs get in the place of the run's own
     server (docs/path/gateway.md). Empty: the run's process answers them."""
+
+    listen: str = "127.0.0.1:0"
+    """Address, `HOST:PORT`, of the run's server for programs elsewhere: workers, and whoever gives rewards. Port 0
+    takes a free one. The run writes address and keys into `keys.json` in its folder."""
+
+    lease_s: float = 60.0
+    """Seconds after which a worker that has shown no sign of life loses its rollout, which is given to another."""
+
+    shown_to_workers: tuple[str, ...] = ()
+    """Fields of a task's data that its worker is shown beside prompt and tools, such as `["repository"]`. The rest, the
+    answers among them, it is not."""
 
     roles: dict[str, str] = {}
     """Models of the recipe by the role of the environment that they speak for, such as `{ user = "simulator" }`. The
@@ -114,8 +125,11 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     rewards_within_s: float | None = None
     """Seconds after the harness's end for which a rollout behind a key of the gateway awaits its final reward from
     outside (`POST /v1/rewards`); that reward stands in the place of the environment's, and a rollout without one is not
-    scored. Unset: the environment alone scores, and rewards from outside are refused: whoever has the key could give
-    them, the policy's own commands included."""
+    scored. Unset: the environment alone scores, and rewards from outside are refused."""
+
+    rewards_under: Literal["reward_key", "any_key"] = "reward_key"
+    """Keys under which such rewards are taken: the rollout's own reward key and the run's, or also the one under which
+    it samples (`any_key`): whoever has that could give them, the policy's own commands included."""
 
     close_timeout_s: float = 30.0
     """Longest time in which environment, box and conversation are closed, each; what takes longer is left behind."""
@@ -159,6 +173,11 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("stop_strings must not be empty texts")
         if min(limit for _, limit in self.time_limits()) <= 0 or self.stalled_s <= 0:
             raise ValueError(f"{', '.join(name for name, _ in self.time_limits())} and stalled_s must be more than 0")
+        host, _, port = self.listen.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise ValueError(f"listen must be HOST:PORT, such as 0.0.0.0:9100, got {self.listen!r}")
+        if not 1 <= self.lease_s < math.inf:
+            raise ValueError("lease_s must be 1 or more, in seconds")
         if self.rewards_within_s is not None and not 0 <= self.rewards_within_s < math.inf:
             raise ValueError("rewards_within_s must be 0 or more, in seconds")
         if any(n is not None and n < 1 for n in (self.max_turns, self.max_tokens)):

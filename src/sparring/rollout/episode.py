@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
@@ -376,8 +377,8 @@ class RunningEpisode:
         self.task = task
         self.env = env
         self.box: Sandbox | None = None
+        self.id = rollout_id
         self._recorder = recorder
-        self._rollout_id = rollout_id
         self._seed = seed
         self._priority = priority
         self._admission = admission
@@ -402,6 +403,10 @@ class RunningEpisode:
     def note(self, kind: str, data: Mapping[str, Any]) -> None:
         """Take note of an event of the attempt."""
         self.env.phases.note(kind, data)
+
+    def queue(self) -> AbstractContextManager[object]:
+        """Return the context in which the harness waits for a worker, on no clock."""
+        return self.env.phases.within("worker queue")
 
     @property
     def failure(self) -> InfraError | None:
@@ -473,7 +478,7 @@ class RunningEpisode:
         if role not in self._sessions:
             session = self._sessions[role] = self._recorder.open(
                 self.task,
-                rollout_id=self._rollout_id,
+                rollout_id=self.id,
                 seed=self._seed,
                 role=role,
                 priority=self._priority,

@@ -1,6 +1,7 @@
 """Phases of an attempt: which part of the machinery it waits for, since when, and how long it may.
 
     box queue   others start their boxes                            no limit
+    worker queue    no worker has claimed the rollout yet           no limit
     box     a box is taken                                          box_timeout_s      SandboxError
     open    the environment is made and opened                      open_timeout_s     EnvError
     turn    one reply: queueing, generating, updates of weights     turn_timeout_s     EngineError
@@ -38,10 +39,11 @@ from sparring.rollout.config import RolloutConfig
 from sparring.types import POLICY, Message, ReplyPiece, ToolSpec
 
 T = TypeVar("T")
-Phase = Literal["box queue", "box", "open", "turn", "tool", "score", "close", "harness"]
+Phase = Literal["box queue", "worker queue", "box", "open", "turn", "tool", "score", "close", "harness"]
 
 ERRORS: dict[Phase, type[InfraError]] = {
     "box queue": SandboxError,
+    "worker queue": EnvError,
     "box": SandboxError,
     "open": EnvError,
     "turn": EngineError,
@@ -53,6 +55,7 @@ ERRORS: dict[Phase, type[InfraError]] = {
 
 UNDONE: dict[Phase, str] = {
     "box queue": "no box",
+    "worker queue": "no worker",
     "box": "no box",
     "open": "not open",
     "turn": "no reply",
@@ -63,10 +66,13 @@ UNDONE: dict[Phase, str] = {
 }
 
 ACTIVITIES: dict[Phase, str] = {
-    **dict.fromkeys(("box queue", "box", "open", "tool", "close"), "worlds"),
+    **dict.fromkeys(("box queue", "worker queue", "box", "open", "tool", "close"), "worlds"),
     "score": "judging",
 }
 """Activity, of `observe.spans`, that a phase is part of; a turn is timed at the engine."""
+
+QUEUES: tuple[Phase, ...] = ("box queue", "worker queue")
+"""Phases without a limit."""
 
 Recorded = Callable[[str, str, Mapping[str, Any]], None]
 """Takes note of an event of a rollout: its kind (`limit`, `abandoned`), the rollout's id, and its data."""
@@ -132,7 +138,7 @@ class Waits:
 
     def __init__(self, config: RolloutConfig) -> None:
         self._limits: dict[Phase, float] = {
-            phase: math.inf if phase == "box queue" else getattr(config, _key(phase)) for phase in ERRORS
+            phase: math.inf if phase in QUEUES else getattr(config, _key(phase)) for phase in ERRORS
         }
         self._loop: asyncio.AbstractEventLoop | None = None
         self._armed: set[Phase] = set()
@@ -163,10 +169,10 @@ class Waits:
             self.spans.leave(activity)
 
     def oldest(self) -> Wait | None:
-        """Return the phase that has been under way for longest, one that waits for others' boxes only where there is no
-        other; None where there is none."""
+        """Return the phase that has been under way for longest, a queue only where there is no other; None where there
+        is none."""
         first = [next(iter(waits.values())) for waits in self.under_way.values() if waits]
-        return min(first, key=lambda wait: (wait.phase == "box queue", wait.since), default=None)
+        return min(first, key=lambda wait: (wait.phase in QUEUES, wait.since), default=None)
 
     def _look(self, phase: Phase, loop: asyncio.AbstractEventLoop) -> None:
         """Cut the phases of one kind that are overdue, and look again when the next one would be."""

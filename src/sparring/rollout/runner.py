@@ -24,6 +24,7 @@ from sparring.errors import (
     PolicyFailure,
     Suspended,
     TaskError,
+    WorkerLost,
     boundary,
 )
 from sparring.observe.metrics import Metrics
@@ -200,6 +201,8 @@ class RolloutRunner:
                 done = await play(rollout_id=attempts.id, attempts=attempts)
                 trial.error = None if isinstance(done.error, (Suspended, NotRebuildable)) else done.error
                 trial.broken = done.broken_call
+            if isinstance(done.error, WorkerLost):
+                self._metrics.add("rollout/workers_lost", 1, "sum")
             if done.error is None:
                 broken = attempts.finished(done)
                 return Finished(rollout=done.rollout, score=done.score, broken=broken, transcripts=done.transcripts)
@@ -295,6 +298,7 @@ class RolloutRunner:
         return OutsideRewards(
             attempt,
             self.config.rewards_within_s,
+            by_sampler=self.config.rewards_under == "any_key",
             before=self.log.rewards(attempt) if rebuilt else (),
             record=partial(self.log.reward, attempt),
             expire=partial(self._metrics.add, "rollout/rewards_expired", 1, "sum"),

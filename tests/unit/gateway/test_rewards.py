@@ -57,7 +57,7 @@ class Outside:
         async def agent(episode: Episode) -> None:
             await episode.env.open(episode.task, episode.box)
             async with open_door(episode.session()) as door, httpx.AsyncClient(base_url=door.url) as client:
-                client.headers["x-api-key"] = door.key
+                client.headers.update({"x-api-key": door.key, "x-reward-key": door.reward_key or door.key})
                 await talk(door, client)
 
         engine = says(*map(said, replies or ("A", "B", "C")))
@@ -82,7 +82,7 @@ async def ask(client: httpx.AsyncClient, messages: list[dict[str, str]] = ASKED,
 async def give(client: httpx.AsyncClient, body: Any) -> tuple[int, str]:
     """Return status and kind of error of a reward."""
     sent = {"content": body} if isinstance(body, (bytes, str)) else {"json": body}
-    answer = await client.post("/v1/rewards", **sent)
+    answer = await client.post("/v1/rewards", headers={"x-api-key": client.headers["x-reward-key"]}, **sent)
     return answer.status_code, answer.json().get("error", {}).get("type", "")
 
 
@@ -190,7 +190,7 @@ def test_none_is_not_scored() -> None:
     async def talk(door: Door, client: httpx.AsyncClient) -> None:
         id = (await ask(client))["id"]
         await give(client, {"reward": 1.0, "of": id})
-        await asyncio.to_thread(send, f"{door.url}/v1", door.key, None)
+        await asyncio.to_thread(send, f"{door.url}/v1", door.reward_key, None)
 
     score = scored(talk).score
     assert score is not None and (score.reward, score.per_turn) == (None, None)
@@ -228,11 +228,11 @@ def test_a_reward_may_come_after_the_program_and_one_that_is_late_is_counted() -
             async with httpx.AsyncClient(base_url=door.url, headers={"x-api-key": door.key}) as client:
                 while (await client.get("/v1/models")).status_code == 200:
                     pass
-                await asyncio.to_thread(send, door.url, door.key, 0.5)
+                await asyncio.to_thread(send, door.url, door.reward_key, 0.5)
                 finished = await running
                 assert finished.score is not None and finished.score.reward == 0.5
                 with pytest.raises(RewardRefused, match="expired") as refused:
-                    await asyncio.to_thread(send, door.url, door.key, 1.0)
+                    await asyncio.to_thread(send, door.url, door.reward_key, 1.0)
                 assert refused.value.expired
                 none = await client.post("/v1/rewards", json={"reward": 1}, headers={"x-api-key": other.key})
                 assert none.status_code == 403
@@ -308,7 +308,7 @@ def test_a_reward_that_cannot_be_stored_is_not_acknowledged_and_does_not_count()
         session: Any = opened(says(said("A")))
         session.rewards = OutsideRewards(session.id, 5.0, record=record)
         async with open_door(session) as door, httpx.AsyncClient(base_url=door.url) as client:
-            client.headers["x-api-key"] = door.key
+            client.headers["x-reward-key"] = door.reward_key
             assert await give(client, {"reward": 0.5}) == (503, "not_stored")
             assert not session.rewards.final
             assert await give(client, {"reward": 0.5}) == (200, "")

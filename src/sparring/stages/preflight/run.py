@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from sparring.errors import refusal
 from sparring.rollout.window import check_window
-from sparring.harness.by_environment import mounts_of
+from sparring.harness.by_environment import mounts_of, rehearsal_of
 from sparring.sandbox.check import check_sandbox
 from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.data.contamination import check_unseen_files
@@ -78,6 +80,7 @@ async def check(context: Context) -> list[str]:
         proven, rows = await context.factory.prove(context.boxes) if config.sandbox.enabled else (0, 0)
         if proven:
             facts.append(f"env: {proven} of {rows} rows have a right program, which passes their tests")
+    context = replace(context, harness=rehearsal_of(context.harness))
     environment_facts, held, shown = await check_environment(context, task)
     for other in {each.env: each for each in reversed(tasks)}.values():
         if other.env != task.env:

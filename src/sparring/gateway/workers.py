@@ -1,0 +1,210 @@
+"""Workers by HTTP: programs elsewhere that claim rollouts, renew their leases and finish them.
+
+    POST /v1/rollouts/claim           waits for a rollout; 204 where none came in time
+    POST /v1/rollouts/{id}/renew      the lease lasts for its whole time again
+    POST /v1/rollouts/{id}/finish     ends the rollout
+
+The key is the run's worker key. A claim brings the rollout's own keys, which die with the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sparring.errors import BadInput, SparringError, refusal
+from sparring.gateway.connection import read_body
+from sparring.gateway.dialect import body_of
+from sparring.gateway.keys import WrongKey, key_of
+from sparring.gateway.rewards import MOST_BYTES, STATUSES, refused
+from sparring.record.leases import Lease, LeaseConflict, LeaseEnd, LeaseExpired, Leases, RunOver, UnknownLease
+
+T = TypeVar("T")
+LONGEST_WAIT_S = 600.0
+MODEL = "policy"
+
+
+class NoWorkers(BadInput):
+    """The run lets no workers play its rollouts."""
+
+
+ANSWERS: tuple[tuple[type[SparringError], int, str], ...] = (
+    (NoWorkers, 403, "no_workers"),
+    (UnknownLease, 404, "unknown_lease"),
+    (LeaseConflict, 409, "conflict"),
+    (LeaseExpired, 410, "expired"),
+    (RunOver, 410, "over"),
+    *STATUSES,
+)
+
+
+class RunKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of a run for programs elsewhere."""
+
+    worker: str
+    """Of workers, which claim rollouts."""
+
+    reward: str
+    """Of who rewards any rollout that awaits it."""
+
+
+class ClaimForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Claim of a worker."""
+
+    environments: tuple[str, ...] = ()
+    """Environments of which one is wanted; empty: any."""
+
+    wait_s: float = 0.0
+    """Longest wait, in seconds."""
+
+    worker: str = ""
+    """Name of the worker, for reports."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.wait_s <= LONGEST_WAIT_S:
+            raise ValueError(f"wait_s must be from 0 to {LONGEST_WAIT_S:g}")
+
+
+class WorkerDesk:
+    """Endpoints of workers.
+
+    Attributes:
+        leases: of the run; None where it lets no workers play.
+    """
+
+    def __init__(self) -> None:
+        self.leases: Leases | None = None
+        self._key = ""
+
+    def open(self, key: str, lease_s: float) -> None:
+        """Answer workers that have a key."""
+        self._key, self.leases = key, Leases(lease_s)
+
+    def close(self) -> None:
+        """Answer claims that the run is over, those that wait too."""
+        if self.leases is not None:
+            self.leases.close()
+
+    def routes(self) -> list[Route]:
+        """Return the routes of the endpoints."""
+        answers = {"claim": self._claim, "{id}/renew": self._renew, "{id}/finish": self._finish}
+        return [Route(f"/v1/rollouts/{path}", _endpoint(answer), methods=["POST"]) for path, answer in answers.items()]
+
+    async def _claim(self, request: Request) -> Response:
+        leases = self._leases(request)
+        form = _read(await read_body(request, MOST_BYTES), ClaimForm)
+        claim = asyncio.ensure_future(leases.claim(form.environments, form.wait_s, form.worker))
+        left = asyncio.ensure_future(_left(request))
+        try:
+            await asyncio.wait((claim, left), return_when=asyncio.FIRST_COMPLETED)
+            if not claim.done():
+                raise ClientDisconnect
+            lease = claim.result()
+        finally:
+            claim.cancel()
+            left.cancel()
+            await asyncio.gather(claim, left, return_exceptions=True)
+        return Response(status_code=204) if lease is None else _json(_shown(lease, leases.lease_s, request))
+
+    async def _renew(self, request: Request) -> Response:
+        leases = self._leases(request)
+        leases.renew(request.path_params["id"])
+        return _json({"lease_s": leases.lease_s})
+
+    async def _finish(self, request: Request) -> Response:
+        leases = self._leases(request)
+        end = _read(await read_body(request, MOST_BYTES), LeaseEnd)
+        leases.finish(request.path_params["id"], end)
+        return _json({"outcome": end.outcome})
+
+    def _leases(self, request: Request) -> Leases:
+        """Return the leases that a request's key opens.
+
+        Raises:
+            WrongKey: it opens none.
+            NoWorkers: there are none.
+        """
+        key = key_of(request)
+        if self.leases is None:
+            do = 'set rollout.harness = "workers" in the recipe'
+            raise NoWorkers(str(refusal("claim", "no workers in this run", "one", do)))
+        if not secrets.compare_digest(key.encode(), self._key.encode()):
+            do = "send that of keys.json in the run's folder"
+            raise WrongKey(str(refusal("API key", "the run's worker key", "another", do)))
+        return self.leases
+
+
+def listening_at(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        BadInput: the address is taken, or none of this machine.
+    """
+    try:
+        family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError, UnicodeError) as error:
+        do = "choose another rollout.listen"
+        raise refusal(f"{host}:{port}", "a free address of this machine", str(error), do) from error
+    # asyncio does so for its own sockets alone; head and body of an answer are two writes
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
+
+
+def reached(host: str) -> str:
+    """Return the host of an address by which this machine reaches a socket that listens at a host."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+async def _left(request: Request) -> None:
+    """Return when the client has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _shown(lease: Lease, lease_s: float, request: Request) -> dict[str, Any]:
+    """Return what a worker gets with a lease."""
+    url = str(request.base_url).rstrip("/")
+    shown = dict(lease.offer.shown)
+    if shown.pop("hosts_tools", False):
+        shown["mcp"] = f"{url}/mcp"
+    return {"id": lease.id, "lease_s": lease_s, "url": url, "model": MODEL, **shown}
+
+
+def _endpoint(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint whose errors are answered."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except SparringError as error:
+            return refused(error, ANSWERS)
+
+    return endpoint
+
+
+def _read(data: bytes, form: type[T]) -> T:
+    """Return what a body describes.
+
+    Raises:
+        BadInput: it describes nothing of this form.
+    """
+    try:
+        return msgspec.convert(body_of(data), form)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise refusal("body", f"a {form.__name__}", str(error), "correct the request") from None
+
+
+def _json(body: Any) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

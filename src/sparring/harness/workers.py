@@ -1,0 +1,139 @@
+"""Harness whose rollouts are played by programs elsewhere: it opens the world, offers the rollout, and ends as its
+worker says. See `record/leases.py` for who may claim it, and design/0007-workers.md for why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sparring.errors import EnvError, HarnessError, LimitReached, boundary, refusal
+from sparring.harness.chat import ChatHarness
+from sparring.harness.preset import KEY
+from sparring.harness.program import Address, CountedSession, OpenDoor, WorldTools
+from sparring.protocols import Episode, Harness
+from sparring.record.leases import LeaseEnd, Leases, RolloutOffer
+from sparring.render.dialect import message_dicts, tool_dicts
+from sparring.types import Message
+
+NAME = "workers"
+"""`[rollout] harness` of rollouts that workers play."""
+
+GRACE_S = 60.0
+"""Seconds that a worker has to finish a rollout that has hit its limit."""
+
+
+class WorkerHarness:
+    """Harness that lets workers play. Implements `protocols.Harness`.
+
+    Args:
+        open_door: opens a session to a program.
+        leases: gives those of the run; None where its server is not there.
+        shown: fields of a task's data that its worker is shown.
+
+    Attributes:
+        rehearsal: the harness of a rollout before the run, when no worker is there.
+    """
+
+    def __init__(self, open_door: OpenDoor, leases: Callable[[], Leases | None], shown: Sequence[str] = ()) -> None:
+        self.rehearsal: Harness = ChatHarness()
+        self._open_door, self._leases, self._fields = open_door, leases, tuple(shown)
+
+    async def run(self, episode: Episode) -> None:
+        """Let a worker play the episode.
+
+        Raises:
+            WorkerLost: its lease ran out.
+            HarnessError: it says that it failed.
+            LimitReached: the rollout hit a limit, or its worker says that it did.
+            EnvError: the world broke, or the worker finished without a request for a reply.
+            BadInput: the run has no server for workers.
+        """
+        leases = self._leases()
+        if leases is None:
+            raise refusal(KEY, "a run with a server for workers", "none", "leave out rollout.gateway")
+        with boundary(EnvError, f"environment {episode.task.env}, task {episode.task.id}: open"):
+            observation = await episode.env.open(episode.task, episode.box)
+        if observation.done:
+            return
+        session, tools = CountedSession(episode.session()), WorldTools(episode.env)
+        async with self._open_door(session) as door:
+            door.tools = tools if episode.env.tools else None
+            shown = self._shown(episode, door, session, (*episode.task.messages, *observation.messages))
+            with leases.offer(episode.task.env, shown, session.rewards) as offer:
+                with episode.queue():
+                    await offer.claimed.wait()
+                try:
+                    end = await _ended(offer, session)
+                finally:
+                    episode.note("program", _noted(offer, session))
+        _judge(end, offer, session)
+        last = session.last if end.answer is None else Message(role="assistant", content=end.answer)
+        if last is not None:
+            await tools.answer(last)
+
+    def _shown(
+        self, episode: Episode, door: Address, session: CountedSession, messages: Sequence[Message]
+    ) -> Mapping[str, Any]:
+        """Return what a worker is shown of an episode."""
+        task = episode.task
+        limits = {name: getattr(task.limits, name) for name in ("max_turns", "max_tokens", "max_tool_calls")}
+        return {
+            "rollout": episode.id,
+            "environment": task.env,
+            "task": task.id,
+            "messages": message_dicts(messages),
+            "tools": tool_dicts(episode.env.tools),
+            "hosts_tools": bool(episode.env.tools),
+            "limits": {**limits, "context": session.max_context, "reply": session.max_reply},
+            "data": {name: task.data[name] for name in self._fields if name in task.data},
+            "key": door.key,
+            "reward_key": door.reward_key,
+        }
+
+
+async def _ended(offer: RolloutOffer, session: CountedSession) -> LeaseEnd:
+    """Return the end of a rollout, which is its limit where its worker does not finish soon after it.
+
+    Raises:
+        WorkerLost: the lease ran out.
+        LimitReached: it was not finished in time.
+    """
+    ended, over = asyncio.ensure_future(offer.ended()), asyncio.ensure_future(session.over.wait())
+    try:
+        await asyncio.wait((ended, over), return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            await asyncio.wait((ended,), timeout=GRACE_S)
+        if not ended.done() and session.limit is not None:
+            raise session.limit
+        return await ended
+    finally:
+        ended.cancel()
+        over.cancel()
+        await asyncio.gather(ended, over, return_exceptions=True)
+
+
+def _judge(end: LeaseEnd, offer: RolloutOffer, session: CountedSession) -> None:
+    """Raise what the end of a rollout means.
+
+    Raises:
+        HarnessError: its worker failed.
+        EnvError: the worker requested nothing.
+        LimitReached: a limit of the rollout, or of the worker, was hit.
+    """
+    worker = f"worker {offer.worker or 'without a name'}"
+    if end.outcome == "failed":
+        raise HarnessError(f"{worker}: {end.reason}")
+    if not session.requests:
+        raise EnvError(f"{worker}: finished and requested no reply")
+    if session.limit is not None:
+        raise session.limit
+    if end.outcome == "truncated":
+        raise LimitReached("timeout", f"{worker}: {end.reason or 'a limit of its own'}")
+
+
+def _noted(offer: RolloutOffer, session: CountedSession) -> dict[str, Any]:
+    """Return the note of a rollout that a worker had."""
+    outcome, reason = ("lost", "") if offer.end is None else (offer.end.outcome, offer.end.reason)
+    return {"harness": NAME, "worker": offer.worker, "outcome": outcome, "reason": reason, "requests": session.requests}

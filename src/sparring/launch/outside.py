@@ -1,0 +1,77 @@
+"""The run's server for programs elsewhere: workers, and whoever rewards rollouts. Its keys lie in the run's folder."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from sparring.errors import refusal
+from sparring.gateway.server import gateway_here
+from sparring.gateway.workers import RunKeys
+from sparring.observe.sinks.sink import Sink
+from sparring.rollout.config import RolloutConfig
+
+KEYS = "keys.json"
+"""File in the run's folder, for its owner alone: address and keys of the run."""
+
+
+class KeysFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of that file."""
+
+    url: str
+    """Address of the server, as this machine reaches it."""
+
+    worker_key: str
+    """Key of workers."""
+
+    reward_key: str
+    """Key of who rewards any rollout."""
+
+
+@asynccontextmanager
+async def outside(config: RolloutConfig, folder: Path, sink: Sink) -> AsyncIterator[None]:
+    """Serve programs elsewhere while the context lasts. The keys are those of the run's earlier processes.
+
+    Args:
+        config: `[rollout]`.
+        folder: of the run.
+        sink: told the address.
+
+    Raises:
+        BadInput: the address is taken, or the file of keys is none.
+    """
+    path = folder / KEYS
+    keys = _earlier(path) or RunKeys(worker=f"wk-{secrets.token_urlsafe(24)}", reward=f"rk-{secrets.token_urlsafe(24)}")
+    async with gateway_here().open_outside(keys, config.listen, config.lease_s) as url:
+        _write(path, KeysFile(url=url, worker_key=keys.worker, reward_key=keys.reward))
+        sink.event("run", f"programs elsewhere: {url}, keys in {path}")
+        yield
+
+
+def _earlier(path: Path) -> RunKeys | None:
+    """Return the keys that an earlier process wrote; None where none did.
+
+    Raises:
+        BadInput: the file holds something else.
+    """
+    if not path.exists():
+        return None
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=KeysFile)
+    except (OSError, msgspec.DecodeError) as error:
+        raise refusal(str(path), "address and keys of the run", str(error), "remove it: new keys are made") from error
+    return RunKeys(worker=file.worker_key, reward=file.reward_key)
+
+
+def _write(path: Path, keys: KeysFile) -> None:
+    """Write the file, for its owner alone."""
+    staging = path.with_name(path.name + ".tmp")
+    staging.unlink(missing_ok=True)
+    with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(keys))
+    staging.rename(path)
