@@ -22,11 +22,13 @@ class PolicyFailure(SparringError):
 
 class LimitReached(PolicyFailure):
     """A limit of the task was hit. `reason` is the `StopReason`; the record up to here is kept and the rollout is
-    truncated."""
+    truncated. `too_long`: the ids of a prompt that leaves no room for a reply, at least, and the room; None of other
+    limits."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, too_long: tuple[int, int] | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+        self.too_long = too_long
 
 
 class SpoiltFile(PolicyFailure, OSError):

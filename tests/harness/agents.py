@@ -77,7 +77,7 @@ class Played:
         """The share of sampled turns whose recorded prompt is, id for id, what the engine was given."""
         given = [request.tokens for request in self.engine.requests]
         recorded = [self._prompt(segment) for segment in self.segments if segment.model is not None]
-        return sum(prompt in given for prompt in recorded) / len(given) if given else 0.0
+        return sum(prompt in given for prompt in recorded) / len(recorded) if recorded else 0.0
 
     def prompt(self, number: int) -> str:
         """The text of a prompt that the engine was given."""

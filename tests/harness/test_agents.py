@@ -72,7 +72,7 @@ def test_a_client_that_is_answered_503_asks_again_and_no_turn_is_doubled(client:
     played = play(client.preset, replies, fail_on=[2])
     assert len(played.engine.requests) == 4, "one request failed and was sent again"
     assert (played.ending, played.reward) == ("answered", 1.0), played.note
-    assert (played.turns, played.roots, played.branches, played.exact) == (3, 1, 1, 0.75), played.note
+    assert (played.turns, played.roots, played.branches, played.exact) == (3, 1, 1, 1.0), played.note
 
 
 @pytest.mark.parametrize("preset", ["pi", "langgraph-anthropic", "openai-agents-responses"])

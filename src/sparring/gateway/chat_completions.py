@@ -43,6 +43,12 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
+TOO_LONG = (
+    "This model's maximum context length is {} tokens. However, your messages resulted in {} tokens. "
+    "Please reduce the length of the messages."
+)
+"""Words by which clients know that they have to compact."""
+
 CODES = {401: "invalid_api_key", 404: "model_not_found"}
 """Codes of errors, by status."""
 
@@ -106,11 +112,12 @@ class ChatCompletions:
         """Open the writer of one streamed answer."""
         return ChunkWriter(client_request, decode)
 
-    def error(self, status: int, message: str, *, too_long: bool = False) -> dict[str, Any]:
+    def error(self, status: int, message: str, *, too_long: tuple[int, int] | None = None) -> dict[str, Any]:
         """Write an error."""
         kinds = {401: "authentication_error", 404: "invalid_request_error", 400: "invalid_request_error"}
-        code = "context_length_exceeded" if too_long else CODES.get(status)
-        return {"error": {"message": message, "type": kinds.get(status, "server_error"), "param": None, "code": code}}
+        code, param = ("context_length_exceeded", "messages") if too_long else (CODES.get(status), None)
+        text = TOO_LONG.format(*reversed(too_long)) if too_long else message
+        return {"error": {"message": text, "type": kinds.get(status, "server_error"), "param": param, "code": code}}
 
     def error_event(self, status: int, message: str) -> bytes:
         """Write an error that comes when the answer has begun."""

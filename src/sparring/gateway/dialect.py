@@ -103,8 +103,14 @@ class Dialect(Protocol):
     def writer(self, client_request: ClientRequest, decode: Decode) -> AnswerWriter:
         """Open the writer of one streamed answer."""
 
-    def error(self, status: int, message: str, *, too_long: bool = False) -> dict[str, Any]:
-        """Write an error; `too_long`: of a prompt that leaves no room for a reply."""
+    def error(self, status: int, message: str, *, too_long: tuple[int, int] | None = None) -> dict[str, Any]:
+        """Write an error, of a prompt that leaves no room for a reply in the vendor's words: clients look for these.
+
+        Args:
+            status: of HTTP.
+            message: of ours.
+            too_long: ids of such a prompt, and the room; None of other errors.
+        """
 
     def error_event(self, status: int, message: str) -> bytes:
         """Write an error that comes when the answer has begun."""

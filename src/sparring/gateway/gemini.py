@@ -34,6 +34,9 @@ SNAKE = {
 }
 """Fields that the API also takes in the spelling of its Python types."""
 
+TOO_LONG = "The input token count ({}) exceeds the maximum number of tokens allowed ({})."
+"""Words by which clients know that they have to compact."""
+
 CALLING = "toolConfig.functionCallingConfig"
 """Field that says how tools are called."""
 
@@ -113,10 +116,10 @@ class Gemini:
         """Open the writer of one streamed answer."""
         return GeminiWriter(client_request, decode)
 
-    def error(self, status: int, message: str, *, too_long: bool = False) -> dict[str, Any]:
+    def error(self, status: int, message: str, *, too_long: tuple[int, int] | None = None) -> dict[str, Any]:
         """Write an error."""
         if too_long:
-            message = f"The input token count exceeds the maximum number of tokens allowed: {message}"
+            message = TOO_LONG.format(*too_long)
         return {"error": {"code": status, "message": message, "status": STATUSES.get(status, "INTERNAL")}}
 
     def error_event(self, status: int, message: str) -> bytes:

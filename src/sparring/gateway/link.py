@@ -125,6 +125,7 @@ class ErrorForm(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     message: str
     reason: str = ""
+    too_long: tuple[int, int] | None = None
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -153,7 +154,7 @@ KINDS: dict[str, type[SparringError]] = {
 def error_form(error: SparringError) -> ErrorForm:
     """Write an error."""
     if isinstance(error, LimitReached):
-        return ErrorForm(kind="limit", message=str(error), reason=error.reason)
+        return ErrorForm(kind="limit", message=str(error), reason=error.reason, too_long=error.too_long)
     kind = next((name for name, kind in KINDS.items() if isinstance(error, kind)), "infra")
     return ErrorForm(kind=kind, message=str(error))
 
@@ -161,7 +162,7 @@ def error_form(error: SparringError) -> ErrorForm:
 def raised(form: ErrorForm) -> SparringError:
     """Return the error that was written."""
     if form.kind == "limit":
-        return LimitReached(form.reason, form.message)
+        return LimitReached(form.reason, form.message, form.too_long)
     return KINDS[form.kind](form.message)
 
 
@@ -175,11 +176,12 @@ def decode(data: bytes, kind: Any) -> Any:
     return msgspec.json.decode(data, type=kind, dec_hook=_limit)
 
 
-def _limit_values(value: Any) -> tuple[str, str]:
+def _limit_values(value: Any) -> tuple[str, str, tuple[int, int] | None]:
     if isinstance(value, LimitReached):
-        return value.reason, str(value)
+        return value.reason, str(value), value.too_long
     raise NotImplementedError(type(value).__name__)
 
 
 def _limit(kind: type, values: Any) -> LimitReached:
-    return LimitReached(*values)
+    reason, message, too_long = values
+    return LimitReached(reason, message, too_long and tuple(too_long))

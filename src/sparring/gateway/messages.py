@@ -37,8 +37,8 @@ NOTED = frozenset(
 NOT_CACHED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 """Usage of a prompt of which nothing was cached."""
 
-TOO_LONG = "prompt is too long: "
-"""First words by which clients know that they have to compact."""
+TOO_LONG = "prompt is too long: {} tokens > {} maximum"
+"""Words by which clients know that they have to compact, and by how much."""
 
 
 class Messages:
@@ -89,10 +89,10 @@ class Messages:
         """Open the writer of one streamed answer."""
         return EventWriter(client_request)
 
-    def error(self, status: int, message: str, *, too_long: bool = False) -> dict[str, Any]:
+    def error(self, status: int, message: str, *, too_long: tuple[int, int] | None = None) -> dict[str, Any]:
         """Write an error."""
         kinds = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
-        kind, text = kinds.get(status, "api_error"), f"{TOO_LONG}{message}" if too_long else message
+        kind, text = kinds.get(status, "api_error"), TOO_LONG.format(*too_long) if too_long else message
         return {"type": "error", "error": {"type": kind, "message": text}}
 
     def error_event(self, status: int, message: str) -> bytes:

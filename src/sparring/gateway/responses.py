@@ -36,6 +36,9 @@ NOTED = frozenset(
     " prompt_cache_key prompt_cache_retention prompt_cache_options client_metadata truncation context_management"
     " stream_options max_tool_calls".split()
 )
+TOO_LONG = "Your input exceeds the context window of this model. Please adjust your input and try again."
+"""Words of the vendor for a prompt that is too long."""
+
 INCLUDED = frozenset(("reasoning.encrypted_content", "message.output_text.logprobs"))
 """Additions that a client gets where it wants them. The vendor's others are of tools that its servers run."""
 
@@ -91,11 +94,12 @@ class Responses:
         """Open the writer of one streamed answer."""
         return ResponseWriter(client_request, decode)
 
-    def error(self, status: int, message: str, *, too_long: bool = False) -> dict[str, Any]:
+    def error(self, status: int, message: str, *, too_long: tuple[int, int] | None = None) -> dict[str, Any]:
         """Write an error."""
         code = "context_length_exceeded" if too_long else CODES.get(status)
         kind = "server_error" if status >= 500 else "invalid_request_error"
-        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+        text, param = (TOO_LONG, "input") if too_long else (message, None)
+        return {"error": {"message": text, "type": kind, "param": param, "code": code}}
 
     def error_event(self, status: int, message: str) -> bytes:
         """Write an error that comes when the answer has begun."""

@@ -494,6 +494,6 @@ def _dialect_of(request: Request) -> Dialect:
 
 def _refused(dialect: Dialect, error: SparringError) -> Response:
     status, message, headers = _status(error)
-    too_long = isinstance(error, LimitReached) and error.reason == "context_length"
+    too_long = error.too_long if isinstance(error, LimitReached) else None
     body = msgspec.json.encode(dialect.error(status, message, too_long=too_long))
     return Response(body, status_code=status, media_type="application/json", headers=headers)

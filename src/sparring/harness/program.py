@@ -284,6 +284,7 @@ class ProgramHarness:
             "model": MODEL,
             "context": session.max_context,
             "reply": session.max_reply,
+            "recent": session.max_context // 8,
             "tools": f"{URL}/mcp",
             "system": "\n\n".join(m.content for m in messages if m.role == "system"),
             "prompt": "\n\n".join(m.content for m in messages if not apart or m.role != "system"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from sparring.record.identity import message_key, text_of, tools_key
@@ -13,6 +14,9 @@ SHOWN = 64
 
 QUOTED = 16
 """Characters that a text has at least where it counts as quoted; shorter ones are written by chance."""
+
+
+_MARKED = re.compile(r"<(\w+)>\s*(.*?)\s*</\1>", re.DOTALL)
 
 
 def first_difference(before: str, after: str) -> tuple[int, str, str]:
@@ -28,7 +32,14 @@ def first_difference(before: str, after: str) -> tuple[int, str, str]:
 
 
 def fork_of(
-    request: Request, lane: Lane, common: int, of: int | None, *, new_agent: bool, quoted: Sequence[Node]
+    request: Request,
+    lane: Lane,
+    common: int,
+    of: int | None,
+    *,
+    new_agent: bool,
+    quoted: Sequence[Node],
+    summed_up: bool = False,
 ) -> Fork:
     """Return why a conversation leaves a recorded one, and where they differ first.
 
@@ -39,10 +50,11 @@ def fork_of(
         of: place of the last segment that both have.
         new_agent: whether its client names an agent that has not asked before.
         quoted: replies of other branches that it quotes.
+        summed_up: whether one of these is a summary, as its client says.
     """
     before, after = lane.heard[common:], request.messages[common:]
     old, new = (text_of(messages[0]) if messages else "" for messages in (before, after))
-    reason = _reason(request, lane, before, after, new_agent, quoted)
+    reason = _reason(request, lane, before, after, new_agent, quoted, summed_up)
     if reason == "tools":
         old, new = (tools_key(tools).decode("utf-8", "replace") for tools in (lane.specs, request.specs))
     place, left, right = first_difference(old, new)
@@ -57,15 +69,18 @@ def _reason(
     after: Sequence[Message],
     new_agent: bool,
     quoted: Sequence[Node],
+    summed_up: bool,
 ) -> ForkReason:
     label, matched = request.evidence.label, request.matched
     if label == "auxiliary":
         return "auxiliary"
     begins = request.node is None
+    if begins and summed_up:
+        return "compaction"
     calls = any(node.reply.tool_calls and not _says(node, request) for node in quoted)
     if new_agent or begins and calls:
         return "agent"
-    if begins and (label == "compaction" or any(_sums_up(node, request, lane) for node in quoted)):
+    if begins and (label == "compaction" or any(_sums_up(node, request, lane, after) for node in quoted)):
         return "compaction"
     if begins and matched is not None and all(m.role != "assistant" for m in request.messages[matched.count :]):
         return "template"
@@ -76,18 +91,32 @@ def _reason(
 
 def _says(node: Node, request: Request) -> bool:
     """Return whether a request quotes what a reply says, not what it calls."""
-    return is_quoted(node.text, request.messages[request.before :])
+    new = request.messages[request.before :]
+    return any(is_quoted(text, new) for text in _said(node))
 
 
-def _sums_up(node: Node, request: Request, lane: Lane) -> bool:
+def _said(node: Node) -> list[str]:
+    """Return what a reply says, whole and between tags of its own."""
+    return [node.text, *summaries_in(node.text)]
+
+
+def _sums_up(node: Node, request: Request, lane: Lane, after: Sequence[Message]) -> bool:
     """Return whether a request with a quoted reply goes on from it in the place of the conversation that it sums up:
-    with the same tools, and fewer messages."""
-    return not node.reply.tool_calls and lane.tools == request.tools and len(request.messages) < node.count
+    with the same tools, and fewer messages, or the quote where both differ first. `after`: messages from there on."""
+    if node.reply.tool_calls or lane.tools != request.tools:
+        return False
+    first = [message for message in after[:2] if message.role != "tool"]
+    return len(request.messages) < node.count or any(is_quoted(text, first) for text in _said(node))
 
 
 def is_quoted(text: str, messages: Iterable[Message]) -> bool:
     """Return whether messages that were told quote a text."""
     return len(text) >= QUOTED and any(text in message.content for message in messages)
+
+
+def summaries_in(text: str) -> list[str]:
+    """Return what a reply says between tags of its own: clients that ask for a summary quote it without them."""
+    return [inner for _, inner in _MARKED.findall(text)] if "</" in text else []
 
 
 def texts_of_calls(reply: Message) -> list[str]:

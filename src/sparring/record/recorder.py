@@ -250,7 +250,8 @@ class RecordedSession:
         self._budget.check(self.usage)
         if overflows(request.messages, self._recorder.renderer, self._recorder.max_context):
             room = self._recorder.max_context
-            raise LimitReached("context_length", f"{self.id}: a prompt of more than {room} tokens, room for {room}")
+            text = f"{self.id}: a prompt of more than {2 * room} tokens, room for {room}"
+            raise LimitReached("context_length", text, (2 * room, room))
         turn = self._planned(request)
         granted, recorded, shown = 0, None, self._showing(turn, request)
         try:
@@ -377,7 +378,8 @@ class RecordedSession:
         base, constraint, context = self._recorder.sampling, request.constraint, self._room(turn)
         if context < 1:
             room = self._recorder.max_context
-            raise LimitReached("context_length", f"{self.id}: a prompt of {turn.length} tokens, room for {room}")
+            text = f"{self.id}: a prompt of {turn.length} tokens, room for {room}"
+            raise LimitReached("context_length", text, (turn.length, room))
         sampling = dataclasses.replace(
             base,
             min_tokens=0 if constraint else base.min_tokens,

@@ -24,7 +24,7 @@ from itertools import chain
 from sparring.generation import Completion, Sampling
 from sparring.protocols import Renderer
 from sparring.record.branches import Transcript, transcripts_of
-from sparring.record.forks import fork_of, is_quoted, texts_of_calls
+from sparring.record.forks import fork_of, is_quoted, summaries_in, texts_of_calls
 from sparring.record.identity import DIGEST_BYTES, chained, digest, other_keys, put_together, thought_of
 from sparring.record.lines import START, Lane, Node, Request, Turn, begins, place_named
 from sparring.record.order import settled
@@ -204,11 +204,22 @@ class Tree:
             )
         )
         self._written.update((segment.index, segment) for segment in new)
-        new += [self.label(place, "compaction") for place in self._summaries.pop(turn.input_place, ())]
+        for place in self._summaries.pop(turn.input_place, ()):
+            new += self._summed_up(place)
         ids = turn.ids.copy()
         ids.update(_bytes(completion.tokens))
         self._hear(turn, reply, ids, turn.length + len(completion.tokens))
         return new
+
+    def _summed_up(self, place: int) -> list[Segment]:
+        """Return the reply in a place, which turned out to be a summary, and its request where that began a branch:
+        what these are is known now."""
+        summary = self.label(place, "compaction")
+        request = None if summary.parent is None else self._written[summary.parent]
+        if request is None or request.fork is None or request.fork.reason == "compaction":
+            return [summary]
+        self._written[request.index] = replace(request, fork=replace(request.fork, reason="compaction"))
+        return [self._written[request.index], summary]
 
     def label(self, place: int, label: Label, delivered: bool | None = None) -> Segment:
         """Return the reply in a place, which is to be written again, with another label.
@@ -435,7 +446,8 @@ class Tree:
             tools = None if of is not None and lane.tools == request.tools else request.specs
             tools = None if of is None and not tools else tools
         if segment.parent is None or request.node is None or request.node.continued:
-            fork = fork_of(request, lane, common, of, new_agent=not known_agent, quoted=quoted)
+            summed_up = any(self._written[node.place].label == "compaction" for node in quoted)
+            fork = fork_of(request, lane, common, of, new_agent=not known_agent, quoted=quoted, summed_up=summed_up)
             if fork.reason == "compaction":
                 summaries = [node.place for node in quoted if not node.reply.tool_calls]
                 self._summaries[segment.index] = [p for p in summaries if self._written[p].label == "agent"]
@@ -468,7 +480,9 @@ class Tree:
             for node in self._leaves.values()
             if node is not request.node
             and (
-                is_quoted(node.text, new) or begins and any(is_quoted(text, new) for text in texts_of_calls(node.reply))
+                is_quoted(node.text, new)
+                or begins
+                and any(is_quoted(t, new) for t in (*texts_of_calls(node.reply), *summaries_in(node.text)))
             )
         ]
 

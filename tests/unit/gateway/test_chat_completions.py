@@ -175,6 +175,7 @@ def test_a_prompt_that_is_too_long_has_the_vendors_code() -> None:
 
     error = through(session, talk)
     assert error.code == "context_length_exceeded"
+    assert "maximum context length is" in str(error) and "reduce the length of the messages" in str(error)
     assert session.limit is None, "a request after it was answered"
 
 

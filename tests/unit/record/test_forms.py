@@ -305,3 +305,18 @@ def test_earlier_thoughts_stay_unless_the_template_is_to_be_followed(name: str):
         run_virtual(talk())
         roots = [s for s in session.segments if s.parent is None]
         assert [s.fork and s.fork.reason for s in roots[1:]] == ([] if thoughts == "kept" else ["template"] * 2)
+
+
+def test_a_summary_that_its_client_quotes_without_its_tags_is_a_compaction_with_later_messages_kept():
+    """claude-code asks for it in the place of the last turn, and retains that turn behind what it quotes."""
+    tree = Tree(RENDERER)
+    record(tree, START, calls("1"))
+    ask = user("Do not call tools. Sum up.")
+    record(tree, [*START, ask], say("<analysis>Well.</analysis>\n<summary>\nWe looked at line 12 of it.\n</summary>"))
+    kept = [calls("1"), answer("one"), user("Go on."), user("Now."), user("Here."), user("There.")]
+    fork = leaves(tree, [SYSTEM, user("Summary:\nWe looked at line 12 of it."), *kept])
+    assert fork is not None and fork.reason == "compaction"
+    summary = next(segment for segment in tree.segments if segment.label == "compaction")
+    assert "<summary>" in summary.message.content
+    request = tree.segments[summary.parent]
+    assert request.fork is None or request.fork.reason == "compaction"
