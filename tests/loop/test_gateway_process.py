@@ -366,21 +366,25 @@ def test_what_a_dead_gateway_had_whole_is_lost_only_if_nobody_can_have_it(tmp_pa
             engine.shut_at = 3
             begun(before, "The third.")
             await engine.waits.wait()
+            engine.waits.clear()
+            begun(before, "The fourth.")
+            await engine.waits.wait()
             await links[1].begin()
             engine.opened.set()
-            await door.exchanges.under_way[0].sampling
+            await asyncio.gather(*(exchange.sampling for exchange in door.exchanges.under_way))
             labels = [(s.label, s.delivered) for s in session.segments if s.model is not None]
             texts.append(await read(begun(after, "Begin.")))
             texts.append(await read(begun(after, "Another.", texts[1], "Go on.")))
             texts.append(await read(begun(after, "The third.", said(2).content, "Go on.")))
+            texts.append(await read(begun(after, "The fourth.")))
             for link in links:
                 await link.close()
         return texts, labels, [(s.label, s.delivered) for s in session.segments if s.model is not None]
 
     texts, labels, later = asyncio.run(main())
-    assert texts == [said(number).content for number in (0, 1, 0, 3, 4)]
-    assert labels == [("agent", None), ("agent", None), ("lost", False)]
-    assert later[:3] == [("agent", None), ("agent", None), ("agent", True)]
+    assert texts == [said(number).content for number in (0, 1, 0, 4, 5, 3)]
+    assert labels == [("agent", None)] * 2 + [("lost", False)] * 2
+    assert later[:4] == [("agent", True), ("agent", None), ("agent", True), ("agent", True)]
 
 
 class Adding:

@@ -113,6 +113,13 @@ class Exchange:
             for id in self._ids.values() if delivered is not None else ():
                 self._session.deliver(id, delivered)
 
+    def hand_on(self) -> None:
+        """Take note that the whole answer is on its way to a client, by another process: none of its replies is lost
+        until somebody says so. The word that it was delivered may come when the rollout is over."""
+        if self.broken and not self._delivered:
+            for reply in self.replies.values():
+                self._session.deliver(reply.id, True)
+
     async def end(self) -> None:
         """End the sampling with what there is."""
         for sample, id in self._ids.items():

@@ -31,7 +31,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from sparring.errors import SparringError
-from sparring.gateway.exchange import Part, ReadExchange
+from sparring.gateway.exchange import Exchange, Part
 from sparring.gateway.keys import PATH
 from sparring.gateway.link import (
     SOCKET,
@@ -64,7 +64,7 @@ class _Reader:
         handed: whether the gateway was handed the answer to its end.
     """
 
-    def __init__(self, exchange: ReadExchange) -> None:
+    def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
         self.left = False
         self.handed = False
@@ -81,6 +81,7 @@ class _Reader:
                 yield part
             if self.exchange.over and read == len(self.exchange.parts):
                 self.handed = True
+                self.exchange.hand_on()
                 return
             await self._more.wait()
 
