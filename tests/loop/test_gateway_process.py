@@ -475,8 +475,7 @@ def test_rewards_are_given_through_the_process(tmp_path: Path) -> None:
                 {"reward": "high"},
                 {"reward": 1.0, "of": "rl/0/0#99"},
             )
-            answers = []
-            async with httpx.AsyncClient(base_url=url, headers={"x-api-key": other.key}) as client:
+            async with httpx.AsyncClient(base_url=url, headers={"x-api-key": other.reward_key}) as client:
                 answers = [await client.post("/v1/rewards", json=body) for body in bodies]
                 answers.append(await client.post("/v1/rewards", json=bodies[1], headers={"x-api-key": door.key}))
                 await rewards.close()

@@ -204,8 +204,7 @@ class Tree:
             )
         )
         self._written.update((segment.index, segment) for segment in new)
-        for place in self._summaries.pop(turn.input_place, ()):
-            new += self._summed_up(place)
+        new += chain.from_iterable(map(self._summed_up, self._summaries.pop(turn.input_place, ())))
         ids = turn.ids.copy()
         ids.update(_bytes(completion.tokens))
         self._hear(turn, reply, ids, turn.length + len(completion.tokens))
