@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ import msgspec
 import xxhash
 
 from sparring.errors import LimitReached, SparringError
-from sparring.gateway.dialect import ClientRequest, encoded
+from sparring.gateway.dialect import ClientRequest
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply, ShownReply
 from sparring.types import ReplyPiece
 
@@ -19,6 +20,8 @@ Part = ReplyHead | ReplyPiece | SampledReply
 
 RETAINED = 64
 """Exchanges of one door that are there to be read again when nobody reads them."""
+
+_in_order = msgspec.msgpack.Encoder(order="deterministic")
 
 HOW = frozenset(("stream", "stream_options"))
 """Fields of a request that say how it is answered, and not with what."""
@@ -244,13 +247,16 @@ class Exchanges:
 
 
 def request_digest(path: str, body: Mapping[str, Any], client_request: ClientRequest) -> bytes:
-    """Return a digest that is equal for requests that ask for the same, streamed or not, by one agent."""
+    """Return a digest that is equal for requests that ask for the same, streamed or not, by one agent.
+
+    The order of fields makes no difference: codex writes them in another one when it sends a request again.
+    """
     fields = {name: value for name, value in body.items() if name not in HOW}
     agent = client_request.evidence.agent
     try:
-        data = msgspec.msgpack.encode((path, agent, fields))
+        data = _in_order.encode((path, agent, fields))
     except (OverflowError, ValueError):  # integers of any size
-        data = encoded([path, agent, fields])
+        data = json.dumps([path, agent, fields], sort_keys=True).encode()
     return xxhash.xxh3_128_digest(data)
 
 
