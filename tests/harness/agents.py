@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,78 @@ class Requested:
             yield part
 
 
+class Unhurried(ScriptedEngine):
+    """A scripted engine that lets others run after each token, so that a reply is read while it is sampled."""
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        async for part in super().stream(request):
+            yield part
+            await asyncio.sleep(0)
+
+
+class Cuts:
+    """Relay in front of a door that closes a connection in mid-stream, once for each size.
+
+    Args:
+        sizes: bytes of answers that come through a connection before it is closed.
+
+    Attributes:
+        left: sizes at which nothing was cut yet.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.left = list(sizes)
+
+    @asynccontextmanager
+    async def open_door(self, session: Any, **settings: Any) -> AsyncIterator[Any]:
+        """Open a door whose connections go through the relay."""
+        async with open_door(session, **settings) as door:
+            port = int(door.url.rpartition(":")[2])
+
+            async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                upstream = socket.socket()
+                upstream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # little waits between door and client
+                upstream.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(upstream, ("127.0.0.1", port))
+                answers, requests = await asyncio.open_connection(sock=upstream, limit=1024)
+                try:
+                    await asyncio.gather(self._forward(reader, requests), self._answer(answers, writer))
+                except ConnectionError:
+                    pass
+                finally:
+                    for side in (writer, requests):
+                        side.transport.abort()
+
+            server = await asyncio.start_server(relay, "127.0.0.1", 0)
+            door.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            try:
+                yield door
+            finally:
+                server.close()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forward answers up to the next size.
+
+        Raises:
+            ConnectionAbortedError: it was reached.
+        """
+        forwarded = 0
+        while data := await reader.read(256):
+            writer.write(data)
+            await writer.drain()
+            forwarded += len(data)
+            if self.left and forwarded >= self.left[0]:
+                self.left.pop(0)
+                raise ConnectionAbortedError
+        writer.write_eof()
+
+
 def play(
     harness: str,
     replies: Sequence[Reply] | Callable[[str], Reply],
@@ -121,6 +195,7 @@ def play(
     prompt: str = "Do it.",
     native: Any = None,
     fail_on: Collection[int] = (),
+    cuts: Cuts | None = None,
 ) -> Played:
     """Play a rollout of the folder world.
 
@@ -133,6 +208,7 @@ def play(
         prompt: of the task.
         native: an engine that samples in the place of the scripted one.
         fail_on: numbers of the requests, counted from 1, that the scripted engine fails.
+        cuts: closes connections in mid-stream.
     """
     left = iter(()) if callable(replies) else iter(replies)
 
@@ -140,9 +216,10 @@ def play(
         reply = replies(RENDERER.decode(request.tokens)) if callable(replies) else next(left)
         return reply_tokens(RENDERER, reply) if isinstance(reply, Message) else reply
 
-    engine: Any = ScriptedEngine(script, fail_on=fail_on) if native is None else Requested(native)
+    scripted = ScriptedEngine if cuts is None else Unhurried
+    engine: Any = scripted(script, fail_on=fail_on) if native is None else Requested(native)
     notes: list[tuple[str, dict[str, Any]]] = []
-    loaded = load_harness(harness, ("policy",), open_door, PROGRAMS)
+    loaded = load_harness(harness, ("policy",), open_door if cuts is None else cuts.open_door, PROGRAMS)
     log = AttemptLog(recorded=lambda kind, name, data: notes.append((kind, dict(data))))
 
     async def main() -> Finished:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from agents import RENDERER, play, says
+from agents import RENDERER, Cuts, Played, play, says
 from clients import CLIENTS, Client
 
 from sparring.engine.config import EngineConfig
@@ -73,6 +73,76 @@ def test_a_client_that_is_answered_503_asks_again_and_no_turn_is_doubled(client:
     assert len(played.engine.requests) == 4, "one request failed and was sent again"
     assert (played.ending, played.reward) == ("answered", 1.0), played.note
     assert (played.turns, played.roots, played.branches, played.exact) == (3, 1, 1, 1.0), played.note
+
+
+LONG = " ".join(f"thought {number} of many," for number in range(200))
+
+
+@pytest.mark.parametrize("size", [900, 20_000], ids=["early", "in the middle"])
+@pytest.mark.parametrize(
+    "client", [c for c in CLIENTS if c.preset in ("claude-code", "codex", "pi", "opencode")], ids=lambda c: c.preset
+)
+def test_a_stream_that_breaks_is_sent_again_and_nothing_is_sampled_twice(client: Client, size: int) -> None:
+    """The connection is closed before the door could hand over the reply: the client's own retry is that turn."""
+    cuts = Cuts([size])
+    replies = [client.runs("echo 42 > answer.txt", content=LONG), client.ends("All done.")]
+    played = play(client.preset, replies, cuts=cuts)
+    assert cuts.left == [], "it was cut"
+    assert (played.ending, played.reward) == ("answered", 1.0), played.note
+    assert len(played.engine.requests) == 2, "the engine was asked once for each turn"
+    assert (played.turns, played.roots, played.branches, played.exact) == (2, 1, 1, 1.0)
+    assert all(segment.label == "agent" and segment.delivered for segment in played.segments if segment.model)
+
+
+SUMMARY = "The question was read, and the answer 42 is to be written into the file."
+SUMS_UP = {
+    "claude-code": "Respond with TEXT ONLY",
+    "codex": "CONTEXT CHECKPOINT COMPACTION",
+    "opencode": "a context summarization agent",
+    "pi": "a context summarization assistant",
+}
+"""What each client asks its summary with."""
+
+
+def compacted(preset: str, context: int, lines: int, at_once: int = 1) -> Played:
+    """Play a conversation that outgrows its context: long answers of tools until the client has asked for a summary."""
+    client = next(client for client in CLIENTS if client.preset == preset)
+    summed_up = False
+
+    def script(prompt: str) -> Message:
+        nonlocal summed_up
+        if SUMS_UP[preset] in prompt and SUMMARY not in prompt:
+            summed_up = True
+            return says(f"<summary>{SUMMARY}</summary>")
+        if "ANSWERED" in prompt:
+            return client.ends("All done.")
+        if summed_up:
+            return client.runs("echo 42 > answer.txt; echo ANSWERED")
+        return client.runs(*[f"seq {number}00000 {number}99999 | head -c {lines}" for number in range(1, 1 + at_once)])
+
+    return play(preset, script, max_context=context)
+
+
+@pytest.mark.parametrize(
+    ("preset", "context", "lines"),
+    [("claude-code", 120_000, 25_000), ("codex", 60_000, 8000), ("opencode", 60_000, 8000)],
+)
+def test_a_client_that_fills_its_context_compacts_and_goes_on(preset: str, context: int, lines: int) -> None:
+    played = compacted(preset, context, lines)
+    assert (played.ending, played.reward, played.exact) == ("answered", 1.0, 1.0), played.note
+    summaries = [segment for segment in played.segments if segment.label == "compaction"]
+    assert summaries and all(SUMMARY in (segment.message.content if segment.message else "") for segment in summaries)
+    after = [s for s in played.segments if s.fork is not None and s.fork.reason == "compaction" and s.quotes]
+    assert {place for segment in after for place in segment.quotes} >= {summaries[-1].index}, "linked by what it quotes"
+
+
+def test_claude_code_that_is_told_that_its_prompt_is_too_long_compacts_and_goes_on() -> None:
+    """Three long answers at once: neither the next request nor the first one for a summary fits."""
+    played = compacted("claude-code", 120_000, 20_000, at_once=3)
+    assert (played.ending, played.reward, played.exact) == ("answered", 1.0, 1.0), played.note
+    assert played.note["requests"] > played.turns, "some were refused, and left nothing"
+    assert [s.label for s in played.segments if s.model].count("compaction") == 1
+    assert [s.fork.reason for s in played.segments if s.fork] == ["compaction", "compaction"]
 
 
 @pytest.mark.parametrize("preset", ["pi", "langgraph-anthropic", "openai-agents-responses"])

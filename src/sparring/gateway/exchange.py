@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ import msgspec
 import xxhash
 
 from sparring.errors import LimitReached, SparringError
-from sparring.gateway.dialect import ClientRequest, encoded
+from sparring.gateway.dialect import ClientRequest
 from sparring.gateway.models import ModelTable
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply, ShownReply
 from sparring.types import Message, ReplyPiece
@@ -23,6 +24,8 @@ RETAINED = 64
 
 MOST_HEARD = 64
 """Conversations of one door that were told without asking for a reply, and that a later request may continue."""
+
+_in_order = msgspec.msgpack.Encoder(order="deterministic")
 
 HOW = frozenset(("stream", "stream_options"))
 """Fields of a request that say how it is answered, and not with what."""
@@ -288,13 +291,16 @@ class Exchanges:
 
 
 def request_digest(path: str, body: Mapping[str, Any], client_request: ClientRequest) -> bytes:
-    """Return a digest that is equal for requests that ask for the same, streamed or not, by one agent."""
+    """Return a digest that is equal for requests that ask for the same, streamed or not, by one agent.
+
+    The order of fields makes no difference: codex writes them in another one when it sends a request again.
+    """
     fields = {name: value for name, value in body.items() if name not in HOW}
     agent = client_request.evidence.agent
     try:
-        data = msgspec.msgpack.encode((path, agent, fields))
+        data = _in_order.encode((path, agent, fields))
     except (OverflowError, ValueError):  # integers of any size
-        data = encoded([path, agent, fields])
+        data = json.dumps([path, agent, fields], sort_keys=True).encode()
     return xxhash.xxh3_128_digest(data)
 
 
