@@ -92,7 +92,7 @@ def asked(renderer: CountingRenderer, contents: Sequence[str]) -> None:
 @pytest.mark.parametrize("contents", [["1 " * 1_000_000], ["1 2 3 4 5 6 7 8 9"] * 100_000])
 def test_only_the_beginning_is_rendered(contents: list[str]) -> None:
     renderer = CountingRenderer()
-    with pytest.raises(LimitReached, match="r: a prompt of more than 100 tokens, room for 100") as limit:
+    with pytest.raises(LimitReached, match="r: a prompt of more than 200 tokens, room for 100") as limit:
         asked(renderer, contents)
     assert limit.value.reason == "context_length"
     assert renderer.characters <= 5 * 100 * CHARACTERS_PER_TOKEN
