@@ -18,7 +18,7 @@ import httpx
 import msgspec
 import pytest
 
-from sparring.gateway.dialect import ClientRequest
+from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.link import SOCKET
 from sparring.gateway.link_server import linked
 from sparring.gateway.remote_session import GatewayLink

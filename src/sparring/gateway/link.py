@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.errors import BadInput, InfraError, LimitReached, PolicyFailure, SparringError
-from sparring.gateway.dialect import ClientRequest
+from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.exchange import DoorExchanges
 from sparring.gateway.keys import WrongKey
 from sparring.gateway.models import DecodingSession, ModelTable, UnknownModel

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from sparring.errors import InfraError, SparringError
 from sparring.gateway.connection import read_body
-from sparring.gateway.dialect import ClientRequest
+from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.exchange import Part
 from sparring.gateway.keys import WrongKey
 from sparring.gateway.link import (
