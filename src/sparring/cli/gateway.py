@@ -11,7 +11,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "gateway",
         help="let programs elsewhere reach the rollouts of a run",
-        description="Answer agent programs for the rollouts of a run that is going on, in all dialects, until it is over. "
+        description="Answer agent programs for the rollouts of a run, in all dialects, until it is over. "
         "The run's process samples and records: this one may be killed and started again at any time.",
     )
     parser.add_argument("folder", type=Path, metavar="RUN", help="the folder of a run with `rollout.gateway`")
