@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import random
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -233,6 +234,32 @@ def test_a_client_that_leaves_and_comes_again_at_once_gets_the_same_turn(tmp_pat
             return len(engine.requests)
 
     assert asyncio.run(main()) == 3
+
+
+def test_an_answer_that_nobody_read_is_given_again(tmp_path: Path) -> None:
+    async def main() -> tuple[str, list[Any]]:
+        loop, engine = asyncio.get_running_loop(), Gated()
+        async with rollout(tmp_path, engine) as (session, door, process):
+            sent = json.dumps(BODY).encode()
+            head = f"authorization: Bearer {door.key}\r\nhost: gateway\r\ncontent-length: {len(sent)}\r\n\r\n"
+            with socket.create_connection(("127.0.0.1", process.port)) as connection:
+                connection.setblocking(False)
+                asked = f"POST /v1/chat/completions HTTP/1.1\r\n{head}".encode() + sent
+                await loop.sock_sendall(connection, asked)
+                while not any(segment.delivered for segment in session.segments):
+                    await asyncio.sleep(0)
+            while not door.exchanges.broken:
+                await asyncio.sleep(0)
+            async with httpx.AsyncClient() as client:
+                headers = {"authorization": f"Bearer {door.key}"}
+                url = f"http://127.0.0.1:{process.port}/v1/chat/completions"
+                again = (await client.post(url, headers=headers, json=BODY)).json()
+            while door.exchanges.broken:
+                await asyncio.sleep(0)
+            labels = [(s.label, s.delivered) for s in session.segments if s.model is not None]
+        return again["choices"][0]["message"]["content"], labels
+
+    assert asyncio.run(main()) == (said(0).content, [("agent", True)])
 
 
 def test_every_endpoint_answers_through_the_process(tmp_path: Path) -> None:

@@ -126,6 +126,8 @@ def test_a_stage_that_was_stopped_goes_on_to_the_same_weights(given: Path, tmp_p
     finished(given, *overrides)
     whole = (tmp_path / f"runs/tiny/{stage}/model/model.safetensors").read_bytes()
     (tmp_path / "runs/tiny").rename(tmp_path / "runs/whole")
+    (tmp_path / "runs/tiny").mkdir()
+    SqliteStore(tmp_path / "runs/tiny/store.sqlite").close()  # without a record, what stands there is another run's
     blocked = tmp_path / f"runs/tiny/{stage}/checkpoints/step-000004"
     blocked.parent.mkdir(parents=True)
     blocked.with_name(blocked.name + ".tmp").write_text("in the way")

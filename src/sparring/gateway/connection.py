@@ -6,14 +6,22 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
+import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sparring.errors import SparringError, refusal
 from sparring.gateway.dialects.dialect import AnswerWriter, ClientRequest, Decode, Dialect, encoded
 from sparring.gateway.exchange import Part, ReadExchange
 from sparring.reply import ReplyHead, SampledReply
+
+WHEN_BROKEN = "sparring.when_broken"
+"""Entry of a request's scope: called where its connection breaks behind the answer and before the next request."""
+
+GRACE_S = 1
+"""Seconds that connections have when their server ends."""
 
 PING_S = 10.0
 """Seconds after which a client that waits for events is sent one that says nothing, unless its door says another
@@ -119,17 +127,25 @@ class ExchangeResponse(Response):
         self._client_request, self._decode = client_request, decode
         self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
         self._refused, self._error_event, self._ping_s = refused, error_event, ping_s
+        self._sent = False
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer for as long as the client stays."""
+        scope[WHEN_BROKEN] = self._when_broken
         try:
             with Connection(self._exchange, receive) as connection:
                 await (self._stream if self._client_request.stream else self._send)(connection, send)
+                self._sent = connection.delivered
         except ClientDisconnect:
             return
         except SparringError as error:
             await self._refused(error)(scope, receive, send)
+
+    def _when_broken(self) -> None:
+        """Take note that nobody knows whether the client read the answer, which was sent to its end."""
+        if self._sent:
+            self._exchange.deliver(None)
 
     async def _send(self, connection: Connection, send: Send) -> None:
         """Send a whole answer. Raises SparringError where there is none."""
@@ -164,6 +180,32 @@ class ExchangeResponse(Response):
 
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._headers]})
+
+
+class ClientProtocol(HttpToolsProtocol):
+    """HTTP of a client, which says where a connection broke behind an answer: a client that leaves without having read
+    all that was sent to it breaks it, one that has closes it."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the connection; `exc`: why it broke, None where it was closed."""
+        super().connection_lost(exc)
+        when_broken = None if exc is None or self.scope is None else self.scope.get(WHEN_BROKEN)
+        if when_broken is not None:
+            when_broken()
+
+
+def server_settings(application: ASGIApp) -> uvicorn.Config:
+    """Return the settings of a server of agent programs, or of their gateway."""
+    return uvicorn.Config(
+        application,
+        http=ClientProtocol,
+        log_config=None,
+        lifespan="off",
+        access_log=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=GRACE_S,
+        ws="none",  # a client that asks for a socket is answered like any other, by a route
+    )
 
 
 async def read_body(request: Request, most_bytes: int) -> bytes:

@@ -46,8 +46,8 @@ class ReadExchange(Protocol):
     def whole(self) -> list[SampledReply]:
         """The replies, in order. Raises the error that stands in their place."""
 
-    def deliver(self, delivered: bool) -> None:
-        """Take note of whether a connection that read the answer got it to its end."""
+    def deliver(self, delivered: bool | None) -> None:
+        """Take note of whether a connection that read the answer got it to its end; None: nobody knows."""
 
 
 class DoorExchanges(Protocol):
@@ -107,11 +107,11 @@ class Exchange:
 
     def deliver(self, delivered: bool | None) -> None:
         """Take note of whether a connection that read the answer got it to its end. Where one did, it is delivered.
-        Where nobody knows (None), an equal request is this one, as one whose connection broke; where none comes, its
-        client had the answer: who has not sends again."""
+        Where nobody knows (None), also of one that was said to have, an equal request is this one, as one whose
+        connection broke; where none comes, its client had the answer: who has not sends again."""
         if not self.wakers and self.over:
             self._compact()
-        if not self._delivered:
+        if delivered is None or not self._delivered:
             self._delivered, self.broken = bool(delivered), not delivered
             for id in self._ids.values() if delivered is not None else ():
                 self._session.deliver(id, delivered)

@@ -108,10 +108,11 @@ class RecallForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Note that a connection no longer reads its exchange, and whether it got it to its end."""
+    """Note that a connection no longer reads its exchange, and whether it got it to its end: None where nobody knows,
+    also behind a note that it did."""
 
     reader: str
-    delivered: bool
+    delivered: bool | None
 
 
 class BeginForm(msgspec.Struct, frozen=True, kw_only=True):

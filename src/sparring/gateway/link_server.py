@@ -23,14 +23,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from sparring.errors import SparringError
+from sparring.gateway.connection import server_settings
 from sparring.gateway.exchange import Exchange, Part
 from sparring.gateway.keys import PATH
 from sparring.gateway.link import (
@@ -108,6 +109,7 @@ class LinkServer:
         self._gateway = ""
         self._over: asyncio.Future[Word | None] = asyncio.get_running_loop().create_future()
         self._readers: dict[str, _Reader] = {}
+        self._read: WeakValueDictionary[str, Exchange] = WeakValueDictionary()
 
     def application(self) -> Starlette:
         """Return the ASGI application."""
@@ -172,7 +174,10 @@ class LinkServer:
         form = decode(await request.body(), EndForm)
         reader = self._readers.pop(form.reader, None)
         if reader is not None:
+            self._read[form.reader] = reader.exchange
             reader.leave(form.delivered)
+        elif form.delivered is None and form.reader in self._read:
+            self._read[form.reader].deliver(None)
         return Response()
 
     async def _count(self, request: Request) -> Response:
@@ -214,15 +219,7 @@ async def linked(folder: Path, address: str, report: Callable[[str], None] = lam
             os.close(inside)
         listening.listen(2048)
         link = LinkServer(gateway, report)
-        options = uvicorn.Config(
-            link.application(),
-            log_config=None,
-            lifespan="off",
-            access_log=False,
-            timeout_graceful_shutdown=1,
-            ws="none",
-        )
-        server = LocalServer(options)
+        server = LocalServer(server_settings(link.application()))
         serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
         gateway.address = address.rstrip("/")
         report(

@@ -80,11 +80,11 @@ class RemoteExchange:
             raise self.error
         return [self._replies[sample] for sample in sorted(self._replies)]
 
-    def deliver(self, delivered: bool) -> None:
-        """Tell the run's process whether the client got the answer to its end."""
+    def deliver(self, delivered: bool | None) -> None:
+        """Tell the run's process whether the client got the answer to its end; None: nobody knows."""
         self._exchanges.note(self._end(delivered))
 
-    async def _end(self, delivered: bool) -> None:
+    async def _end(self, delivered: bool | None) -> None:
         await self._there.wait()  # or the note might come before the request
         self._reading.cancel()
         await self._exchanges.end(EndForm(reader=self._reader, delivered=delivered))

@@ -27,7 +27,7 @@ from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp
 
 from sparring.errors import SparringError
-from sparring.gateway.connection import PING_S, ExchangeResponse, read_body
+from sparring.gateway.connection import PING_S, ExchangeResponse, read_body, server_settings
 from sparring.gateway.dialects.chat_completions import ChatCompletions
 from sparring.gateway.dialects.dialect import ClientCall, ClientRequest, Dialect, body_of, encoded
 from sparring.gateway.dialects.gemini import Gemini
@@ -194,16 +194,7 @@ class Gateway:
     async def _start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         listening = listening_at(host, port)
         self._url = f"http://{reached(host)}:{listening.getsockname()[1]}"
-        config = uvicorn.Config(
-            self.application(),
-            log_config=None,
-            lifespan="off",
-            access_log=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=1,
-            ws="none",  # a client that asks for a socket is answered like any other, by a route
-        )
-        self._server = LocalServer(config)
+        self._server = LocalServer(server_settings(self.application()))
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
 
     async def _stop(self) -> None:

@@ -11,11 +11,10 @@ from pathlib import Path
 import uvicorn
 
 from sparring.errors import BadInput, InfraError, refusal
+from sparring.gateway.connection import server_settings
 from sparring.gateway.link import SOCKET, Word
 from sparring.gateway.remote_session import GatewayLink
 from sparring.gateway.server import Gateway
-
-GRACE_S = 1
 
 AGAIN_S = 1.0
 """Seconds between two looks for the process that goes on with a run."""
@@ -58,16 +57,8 @@ async def _serve(folder: Path, listening: socket.socket, url: str, say: Callable
         raise BadInput(
             str(refusal(str(folder), "a run that is going on", str(error), "start the run first"))
         ) from error
-    options = uvicorn.Config(
-        Gateway(link).application(),
-        log_level="warning",
-        lifespan="off",
-        access_log=False,
-        timeout_graceful_shutdown=GRACE_S,
-        ws="none",
-    )
     say(f"gateway of {folder} on {url}")
-    server = uvicorn.Server(options)
+    server = uvicorn.Server(server_settings(Gateway(link).application()))
     attending = asyncio.create_task(_attend(link, words, say))
     attending.add_done_callback(lambda task: setattr(server, "should_exit", True))
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import product
 from typing import Any
@@ -221,6 +222,37 @@ def test_a_request_that_was_delivered_is_a_new_sample_unless_it_says_that_it_was
     first, again, other = with_door(session, talk)
     assert told(path, first) == told(path, again) and told(path, other)[0] == "Another one."
     assert len(sampled(session)) == 2
+
+
+@pytest.mark.parametrize(("path", "stream"), list(product((CHAT, MESSAGES), (True, False))))
+@pytest.mark.parametrize("reads", [False, True])
+def test_an_answer_that_nobody_read_is_given_again(path: str, stream: bool, reads: bool) -> None:
+    """It is with the client's machine when the connection breaks: who leaves without reading it breaks the connection,
+    who has read it closes it."""
+    session = opened(says(REPLY, said("Another one.")))
+
+    async def talk(door: Door, client: httpx.AsyncClient) -> str:
+        loop = asyncio.get_running_loop()
+        wanted = client.build_request(
+            "POST", path, json=body(path, stream=stream), headers={"connection": "keep-alive"}
+        )
+        head = "".join(f"{name}: {value}\r\n" for name, value in wanted.headers.items())
+        with socket.create_connection((wanted.url.host, wanted.url.port)) as connection:
+            connection.setblocking(False)
+            await loop.sock_sendall(connection, f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + wanted.content)
+            await until(lambda: sampled(session) and sampled(session)[0].delivered)
+            if reads:
+                text = b""
+                while not text.endswith(b"0\r\n\r\n" if stream else b"}"):
+                    text += await loop.sock_recv(connection, 1 << 20)
+        if not reads:
+            await until(lambda: door.exchanges.broken)
+        assert sampled(session)[0].label == "agent", "nobody knows that it is lost"
+        return (await client.post(path, json=body(path, stream=not stream))).text
+
+    again = with_door(session, talk)
+    assert told(path, again)[0] == ("Another one." if reads else REPLY.content)
+    assert [segment.label for segment in sampled(session)] == ["agent"] * (1 + reads)
 
 
 def test_a_retried_request_joins_one_that_is_open() -> None:
