@@ -8,15 +8,15 @@ from typing import Any
 
 import msgspec
 from renderers import ToolCallParseStatus
-from renderers.reasoning import prompt_ends_in_reasoning
 
 from sparring.errors import BadInput, PolicyFailure, boundary
 from sparring.generation import GenerateRequest, Rendered
 from sparring.render.control import MARK
 from sparring.render.dialect import tool_call, tool_dicts
 from sparring.render.escaping import TextEscaper
-from sparring.render.hermes import CLOSE, OPEN, THINK, THINK_END, parse_reply
-from sparring.render.reading import HoldingReader, Marks, TaggedReader
+from sparring.render.hermes import THINK, parse_reply
+from sparring.render.reading import HoldingReader, TaggedReader
+from sparring.render.tags import FORMAT_TAGS, Marks, marks_of
 from sparring.render.text_rules import TextRules
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolCall, ToolSpec
@@ -27,13 +27,6 @@ _REPLIES = (
     {"role": "assistant", "content": "y"},
     {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "call_0", "function": _FUNCTION}]},
 )
-
-TAGS = (THINK, THINK_END, OPEN, CLOSE)
-READ_BY_TAGS = (
-    *("qwen3", "qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8", "prime-qwen3"),
-    *("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"),
-)
-"""Formats whose replies are a thought, a text and calls between these tags, each of them one id."""
 
 # The rollouts of a group begin with the same prompt, and the library spends a millisecond or more on one.
 _REMEMBERED_RENDERS = 64
@@ -55,6 +48,8 @@ class LibraryRenderer:
         with_prompt = library.render(_PROBE, add_generation_prompt=True).token_ids
         self._generation_prompt = tuple(with_prompt[len(without) :])
         self._ends = {self._end(reply) for reply in _REPLIES} - {None}
+        tags = FORMAT_TAGS.get(name)
+        self._strips = tags is not None and tags.goes_on
         self._remembered: dict[bytes, Rendered] = {}
 
     @property
@@ -112,48 +107,45 @@ class LibraryRenderer:
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message:
         """Parse sampled ids as a reply. Every sequence parses: text that no grammar accepts is plain content, and a
         call that breaks the library's own parser, such as JSON nested past Python's recursion limit, is malformed."""
-        broken: dict[int, str] = {}
+        completion = self._own(completion, prompt)
         try:
-            parsed = self._parsed(completion, tools, prompt)
+            return self._message(completion, tools, prompt)
         except PolicyFailure:
-            mended, broken = self._without_broken_calls(completion, tools)
-            try:
-                parsed = self._parsed(mended, tools, prompt)
-            except PolicyFailure:
-                return parse_reply(self._text(completion), thinking=False)
-        return Message(
-            role="assistant",
-            content=parsed.content or "",
-            reasoning=(parsed.reasoning_content or "").strip() or None,  # of an open thought, the library keeps blanks
-            tool_calls=tuple(
-                _call(number, call, broken.get(call.token_span[0], call.raw) if broken else call.raw)
-                for number, call in enumerate(parsed.tool_calls)
-            ),
-        )
+            return self._mended(completion, tools, prompt)
 
     def reader(self, tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> TaggedReader | HoldingReader:
-        """Return the reader of a reply that is sampled now; of formats other than `READ_BY_TAGS`, it says nothing
+        """Return the reader of a reply that is sampled now; of formats that have no `FORMAT_TAGS`, it says nothing
         before the end."""
-        if self._marks is None:
+        marks = self._marks
+        if marks is None:
             return HoldingReader()
-        thinking = prompt_ends_in_reasoning(self.tokenizer, list(prompt) or None, stop_ids=self._marks.stop)
-        return TaggedReader(self._marks, self.decode, lambda call: self.parse(call, tools), thinking=thinking)
+        thinking = self._thinks(prompt)
+        if marks.think is None and thinking:
+            return HoldingReader()
+
+        def parse(call: Sequence[int], before: int) -> Sequence[ToolCall]:
+            try:
+                return self._message((*marks.head, *call), tools, (), before).tool_calls
+            except PolicyFailure:
+                raw = self.decode(call[1:-1]).strip()
+                return (tool_call(f"call_{before}", None, None, raw),)
+
+        return TaggedReader(marks, self.decode, parse, thinking=thinking)
+
+    @functools.cached_property
+    def _word(self) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode("x"))
 
     @functools.cached_property
     def _marks(self) -> Marks | None:
-        """The tags of the format; None where it has others, or they are no ids of their own."""
-        added = self.tokenizer.added_tokens
-        if self.name not in READ_BY_TAGS or not self.tokenizer.decodes_bytes or not added.keys() >= set(TAGS):
+        """The tags of the format; None where they are not known, or are no ids of their own."""
+        if not self.tokenizer.decodes_bytes:
             return None
-        think, think_end, call, call_end = (added[tag] for tag in TAGS)
-        return Marks(
-            think=think,
-            think_end=think_end,
-            call=call,
-            call_end=call_end,
-            stop=frozenset(self._stop_ids),
-            control=frozenset(added.values()),
-        )
+        marks = marks_of(self.name, self.tokenizer.added_tokens, self._stop_ids)
+        if marks is None or marks.think is None:
+            return marks
+        thinks = self._message((marks.think, *self._word), (), ()).reasoning
+        return marks if thinks else marks.without_thoughts()
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of some ids, special tokens included."""
@@ -184,38 +176,75 @@ class LibraryRenderer:
         ]
         return ends[-1] if ends else None
 
-    def _parsed(self, completion: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int]) -> Any:
+    def _message(
+        self, completion: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int], calls_before: int = 0
+    ) -> Message:
+        """Return what the library's own parser says of a reply. Raises `PolicyFailure` where one breaks it."""
         with boundary(PolicyFailure, f"renderers {self.name}"):
-            return self._library.parse_response(
+            parsed = self._library.parse_response(
                 list(completion), tools=tool_dicts(tools) or None, prompt_ids=list(prompt) or None
             )
+        content = parsed.content or ""
+        return Message(
+            role="assistant",
+            # blanks that count only beside no call do not count
+            content=content.strip() if self._strips else content,
+            reasoning=(parsed.reasoning_content or "").strip() or None,  # of an open thought, the library keeps blanks
+            tool_calls=tuple(_call(calls_before + number, call) for number, call in enumerate(parsed.tool_calls)),
+        )
 
-    def _without_broken_calls(
-        self, completion: Sequence[int], tools: Sequence[ToolSpec]
-    ) -> tuple[list[int], dict[int, str]]:
-        """Return a reply with nothing in the calls that break the library's parser, and what they said, by the place of
-        their tags."""
-        mended: list[int] = []
-        broken: dict[int, str] = {}
-        marks, at = self._marks, 0
-        while marks is not None and marks.call in completion[at:]:
-            start = completion.index(marks.call, at)
-            end = next((n for n in range(start, len(completion)) if completion[n] == marks.call_end), None)
-            if end is None:
-                break
-            mended += completion[at : start + 1]
-            try:
-                self._parsed(completion[start : end + 1], tools, ())
-                mended += completion[start + 1 : end + 1]
-            except PolicyFailure:
-                broken[len(mended) - 1] = self.decode(completion[start + 1 : end]).strip()
-                mended.append(marks.call_end)
-            at = end + 1
-        return [*mended, *completion[at:]], broken
+    def _mended(self, completion: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int]) -> Message:
+        """Return what is decided of a reply that breaks the library's parser; the rest is a malformed call."""
+        body = completion[: self._end_of(completion)]
+        reader = self.reader(tools, prompt=prompt)
+        if isinstance(reader, HoldingReader):
+            return parse_reply(self.decode(body), thinking=False)
+        pieces = reader.read(body)
+        calls = [piece.call for piece in pieces if piece.call is not None]
+        if reader.undecided is not None:
+            raw = self.decode(body[reader.undecided :]).strip()
+            calls.append(tool_call(f"call_{len(calls)}", None, None, raw))
+        return Message(
+            role="assistant",
+            content="".join(piece.text for piece in pieces if piece.kind == "text"),
+            reasoning="".join(piece.text for piece in pieces if piece.kind == "reasoning") or None,
+            tool_calls=tuple(calls),
+        )
 
-    def _text(self, completion: Sequence[int]) -> str:
-        end = next((at for at, token in enumerate(completion) if token in self._stop_ids), len(completion))
-        return self.decode(completion[:end])
+    def _own(self, completion: Sequence[int], prompt: Sequence[int]) -> Sequence[int]:
+        """Return a reply without what the library alone reads into it: a turn behind the head of another turn that the
+        model wrote itself, a thought behind the text."""
+        marks = self._marks
+        if marks is None:
+            return completion
+        if marks.heads and completion and completion[0] not in marks.heads:
+            end = next((at for at, token in enumerate(completion) if token in marks.heads), len(completion))
+            return completion[:end]
+        if not marks.tags.thinks_again or marks.think not in completion:
+            return completion
+        first = completion.index(marks.think)
+        before = [token for token in completion[:first] if token != marks.think_end]
+        thinking = self._thinks(prompt)
+        begun = 0 if thinking else first + 1
+        if thinking or not self.decode(before).strip():
+            ends = {marks.think_end, *marks.opens}
+            begun = next((at for at in range(begun, len(completion)) if completion[at] in ends), len(completion))
+        elif not thinking:
+            begun = first
+        plain = self._plain_think
+        return [*completion[:begun], *(id for t in completion[begun:] for id in (plain if t == marks.think else (t,)))]
+
+    def _thinks(self, prompt: Sequence[int]) -> bool:
+        """Return whether a reply to this prompt begins inside a thought."""
+        return bool(self._message(self._word, (), prompt).reasoning)
+
+    @functools.cached_property
+    def _plain_think(self) -> tuple[int, ...]:
+        """The ids that spell the beginning of a thought, and are not its tag."""
+        return tuple(self.tokenizer.control.encode(self.tokenizer.control.marked(THINK)))
+
+    def _end_of(self, completion: Sequence[int]) -> int:
+        return next((at for at, token in enumerate(completion) if token in self._stop_ids), len(completion))
 
     def _unmark_generation_prompts(self, tokens: Sequence[int], sampled: list[bool]) -> None:
         """Unmark prefilled blocks (an empty thought), which the library counts as sampled: in a live rollout the prompt
@@ -235,8 +264,8 @@ def _key(messages: Sequence[Message], tools: Sequence[ToolSpec], generation: boo
         return None
 
 
-def _call(number: int, parsed: Any, raw: str) -> ToolCall:
+def _call(number: int, parsed: Any) -> ToolCall:
     id = parsed.id or f"call_{number}"
     if parsed.status in (ToolCallParseStatus.OK, ToolCallParseStatus.UNKNOWN_TOOL):
-        return tool_call(id, parsed.name, parsed.arguments, raw)
-    return tool_call(id, parsed.name, None, raw)
+        return tool_call(id, parsed.name, parsed.arguments, parsed.raw)
+    return tool_call(id, parsed.name, None, parsed.raw)

@@ -7,10 +7,10 @@ at the end of a text, the beginning of a tag, an unfinished character, a call wi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 from sparring.render.hermes import CLOSE, OPEN, THINK, THINK_END, call_in
-from sparring.types import Message, ReplyPiece
+from sparring.render.tags import Marks
+from sparring.types import ReplyPiece, ToolCall
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _FEW = 8
@@ -52,33 +52,31 @@ class Decoding:
 
 
 class Shown:
-    """Text of one kind without the blanks at both its ends, as it comes."""
+    """Text of one kind without what does not count at both its ends, as it comes.
 
-    def __init__(self) -> None:
+    Args:
+        blanks: characters that do not count; None for all blanks.
+    """
+
+    def __init__(self, blanks: str | None = None) -> None:
+        self._chars = blanks
         self._begun = False
-        self._blanks = ""
+        self._waiting = ""
 
     def add(self, text: str) -> str:
-        """Return the text that is decided."""
+        """Return the text that is decided; blanks alone decide nothing."""
+        text = self._waiting + text
         if not self._begun:
-            text = text.lstrip()
-            self._begun = bool(text)
-        text = self._blanks + text
-        body = text.rstrip()
-        self._blanks = text[len(body) :]
+            text = text.lstrip(self._chars)
+            self._begun = bool(text.strip())
+        body = text.rstrip(self._chars) if self._begun else ""
+        self._waiting = text[len(body) :]
         return body
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Marks:
-    """Ids of the tags of a format, and those that end a turn."""
-
-    think: int
-    think_end: int
-    call: int
-    call_end: int
-    stop: frozenset[int]
-    control: frozenset[int]
+    def rest(self) -> str:
+        """Return what counts of the blanks that waited, when the text is at its end."""
+        waiting, self._waiting = self._waiting, ""
+        return waiting.strip(self._chars)
 
 
 class TaggedReader:
@@ -87,26 +85,35 @@ class TaggedReader:
     Args:
         marks: of the format.
         decode: ids to text, byte by byte.
-        parse: reads the ids of one call, its tags included.
+        parse: reads the ids of one call, its tags included, and how many calls came before.
         thinking: whether the prompt ended inside a thought.
+
+    Attributes:
+        undecided: how many ids came before those of which nothing is known; None where all of them are.
     """
 
     def __init__(
         self,
         marks: Marks,
         decode: Callable[[Sequence[int]], str],
-        parse: Callable[[Sequence[int]], Message],
+        parse: Callable[[Sequence[int], int], Sequence[ToolCall]],
         *,
         thinking: bool,
     ) -> None:
+        self.undecided: int | None = None
         self._marks = marks
-        self._tags = {marks.think, marks.think_end, marks.call, marks.call_end, *marks.stop}
+        single = (marks.think, marks.think_end, marks.call, marks.call_end, marks.middle, marks.section_end)
+        self._tags = {tag for tag in single if tag is not None} | marks.opens | marks.ends
         self._parse = parse
-        self._decoding, self._shown = Decoding(decode), Shown()
+        self._decoding = Decoding(decode)
+        self._shown = {"reasoning": Shown(), "text": Shown(marks.tags.blanks)}
         self._state = "thought" if thinking else "start"
-        self._any = False
+        self._num_ids = 0
+        self._beginning = ""  # text of which it is not decided what it begins
         self._tail = ""  # the last characters of a thought, which may spell its end
+        self._waiting = ""  # characters that may spell a tag
         self._call: list[int] = []
+        self._ends = True  # whether the end of a call would end this one
         self._num_calls = 0
 
     def read(self, tokens: Sequence[int]) -> Sequence[ReplyPiece]:
@@ -114,9 +121,8 @@ class TaggedReader:
         pieces: list[ReplyPiece] = []
         plain: list[int] = []
         for token in tokens:
-            if not self._any and token in self._marks.control and token not in self._tags:
-                self._state = "held"  # the head of a turn, which the format may pass over
-            self._any = True
+            if self._num_ids == 0 and token in self._marks.control and token not in self._tags - self._marks.heads:
+                self._hold()  # the head of a turn, which the format may pass over
             if self._state in ("held", "ended"):
                 return pieces
             if token in self._tags:
@@ -128,68 +134,152 @@ class TaggedReader:
                 self._call.append(token)
             elif self._state != "after":
                 plain.append(token)
+            self._num_ids += 1
         if plain:
             self._add(plain, pieces)
         return pieces
+
+    def _hold(self) -> None:
+        self._state, self.undecided = "held", self._num_ids
 
     def _add_tag(self, token: int, pieces: list[ReplyPiece]) -> None:
         marks, state = self._marks, self._state
         if state == "held":
             return
-        if token in marks.stop:
+        if token in marks.ends:
             self._state = "ended"
         elif state == "call":
-            self._call.append(token)
-            if token == marks.call_end:
-                self._end_call(pieces)
+            self._add_to_call(token, pieces)
+        elif state == "after":
+            self._after(token)
         elif state == "thought":
             self._add_tag_to_thought(token, pieces)
-        elif token == marks.call:
-            if state != "after":
-                self._show("text", self._decoding.rest(), pieces)
-            self._state, self._call = "call", [token]
-        elif state == "start" and token == marks.think:
-            before = self._decoding.rest()
-            self._state = "text" if before.strip() else "thought"
-            if self._state == "text":
-                self._show("text", before, pieces)
-                self._add([token], pieces)
-        elif state != "after":
+        elif token in marks.opens:
+            self._end_text(token, pieces)
+        elif token in (marks.think, marks.think_end):
+            self._add_tag_to_text(token, pieces)
+        else:
             self._add([token], pieces)
 
-    def _add_tag_to_thought(self, token: int, pieces: list[ReplyPiece]) -> None:
-        if token == self._marks.call_end:
-            self._add([token], pieces)
-        elif token == self._marks.think_end:
-            self._show("reasoning", self._decoding.rest(), pieces)
-            self._state, self._shown = "text" if self._state == "thought" else "held", Shown()
-        elif token == self._marks.call:  # it ends the thought, unless the thought's own end comes later
-            self._show("reasoning", self._decoding.rest(), pieces)
+    def _end_text(self, token: int, pieces: list[ReplyPiece]) -> None:
+        """Take a tag that ends the text."""
+        self._end_run("text", pieces)
+        if self._state == "held":
+            return
+        if self._marks.tags.goes_on:
+            self._hold()
+            return
+        blanks = self._shown["text"].rest()
+        if blanks:
+            pieces.append(ReplyPiece(kind="text", text=blanks))
+        self._after(token)
+
+    def _after(self, token: int) -> None:
+        """Take a tag behind the text."""
+        marks = self._marks
+        self._state = "after"
+        if token == marks.call:
+            self._state, self._call, self._ends = "call", [token], marks.middle is None
+            self.undecided = self._num_ids
+        elif token == marks.section_end:
+            self._state = "ended"
+
+    def _add_to_call(self, token: int, pieces: list[ReplyPiece]) -> None:
+        marks = self._marks
+        if token == marks.section_end:  # it cuts the call
             self._state = "held"
+            return
+        self._call.append(token)
+        self._ends = self._ends or token == marks.middle
+        if token == marks.call_end and self._ends:
+            self._state, self.undecided = "after", None
+            for call in self._parse(self._call, self._num_calls):
+                pieces.append(ReplyPiece(kind="call", call=call))
+                self._num_calls += 1
+
+    def _add_tag_to_thought(self, token: int, pieces: list[ReplyPiece]) -> None:
+        marks = self._marks
+        if token == marks.think_end:
+            self._end_run("reasoning", pieces)
+            self._state = "text" if self._state == "thought" else "held"
+        elif token == marks.think:
+            if marks.tags.thinks_again:
+                self._end_run("reasoning", pieces)
+        elif token in marks.opens and (marks.tags.ends_thought or marks.tags.goes_on):
+            self._end_run("reasoning", pieces)  # it ends the thought, unless the thought's own end comes later
+            self._hold()
+        else:
+            self._add([token], pieces)
+
+    def _add_tag_to_text(self, token: int, pieces: list[ReplyPiece]) -> None:
+        """Take a tag of a thought, behind no thought that is open."""
+        marks, again = self._marks, self._marks.tags.thinks_again
+        if self._state == "start" and token == marks.think:
+            self._end_run("text", pieces)
+            if self._state == "start":
+                self._state = "thought"
+                if not again:  # the blanks before a thought are no text
+                    self._shown["text"] = Shown(marks.tags.blanks)
+                return
+        if self._state == "held":
+            return
+        if again and token == marks.think_end:
+            self._end_run("text", pieces)
+        else:
+            self._add([token], pieces)
+
+    def _end_run(self, kind: str, pieces: list[ReplyPiece]) -> None:
+        """Show what waited in a text that a tag ends."""
+        text = self._decoding.rest()
+        if self._state == "start":
+            text, self._beginning = self._beginning + text, ""
+            self._state = "text" if text.strip() else "start"
+        self._show(kind, text, pieces)
+        waiting, self._waiting = self._waiting, ""
+        if self._state != "held":
+            self._piece(kind, waiting, pieces)
 
     def _add(self, tokens: Sequence[int], pieces: list[ReplyPiece]) -> None:
         """Take ids that are text where they stand."""
         text = self._decoding.add(tokens)
-        if self._state == "start" and text.strip():
-            self._state = "text"
-        self._show("reasoning" if self._state == "thought" else "text", text, pieces)
+        if self._state == "start":
+            text = self._begin(text)
+        if text:
+            self._show("reasoning" if self._state == "thought" else "text", text, pieces)
+
+    def _begin(self, text: str) -> str:
+        """Return the text of a reply's beginning when it is decided that it is text."""
+        self._beginning += text
+        begun = self._beginning.lstrip()
+        if any(begun.startswith(beginning) for beginning in self._marks.undecided):
+            self._hold()
+        elif begun and not any(beginning.startswith(begun) for beginning in self._marks.undecided):
+            self._state, text, self._beginning = "text", self._beginning, ""
+            return text
+        return ""
 
     def _show(self, kind: str, text: str, pieces: list[ReplyPiece]) -> None:
         if kind == "reasoning":
             self._tail = self._tail[-len(THINK_END) :] + text
             if THINK_END in self._tail:
-                self._state = "held"  # spelled, not the tag: formats differ in what it ends
-                return
-        shown = self._shown.add(text)
+                self._hold()  # spelled, not the tag: formats differ in what it ends
+        if self._state == "held":
+            return
+        spelled = self._marks.tags.spelled
+        if spelled:
+            text = self._waiting + text
+            at = min((at for tag in spelled if (at := text.find(tag)) >= 0), default=None)
+            if at is None:
+                at = len(text) - max(overlap(text, tag) for tag in spelled)
+            else:
+                self._hold()
+            text, self._waiting = text[:at], text[at:]
+        self._piece(kind, text, pieces)
+
+    def _piece(self, kind: str, text: str, pieces: list[ReplyPiece]) -> None:
+        shown = self._shown[kind].add(text)
         if shown:
             pieces.append(ReplyPiece(kind="reasoning" if kind == "reasoning" else "text", text=shown))
-
-    def _end_call(self, pieces: list[ReplyPiece]) -> None:
-        self._state = "after"
-        for call in self._parse(self._call).tool_calls:
-            id = f"call_{self._num_calls}" if call.id == "call_0" else call.id
-            pieces.append(ReplyPiece(kind="call", call=replace(call, id=id)))
-            self._num_calls += 1
 
 
 class TextReader:

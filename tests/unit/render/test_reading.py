@@ -3,13 +3,16 @@ nothing is ever taken back."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import random
 from collections.abc import Sequence
 
 import pytest
 
+from sparring.errors import BadInput
 from sparring.render.demonstrate import reply_tokens
-from sparring.render.library import READ_BY_TAGS
+from sparring.render.tags import FORMAT_TAGS, Tags
 from sparring.reply import ShownReply
 from sparring.testing.formats import format_renderer
 from sparring.testing.toy import ADD, toy_renderer
@@ -28,7 +31,13 @@ TEXTS = (
     "</thi",
     "<tool",
     "{" * 30,
+    '{"name": "add", "parameters": {"a": 1}}',
+    "</｜DSML｜invoke>",
+    "<|tool_call_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+    "<|tool_call_section_end|>",
 )
+CALLS_AT_THE_END = (*(name for name, tags in FORMAT_TAGS.items() if tags.goes_on), "deepseek-v4", "llama-3")
+CALL = ToolCall(id="call_0", name="add", arguments={"a": 1, "b": 2})
 
 
 def renderer_of(name: str, thinking: bool):
@@ -66,19 +75,46 @@ def check(renderer, tokens: Sequence[int], cuts: Sequence[int]) -> list[ReplyPie
     return pieces
 
 
+def tag_ids(renderer) -> list[int]:
+    """Ids of the tags of a format."""
+    tags = FORMAT_TAGS.get(renderer.name, Tags())
+    texts = (*(tags.think or ()), *(tags.call or ()), *(tags.section or ()), *tags.opens, *tags.heads, tags.middle)
+    return [renderer.tokenizer.added_tokens[text] for text in dict.fromkeys(texts) if text is not None]
+
+
+def reply_of(renderer, content: str, *calls: ToolCall) -> tuple[Message, Sequence[int]]:
+    """A reply and its ids, with a thought where a prompt of the format leaves no other."""
+    for reasoning in (None, "So."):
+        message = Message(role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
+        try:
+            return message, reply_tokens(renderer, message, (ADD,))
+        except BadInput:
+            continue
+    message, tokens = reply_of(format_renderer("deepseek-v3"), content, *calls)  # of deepseek-r1, which drops thoughts
+    return message, (*renderer.tokenizer.encode("So.</think>"), *tokens)
+
+
+@functools.cache
+def called(renderer) -> tuple[int, ...]:
+    """Ids of a whole call, as the format writes it."""
+    _, tokens = reply_of(renderer, "", CALL)
+    return tuple(tokens[:-1] if tokens[-1] in renderer.stop_ids else tokens)
+
+
 def random_reply(renderer, chance: random.Random) -> tuple[list[int], list[int]]:
     """Ids of tags, of texts and of anything, and where they are cut."""
-    added = list(renderer.tokenizer.added_tokens.values())
-    tags = [renderer.tokenizer.added_tokens[tag] for tag in ("<think>", "</think>", "<tool_call>", "</tool_call>")]
+    added, tags = list(renderer.tokenizer.added_tokens.values()), tag_ids(renderer)
     tokens: list[int] = []
     for _ in range(chance.randrange(12)):
-        kind = chance.randrange(8)
+        kind = chance.randrange(9)
         if kind < 3:
             tokens.append(chance.choice(tags))
         elif kind == 3:
             tokens.append(chance.choice(added))
         elif kind < 6:
             tokens += renderer.tokenizer.encode(chance.choice(TEXTS))
+        elif kind == 6:
+            tokens += called(renderer)
         else:
             tokens += [chance.randrange(renderer.tokenizer.vocab_size) for _ in range(chance.randrange(4))]
     cuts = sorted(chance.randrange(len(tokens) + 1) for _ in range(chance.randrange(8)))
@@ -86,38 +122,65 @@ def random_reply(renderer, chance: random.Random) -> tuple[list[int], list[int]]
 
 
 @pytest.mark.parametrize("thinking", [False, True])
-@pytest.mark.parametrize("name", ["template", *READ_BY_TAGS])
+@pytest.mark.parametrize("name", ["template", *FORMAT_TAGS])
 def test_pieces_are_a_beginning_of_the_whole_reply(name: str, thinking: bool) -> None:
     renderer, chance = renderer_of(name, thinking), random.Random(f"{name}{thinking}")
     for _ in range(150):
         check(renderer, *random_reply(renderer, chance))
 
 
+def check_every_order(name: str, thinking: bool, most: int) -> None:
+    """Pieces are a beginning of every reply of at most so many tags, words and blanks."""
+    renderer = renderer_of(name, thinking)
+    added, encode = renderer.tokenizer.added_tokens, renderer.tokenizer.encode
+    tags = FORMAT_TAGS[name]
+    others = [id for id in added.values() if id not in (*tag_ids(renderer), *renderer.stop_ids)]
+    words = ["x", " ", "\n", *tags.undecided, *tags.spelled[:1]]
+    parts = [*((id,) for id in tag_ids(renderer)), (renderer.stop_ids[0],), (others[0],), *map(encode, words)]
+    for count in range(most + 1):
+        for chosen in itertools.product(parts, repeat=count):
+            tokens = [id for part in chosen for id in part]
+            check(renderer, tokens, range(1, len(tokens)))
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("name", FORMAT_TAGS)
+def test_pieces_are_a_beginning_in_every_order_of_three_tags(name: str, thinking: bool) -> None:
+    check_every_order(name, thinking, 3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("thinking", [False, True])
-@pytest.mark.parametrize("name", ["template", *READ_BY_TAGS])
+@pytest.mark.parametrize("name", FORMAT_TAGS)
+def test_pieces_are_a_beginning_in_every_order_of_five_tags(name: str, thinking: bool) -> None:
+    check_every_order(name, thinking, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("name", ["template", *FORMAT_TAGS])
 def test_pieces_of_many_replies_are_a_beginning_of_them(name: str, thinking: bool) -> None:
     renderer = renderer_of(name, thinking)
     for seed in range(5000):
         check(renderer, *random_reply(renderer, random.Random(seed)))
 
 
-@pytest.mark.parametrize("name", ["template", *READ_BY_TAGS])
+@pytest.mark.parametrize("name", ["template", *FORMAT_TAGS])
 def test_a_reply_is_shown_as_it_is_sampled(name: str) -> None:
     renderer = renderer_of(name, False)
-    call = ToolCall(id="call_0", name="add", arguments={"a": 1, "b": 2})
-    message = Message(role="assistant", content="I add the two numbers.", tool_calls=(call, call))
-    tokens = reply_tokens(renderer, message, (ADD,))
+    message, tokens = reply_of(renderer, "I add the two numbers.", *((CALL, CALL) if name != "llama-3" else ()))
     pieces = check(renderer, tokens, range(1, len(tokens)))
     texts = [piece.text for piece in pieces if piece.kind == "text"]
-    assert "".join(texts) == message.content and len(texts) > 5
-    assert [piece.call.arguments for piece in pieces if piece.call is not None] == [call.arguments] * 2
+    assert "".join(texts).strip() == message.content and len(texts) > 5
+    shown = [piece.call.arguments for piece in pieces if piece.call is not None]
+    assert shown == ([] if name in CALLS_AT_THE_END else [CALL.arguments] * 2)
 
 
-@pytest.mark.parametrize("name", ["template", *READ_BY_TAGS])
+@pytest.mark.parametrize("name", ["template", *(name for name in FORMAT_TAGS if name != "llama-3")])
 def test_a_thought_is_shown_as_it_is_sampled(name: str) -> None:
     renderer = renderer_of(name, True)
-    text = "<think>\nLet me see, 2 + 2.\n</think>\n\nIt is 4."
+    think, think_end = FORMAT_TAGS.get(name, Tags()).think
+    text = f"{think}\nLet me see, 2 + 2.\n{think_end}\n\nIt is 4."
     tokens = renderer.tokenizer.encode(text)
     pieces = check(renderer, tokens, range(1, len(tokens)))
     kinds = [piece.kind for piece in pieces]
@@ -154,7 +217,7 @@ def test_a_call_that_breaks_the_parser_is_malformed_and_no_other_is(name: str, v
 
 
 def test_a_format_of_other_tags_says_nothing_before_the_end() -> None:
-    renderer = format_renderer("llama-3")
+    renderer = format_renderer("inkling")
     tokens = renderer.tokenizer.encode("It is 4.")
     assert check(renderer, tokens, range(1, len(tokens))) == []
 
