@@ -13,6 +13,7 @@ from sparring.gateway.gemini_contents import conversation_in, json_schema, named
 from sparring.gateway.handles import sealed
 from sparring.gateway.tool_choice import forced_call
 from sparring.generation import Constraint
+from sparring.record.identity import shown_arguments
 from sparring.reply import ReplyHead, SampledReply, ShownReply
 from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
 
@@ -230,9 +231,10 @@ def _part(piece: ReplyPiece, handle: str) -> dict[str, Any]:
     """Return a piece of a reply as a part."""
     if piece.call is not None:
         call: ToolCall = piece.call
-        if call.arguments is None:
+        arguments = shown_arguments(call)
+        if arguments is None:
             return {"text": call.raw}
-        function = {"id": call.id, "name": call.name, "args": dict(call.arguments)}
+        function = {"id": call.id, "name": call.name, "args": dict(arguments)}
         return {"functionCall": function, "thoughtSignature": handle}
     return {"text": piece.text, **({"thought": True} if piece.kind == "reasoning" else {})}
 
