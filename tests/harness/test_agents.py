@@ -137,12 +137,15 @@ def test_claude_code_that_is_told_that_its_prompt_is_too_long_compacts_and_goes_
     assert [s.fork.reason for s in played.segments if s.fork] == ["compaction", "compaction"]
 
 
-@pytest.mark.parametrize("preset", ["pi", "langgraph-anthropic", "openai-agents-responses", "claude-code"])
-def test_the_native_engine_serves_a_program_that_samples_noise(preset: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("preset", "context"),
+    [("pi", 8192), ("langgraph-anthropic", 8192), ("openai-agents-responses", 8192), ("claude-code", 65_536)],
+)
+def test_the_native_engine_serves_a_program_that_samples_noise(preset: str, context: int, tmp_path: Path) -> None:
     """Random weights, random replies: what they are is recorded, whatever the client makes of them."""
-    sizes = {"vocab_size": RENDERER.tokenizer.vocab_size, "max_position_embeddings": 8192}
+    sizes = {"vocab_size": RENDERER.tokenizer.vocab_size, "max_position_embeddings": context}
     engine = NativeEngine(load(tiny_model("qwen3", tmp_path, **sizes)), EngineConfig(max_running=4), threads=1)
     limits = Limits(max_turns=4, max_tokens=1000, max_tool_calls=9)
-    played = play(preset, [], native=engine, max_context=8192, limits=limits)
+    played = play(preset, [], native=engine, max_context=context, limits=limits)
     assert (played.turns >= 1, played.exact) == (True, 1.0), played.note
     assert played.finished.rollout.outcome.kind in ("completed", "truncated")
