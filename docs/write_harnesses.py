@@ -62,7 +62,8 @@ REMARKS = {
         "max_output_tokens": "a smaller one holds, and ends no rollout",
     },
     "messages": {
-        "messages": "a `tool_reference` in an answer shows the tool that it loads",
+        "messages": "a `tool_reference` in an answer shows the tool that it loads; a call of the model's that does not parse"
+        " has what was written as its one argument, `INVALID_JSON`",
         "output_config": "`format`: `json_schema` holds by a grammar; `effort` has no effect",
         "stop_sequences": "end the reply, and are left out of it",
         "tool_choice": "`auto`, `none`; `any` and `tool` hold by a grammar, and with them `disable_parallel_tool_use`",
@@ -70,7 +71,8 @@ REMARKS = {
         "max_tokens": "a smaller one holds, and ends no rollout",
     },
     "gemini": {
-        "contents": "text, `functionCall` and `functionResponse`, with ids or without; thoughts",
+        "contents": "text, `functionCall` and `functionResponse`, with ids or without; thoughts; a call that does not parse"
+        " has the argument `INVALID_JSON`",
         "model": "the path's counts",
         "toolConfig": "`AUTO`, `NONE`; `ANY` and its `allowedFunctionNames` hold by a grammar",
         "tools": "`functionDeclarations`, with `parametersJsonSchema` or `parameters`",

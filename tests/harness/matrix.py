@@ -7,8 +7,8 @@ import re
 import sys
 from collections import Counter
 
-from agents import PROGRAMS, RENDERER, ROOT, Played, play, says
-from clients import CLIENTS, Client
+from agents import PROGRAMS, ROOT, Played
+from clients import CLIENTS, Client, broken_stream, compacted, malformed, plain
 
 from sparring.errors import BadInput
 from sparring.harness.preset import load_preset
@@ -25,35 +25,15 @@ HEAD = (
     "branches",
     "reasons",
     "labels",
+    "full context",
+    "broken stream",
     "sampled",
     "exact",
 )
 
 
-def plain(client: Client) -> Played:
-    """Calls, of which two stand side by side and the second is done first, and the end."""
-    return play(
-        client.preset,
-        [
-            client.runs("cat question.txt", content="I look."),
-            client.runs("sleep 0.5; echo 42 > answer.txt; echo uno", "echo dos"),
-            *[client.ends("All done.")] * 3,
-        ],
-    )
-
-
-def malformed(client: Client) -> Played:
-    """A call that does not parse, one of a tool that is not there, a right one, and the end."""
-    broken = f'<tool_call>\n{{"name": "{client.shell}", "arguments": {{"comm\n</tool_call>'
-    return play(
-        client.preset,
-        [
-            (*RENDERER.tokenizer.encode(broken), *RENDERER.stop_ids[:1]),
-            says("", ("wish", {"for": "more"})),
-            client.runs("echo tres"),
-            *[client.ends("All done.")] * 3,
-        ],
-    )
+CUT_BYTES = 900
+"""Bytes of an answer behind which its connection is closed."""
 
 
 def version(client: Client) -> str:
@@ -71,11 +51,33 @@ def counted(values: list[str]) -> str:
     return ", ".join(f"{number} {name}" for name, number in sorted(counts.items())) or "-"
 
 
+def full_context(client: Client) -> tuple[str, list[Played]]:
+    """What becomes of a conversation that outgrows its context, and the play of it; none where the client has no way."""
+    if client.compaction is None:
+        return "none", []
+    played = compacted(client)
+    summaries = sum(segment.label == "compaction" for segment in played.segments)
+    went_on = (played.ending, played.reward) == ("answered", 1.0)
+    word = "summary" if summaries == 1 else "summaries"
+    return f"{summaries} {word}, {played.branches} branches" if went_on and summaries else "ends", [played]
+
+
+def cut(client: Client) -> tuple[str, list[Played]]:
+    """What becomes of a reply whose connection is closed in the middle, and the play of it."""
+    played, cuts = broken_stream(client, CUT_BYTES)
+    if cuts.left:
+        return "not cut", [played]
+    if (played.ending, played.reward, played.turns) != ("answered", 1.0, 2):
+        return "another sample" if played.turns > 1 else "ends", [played]
+    return "same turn", [played]
+
+
 def row(client: Client) -> tuple[str, ...]:
     """One line of the matrix."""
     try:
         dialect = load_preset(client.preset)[0].dialect
         result, other = plain(client), malformed(client)
+        (full, compaction), (broken, cuts) = full_context(client), cut(client)
     except BadInput as error:
         return (client.preset, *[""] * (len(HEAD) - 2), f"unverified: {error}")
     if result.finished.rollout.outcome.kind != "completed" or not result.turns:
@@ -96,8 +98,10 @@ def row(client: Client) -> tuple[str, ...]:
         str(other.branches),
         counted(reasons),
         counted([segment.label for segment in sampled]),
+        full,
+        broken,
         str(sum(len(segment.tokens) for segment in sampled)),
-        f"{min(result.exact, other.exact):.0%}",
+        f"{min(played.exact for played in (result, other, *compaction, *cuts)):.0%}",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,11 @@ EXACT = 1 << 53
 DIGEST_BYTES = 16
 """Length of a digest."""
 
+UNREAD = "INVALID_JSON"
+"""Argument under which a malformed call is shown where arguments are no text; the name is the vendors' own."""
+
 _SEED = secrets.randbits(64)
+_OWN_ID = re.compile(r"call_\d+_\d+")
 
 # made once: `json.dumps` with any option makes an encoder for every call
 _sorted = json.JSONEncoder(default=dict, sort_keys=True)
@@ -46,7 +51,7 @@ def message_key(message: Message) -> bytes:
 
 def other_keys(reply: Message) -> list[bytes]:
     """Return the keys of the other forms in which clients send a reply back, which only one with a malformed call has:
-    as text, where a dialect has no place for such a call, and as a call, where what was written is JSON all the
+    as it is shown where arguments are no text, as text alone, and as a call, where what was written is JSON all the
     same."""
     malformed = [call for call in reply.tool_calls if call.arguments is None]
     if not malformed:
@@ -54,6 +59,11 @@ def other_keys(reply: Message) -> list[bytes]:
     calls = tuple(call for call in reply.tool_calls if call.arguments is not None)
     text = reply.content + "".join(call.raw for call in malformed)
     forms = [replace(reply, content=text, tool_calls=calls)]
+    if any(call.name for call in malformed):
+        text = reply.content + "".join(call.raw for call in malformed if not call.name)
+        named = tuple(call for call in reply.tool_calls if call.name)
+        shown = tuple(replace(call, arguments=shown_arguments(call)) for call in named)
+        forms += [replace(reply, content=text, tool_calls=calls) for calls in (named, shown)]
     parsed = tuple(replace(call, arguments=_object(call.raw)) for call in malformed)
     if any(call.arguments is not None for call in parsed):
         left = iter(parsed)
@@ -62,21 +72,33 @@ def other_keys(reply: Message) -> list[bytes]:
     return [message_key(form) for form in forms]
 
 
-def put_together(messages: Sequence[Message], place_of_call: Mapping[str, int]) -> Sequence[Message]:
-    """Return a conversation in which each reply is one message: some clients send its text and its calls apart, or each
-    call before its answer.
+def shown_arguments(call: ToolCall) -> Mapping[str, Any] | None:
+    """Return the arguments of a call as they are shown where they are no text: of a malformed one what was written;
+    None where that has no name, and is shown as text."""
+    if call.arguments is None:
+        return {UNREAD: call.raw} if call.name else None
+    return call.arguments
+
+
+def put_together(messages: Sequence[Message], recorded: Mapping[str, tuple[int, ToolCall]]) -> Sequence[Message]:
+    """Return a conversation in which each reply is one message, and each malformed call what was written: some clients
+    send a reply's text and its calls apart, or each call before its answer, and many make a call of their own of what
+    does not parse.
 
     Args:
-        messages: as they were sent; returned as they are where no reply is split.
-        place_of_call: the reply that a call belongs to, by the call's id.
+        messages: as they were sent; returned as they are where no reply is split, and none has a malformed call.
+        recorded: a call as it was written, and the place of its reply, by the call's id.
     """
     merged: list[Message] = []
+    same = True
     reply = -1  # place of the last one
     for message in messages:
         if message.role == "assistant":
+            message, sent = _as_written(message, recorded), message
+            same = same and message is sent
             calls = message.tool_calls if reply >= 0 and not message.content.strip() else ()
             before = merged[reply].tool_calls[-1:] if calls else ()
-            places = [place_of_call.get(call.id) for call in (*before, *calls[:1])]
+            places = [recorded[call.id][0] if call.id in recorded else None for call in (*before, *calls[:1])]
             interleaved = bool(before) and None is not places[0] == places[1]
             if interleaved and any(between.role != "tool" for between in merged[reply + 1 :]):
                 interleaved = False
@@ -85,7 +107,15 @@ def put_together(messages: Sequence[Message], place_of_call: Mapping[str, int]) 
                 continue
             reply = len(merged)
         merged.append(message)
-    return messages if len(merged) == len(messages) else merged
+    return messages if same and len(merged) == len(messages) else merged
+
+
+def _as_written(reply: Message, recorded: Mapping[str, tuple[int, ToolCall]]) -> Message:
+    """Return a reply in which each call that did not parse is what was written, by its id; ids that a format writes
+    itself tell nothing, because it writes them again."""
+    written = [recorded[c.id][1] if c.id in recorded and _OWN_ID.fullmatch(c.id) else c for c in reply.tool_calls]
+    calls = tuple(w if w.arguments is None else c for w, c in zip(written, reply.tool_calls, strict=True))
+    return reply if calls == reply.tool_calls else replace(reply, tool_calls=calls)
 
 
 def _joined(first: Message, second: Message) -> Message:

@@ -14,7 +14,7 @@ from sparring.record.lines import START
 from sparring.record.order import conversation
 from sparring.record.tool_lists import ToolLists
 from sparring.reply import NO_EVIDENCE
-from sparring.types import UNTRAINED, Evidence, Fork, Message, Segment, Source, ToolSpec
+from sparring.types import UNTRAINED, Evidence, Fork, Message, Segment, Source, ToolCall, ToolSpec
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class TextTree:
     _replies: dict[bytes, int] = field(default_factory=dict)
     _inputs: dict[tuple[int | None, bytes], int] = field(default_factory=dict)
     _aliases: dict[bytes, bytes] = field(default_factory=dict)
-    _place_of_call: dict[str, int] = field(default_factory=dict)
+    _calls: dict[str, tuple[int, ToolCall]] = field(default_factory=dict)
     _call_ids: set[str] = field(default_factory=set)
     _leaves: dict[int, Message] = field(default_factory=dict)
     _constraints: dict[int, Constraint] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class TextTree:
         tools_digest, specs = self._tool_lists.of(tools)
         parent, before, keys = self._continued(messages, tools_digest)
         if parent is None:
-            together = put_together(messages, self._place_of_call)
+            together = put_together(messages, self._calls)
             if together is not messages:
                 joined = self._continued(together, tools_digest)
                 if joined[0] is not None:
@@ -100,9 +100,9 @@ class TextTree:
         self._replies[replied + tools] = index
         for call in reply.tool_calls:  # an id that its server gives again tells nothing
             if call.id in self._call_ids:
-                self._place_of_call.pop(call.id, None)
+                self._calls.pop(call.id, None)
             else:
-                self._place_of_call[call.id] = index
+                self._calls[call.id] = (index, call)
             self._call_ids.add(call.id)
         self._leaves[index] = reply
         if constraint is not None:

@@ -30,7 +30,7 @@ from sparring.record.lines import START, Lane, Node, Request, Turn, begins, plac
 from sparring.record.order import settled
 from sparring.record.tool_lists import ToolLists
 from sparring.reply import NO_EVIDENCE
-from sparring.types import Evidence, Label, Message, Segment, Source, ToolSpec
+from sparring.types import Evidence, Label, Message, Segment, Source, ToolCall, ToolSpec
 
 MOST_QUOTED = 64
 """Replies, the latest that nothing continues, in which quotes are looked for."""
@@ -58,7 +58,7 @@ class Tree:
     _lanes: dict[int, Lane] = field(default_factory=dict)
     _lane_of_reply: dict[int, int] = field(default_factory=dict)
     _leaves: dict[int, Node] = field(default_factory=dict)
-    _place_of_call: dict[str, int] = field(default_factory=dict)
+    _calls: dict[str, tuple[int, ToolCall]] = field(default_factory=dict)
     _summaries: dict[int, list[int]] = field(default_factory=dict)
     _agents: set[str] = field(default_factory=set)
     _reserved: frozenset[int] = frozenset()
@@ -284,7 +284,7 @@ class Tree:
         lane = self._same_objects(messages, tools)
         if lane is not None:
             return messages, lane.node, lane.replied, chained(lane.key, messages[lane.replied :])
-        messages = put_together(messages, self._place_of_call)
+        messages = put_together(messages, self._calls)
         keys = chained(START, messages, self._aliases)
         node, before = self._deepest(messages, keys, tools, evidence)
         return messages, node, before, keys[before:]
@@ -368,7 +368,7 @@ class Tree:
         lane.replied, lane.key, lane.node = node.count, key, node
         self._nodes[key + turn.tools] = node
         self._lane_of_reply[id(reply)] = turn.lane
-        self._place_of_call.update((call.id, turn.place) for call in reply.tool_calls)
+        self._calls.update((call.id, (turn.place, call)) for call in reply.tool_calls)
         self._prefixes[key] = turn.lane
         self._leaves[turn.place] = node
         if len(self._leaves) > MOST_QUOTED:

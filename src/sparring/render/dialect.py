@@ -4,10 +4,14 @@ it."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.types import Message, ToolCall, ToolSpec
+
+_NAME = re.compile(r'\s*(?:\{\s*"name"\s*:\s*"([^"\\\s]{1,128})"|<function=([^<>\s]{1,128})>)')
+"""Beginning of a call that names its tool, in JSON and in tags."""
 
 
 def tool_dicts(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
@@ -29,11 +33,14 @@ def message_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def tool_call(id: str, name: Any, arguments: Any, raw: str) -> ToolCall:
     """Make a call of parsed parts. A call that no tool could be given (no name, arguments that are no JSON object, text
-    that UTF-8 cannot carry) is malformed: `arguments` is None and `raw` keeps what was written."""
+    that UTF-8 cannot carry) is malformed: `arguments` is None, `raw` keeps what was written, and `name` is what that
+    begins with, where it names a tool."""
     named = isinstance(name, str) and bool(name) and _encodes(name)
     if named and isinstance(arguments, Mapping) and _encodes(json.dumps(arguments, ensure_ascii=False, default=str)):
         return ToolCall(id=id, name=name, arguments=arguments)
-    return ToolCall(id=id, name=name if named else "", arguments=None, raw=raw)
+    begun = None if named else _NAME.match(raw)
+    written = "" if begun is None else begun[1] or begun[2]
+    return ToolCall(id=id, name=name if named else written, arguments=None, raw=raw)
 
 
 def _message_dict(message: Message) -> dict[str, Any]:

@@ -24,6 +24,7 @@ REPLIES = [
     f"{BROKEN}\n{BROKEN}",
     f"I add.\n{NAMELESS}\n{WHOLE}",
     f"{WHOLE}\n{BROKEN}",
+    f"I add.\n{NAMELESS}\n{BROKEN}",
     "I add.\n" + BROKEN.removesuffix("</tool_call>"),
 ]
 
@@ -120,3 +121,37 @@ def test_a_malformed_call_comes_back_as_it_was_shown(dialect: str, reply: str) -
     asyncio.run(main())
     assert any(call.arguments is None for call in session.segments[1].message.tool_calls)
     assert [segment.parent for segment in session.segments] == [None, 0, 1, 2] and ids_agree(session, engine)
+
+
+def shown_in(answer: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return names and arguments of the calls of an answer."""
+    if "content" in answer:
+        return [(block["name"], block["input"]) for block in answer["content"] if block["type"] == "tool_use"]
+    if "candidates" in answer:
+        parts = answer["candidates"][0]["content"]["parts"]
+        return [(p["functionCall"]["name"], p["functionCall"]["args"]) for p in parts if "functionCall" in p]
+    if "choices" in answer:
+        calls = [call["function"] for call in answer["choices"][0]["message"]["tool_calls"]]
+    else:
+        calls = [item for item in answer["output"] if item["type"] == "function_call"]
+    return [(call["name"], call["arguments"]) for call in calls]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_malformed_call_is_shown_with_its_name_and_what_was_written(dialect: str) -> None:
+    turn, _ = DIALECTS[dialect]
+    tokens = tuple(RENDERER.tokenizer.encode(f"I add.\n{BROKEN}<|im_end|>"))
+    session = opened(ScriptedEngine(lambda request: tokens))
+
+    async def main() -> dict[str, Any]:
+        async with open_door(session) as door, httpx.AsyncClient(base_url=door.url) as client:
+            client.headers["authorization"] = f"Bearer {door.key}"
+            path, body = turn([])
+            return (await client.post(path, json=body)).json()
+
+    answer = asyncio.run(main())
+    written = '{"name": "add", "arguments": {"a": 1,}'
+    text = dialect in ("chat", "responses")
+    assert shown_in(answer) == [("add", written if text else {"INVALID_JSON": written})]
+    if dialect == "messages":
+        assert answer["stop_reason"] == "tool_use", "its client answers it"

@@ -57,11 +57,12 @@ def leaves(tree: Tree, messages: list[Message], tools=TOOLS, evidence: Evidence 
 
 START = [SYSTEM, user("Hi")]
 REPLY = calls("1", "2", content="So: ", reasoning="Hm.")
+MALFORMED_TEXT = '{"name": "python", "argum'
 MALFORMED = Message(
     role="assistant",
     content="Well: ",
     tool_calls=(
-        ToolCall(id="call_0_0", name="python", arguments=None, raw='{"name": "python", "argum'),
+        ToolCall(id="call_0_0", name="python", arguments=None, raw=MALFORMED_TEXT),
         ToolCall(id="call_0_1", name="python", arguments={"code": "2"}),
     ),
 )
@@ -71,6 +72,11 @@ NO_NAME = Message(role="assistant", tool_calls=(ToolCall(id="call_0_0", name="",
 def renumbered(message: Message) -> Message:
     """The reply with the client's own ids of calls."""
     return replace(message, tool_calls=tuple(replace(c, id=f"x{n}") for n, c in enumerate(message.tool_calls)))
+
+
+def with_argument(**arguments: str) -> ToolCall:
+    """The malformed call as its client sends it back."""
+    return replace(MALFORMED.tool_calls[0], arguments=arguments, raw="")
 
 
 def with_arguments(change: Callable[[dict], dict]) -> Message:
@@ -103,6 +109,25 @@ def with_arguments(change: Callable[[dict], dict]) -> Message:
             id="malformed as text",
         ),
         pytest.param(
+            MALFORMED,
+            [
+                renumbered(
+                    replace(MALFORMED, tool_calls=(with_argument(INVALID_JSON=MALFORMED_TEXT), MALFORMED.tool_calls[1]))
+                )
+            ],
+            id="malformed as it is shown where arguments are no text",
+        ),
+        pytest.param(
+            MALFORMED,
+            [replace(MALFORMED, tool_calls=(with_argument(), MALFORMED.tool_calls[1]))],
+            id="malformed that its client mended",
+        ),
+        pytest.param(
+            MALFORMED,
+            [replace(MALFORMED, tool_calls=(replace(with_argument(why="?"), name="invalid"), MALFORMED.tool_calls[1]))],
+            id="malformed that its client renamed",
+        ),
+        pytest.param(
             NO_NAME,
             [Message(role="assistant", tool_calls=(ToolCall(id="x", name="", arguments={"code": "1"}),))],
             id="malformed that is JSON",
@@ -116,6 +141,15 @@ def test_a_reply_in_another_form_is_the_same(reply: Message, sent: list[Message]
     assert [s.parent for s in tree.segments] == [None, 0, 1, 2], "one branch"
     again = [*START, *sent, answer("1"), answer("2"), say("Then."), user("And?")]
     assert leaves(tree, again) is None and tree.segments[-1].parent == 4, "and it stays one"
+
+
+def test_what_a_client_makes_of_a_malformed_call_is_known_by_the_sessions_own_ids_alone():
+    theirs = replace(MALFORMED, tool_calls=tuple(replace(c, id=f"f:{n}") for n, c in enumerate(MALFORMED.tool_calls)))
+    tree = Tree(RENDERER)
+    record(tree, START, theirs)
+    mended = replace(theirs, tool_calls=(replace(with_argument(), id="f:0"), theirs.tool_calls[1]))
+    fork = leaves(tree, [*START, mended, answer("1"), answer("2")])
+    assert fork is not None and fork.reason == "edited", "a format writes its own ids again"
 
 
 def test_calls_that_stand_each_before_its_answer_are_one_reply():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sparring.generation import Completion, GenerateRequest, Sampling
 from sparring.record.order import conversation
+from sparring.record.identity import UNREAD, shown_arguments
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.reply import SampledReply
 from sparring.testing.clock import run_virtual
@@ -116,6 +117,15 @@ def malformed_as_text(message: Message) -> list[Message]:
     ]
 
 
+def malformed_as_shown(message: Message) -> list[Message]:
+    """A malformed call as it is shown where arguments are no text."""
+    shown = [
+        call if call.arguments is not None else replace(call, arguments=shown_arguments(call), raw="")
+        for call in message.tool_calls
+    ]
+    return [replace(message, tool_calls=tuple(shown))]
+
+
 def as_javascript(message: Message) -> list[Message]:
     """Numbers as doubles, keys in another order."""
     return [
@@ -172,6 +182,7 @@ REWRITES: dict[str, Callable[[Talk], None]] = {
     "blanks": each(lambda m: [replace(m, content=f" {m.content}\n")]),
     "as JavaScript writes": each(as_javascript),
     "malformed as text": each(malformed_as_text),
+    "malformed as shown": each(malformed_as_shown),
     "split": each(split),
     "interleaved": interleave,
     "renumbered": renumber,
@@ -184,7 +195,8 @@ def edit(talk: Talk, choice: int) -> None:
     last = max((at for at, message in enumerate(talk.messages) if message.role == "assistant"), default=1)
     at = choice % (last + 1)
     message, kind = talk.messages[at], choice // 8 % 3
-    if kind == 0 and message.tool_calls and message.tool_calls[0].arguments is not None:
+    parsed = [call for call in message.tool_calls[:1] if call.arguments is not None and UNREAD not in call.arguments]
+    if kind == 0 and parsed:
         first, *others = message.tool_calls
         changed = replace(first, arguments={**first.arguments, "added": choice})
         talk.messages[at] = replace(message, tool_calls=(changed, *others))

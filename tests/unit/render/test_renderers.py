@@ -214,6 +214,24 @@ def test_malformed_calls_keep_what_was_written(name, body):
     assert parsed.arguments is None and parsed.raw == body
 
 
+@pytest.mark.parametrize("name", [*BOTH, "qwen3.5"])
+@pytest.mark.parametrize(
+    ("written", "named"),
+    [
+        ('{"name": "python", "arguments": {"co', "python"),
+        ('{ "name" :"python"', "python"),
+        ("<function=python>\n<parameter=code>\n1", "python"),
+        ('{"name": "py', ""),
+        ('{"arguments": {"name": "python"', ""),
+        ('say {"name": "python"', ""),
+    ],
+)
+def test_a_call_that_does_not_parse_has_the_name_that_it_begins_with(name, written, named):
+    renderer = toy_renderer(name=name)
+    (parsed,) = renderer.parse(renderer.tokenizer.encode(f"<tool_call>\n{written}"), (TOOL,)).tool_calls
+    assert (parsed.name, parsed.arguments, parsed.raw.strip()) == (named, None, written)
+
+
 @pytest.mark.parametrize("name", BOTH)
 def test_an_unclosed_call_is_malformed_and_text_around_calls_is_kept(name):
     renderer = toy_renderer(name=name)

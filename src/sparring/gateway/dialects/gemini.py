@@ -22,6 +22,7 @@ from sparring.gateway.dialects.gemini_contents import conversation_in, json_sche
 from sparring.gateway.dialects.handles import sealed
 from sparring.gateway.dialects.tool_choice import forced_call
 from sparring.generation import Constraint
+from sparring.record.identity import shown_arguments
 from sparring.reply import ReplyHead, SampledReply, ShownReply
 from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
 
@@ -239,9 +240,10 @@ def _part(piece: ReplyPiece, handle: str) -> dict[str, Any]:
     """Return a piece of a reply as a part."""
     if piece.call is not None:
         call: ToolCall = piece.call
-        if call.arguments is None:
+        arguments = shown_arguments(call)
+        if arguments is None:
             return {"text": call.raw}
-        function = {"id": call.id, "name": call.name, "args": dict(call.arguments)}
+        function = {"id": call.id, "name": call.name, "args": dict(arguments)}
         return {"functionCall": function, "thoughtSignature": handle}
     return {"text": piece.text, **({"thought": True} if piece.kind == "reasoning" else {})}
 

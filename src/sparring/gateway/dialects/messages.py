@@ -11,7 +11,6 @@ from sparring.gateway.dialects.dialect import (
     ClientCall,
     ClientRequest,
     Decode,
-    arguments_of,
     encoded,
     in_order,
     noted_headers,
@@ -24,6 +23,7 @@ from sparring.gateway.dialects.handles import sealed
 from sparring.gateway.dialects.message_blocks import conversation_in, system_in, tools_in
 from sparring.gateway.dialects.tool_choice import forced_call
 from sparring.generation import Constraint
+from sparring.record.identity import shown_arguments
 from sparring.reply import ReplyHead, SampledReply
 from sparring.types import Message, ReplyPiece, ToolSpec
 
@@ -123,9 +123,10 @@ class EventWriter:
     def piece(self, sample: int, piece: ReplyPiece) -> bytes:
         """Write a piece of the reply into its block."""
         call = piece.call
-        if call is not None and call.arguments is not None:
+        arguments = None if call is None else shown_arguments(call)
+        if call is not None and arguments is not None:
             empty = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-            delta = {"type": "input_json_delta", "partial_json": arguments_of(call)}
+            delta = {"type": "input_json_delta", "partial_json": json.dumps(dict(arguments), ensure_ascii=False)}
             return self._block("tool_use", empty) + self._delta(delta) + self._closed()
         if piece.kind == "reasoning":
             begun = self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
@@ -202,16 +203,17 @@ def _constraint(body: Mapping[str, Any]) -> Constraint | None:
 
 
 def _blocks(message: Message, handle: str) -> list[dict[str, Any]]:
-    """Return the blocks of a reply, its thoughts signed with its handle. A call that does not parse is text, because a
-    block has parsed arguments."""
+    """Return the blocks of a reply, its thoughts signed with its handle. A call that does not parse has what was
+    written as its one argument; one without a name is text."""
     blocks: list[dict[str, Any]] = []
     if message.reasoning:
         blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": handle})
     if message.content:
         blocks.append({"type": "text", "text": message.content})
     for call in message.tool_calls:
-        if call.arguments is not None:
-            blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)})
+        arguments = shown_arguments(call)
+        if arguments is not None:
+            blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": dict(arguments)})
         elif blocks and blocks[-1]["type"] == "text":
             blocks[-1]["text"] += call.raw
         else:
@@ -224,7 +226,7 @@ def _reason(reply: SampledReply) -> str:
         return "max_tokens"
     if reply.stop is not None:
         return "stop_sequence"
-    return "tool_use" if any(call.arguments is not None for call in reply.message.tool_calls) else "end_turn"
+    return "tool_use" if any(shown_arguments(call) is not None for call in reply.message.tool_calls) else "end_turn"
 
 
 def _head(client_request: ClientRequest, id: str) -> dict[str, Any]:
