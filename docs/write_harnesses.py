@@ -10,7 +10,7 @@ import runpy
 from collections.abc import Iterable
 from pathlib import Path
 
-from sparring.gateway import chat_completions, evidence, gemini, messages, responses
+from sparring.gateway.dialects import chat_completions, evidence, gemini, messages, responses
 
 PAGE = Path(__file__).with_name("harnesses.md")
 WRAP = runpy.run_path(str(PAGE.with_name("wrap.py")))
@@ -24,7 +24,7 @@ them, and the record of the turn has them. A refused field is a 400 in the vendo
 is sampled; so is any field that is not on this page. A field that is `null` is not there. `anthropic-beta` and
 `openai-beta` are noted; other headers that are not below are passed over.
 
-*The tables are written by `docs/write_harnesses.py` from the sets in `src/sparring/gateway`.*
+*The tables are written by `docs/write_harnesses.py` from the sets in `src/sparring/gateway/dialects`.*
 """
 
 REFUSED = {

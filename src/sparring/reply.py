@@ -143,6 +143,9 @@ class AnsweringSession(Session, Protocol):
         the whole reply, which is durable then. A consumer that leaves the iterator ends the sampling, as `abort` does;
         one that is cancelled drops the request, which is the same turn when it is made again."""
 
+    async def abort(self, reply: str) -> None:
+        """End a reply that is being sampled, by its id, with what was sampled so far, which is kept."""
+
     def conversation(self, reply: str) -> tuple[Message, ...] | None:
         """Return all messages up to a reply, itself included, by its id; None where it is no reply of this session."""
 

@@ -10,8 +10,8 @@ JUMPING = {"time": {"time", "time_ns", "localtime", "gmtime", "ctime"}, "datetim
 
 SHOWN = {
     "dashboard/gather.py": "when the page was written",
-    "gateway/chat_completions.py": "when an answer was made, which the vendor's clients expect",
-    "gateway/response_events.py": "the same",
+    "gateway/dialects/chat_completions.py": "when an answer was made, which the vendor's clients expect",
+    "gateway/dialects/response_events.py": "the same",
     "observe/sinks/jsonl.py": "when a line was written",
     "observe/sinks/tensorboard.py": "when a point was written",
     "rollout/runner.py": "when a rollout began; how long it took is measured by the loop's clock",

@@ -42,9 +42,8 @@ def test_it_ends_with_the_same_bits_after_a_resume(tmp_path: Path) -> None:
                 found.append(hashlib.sha256((Path(result["model"]) / "model.safetensors").read_bytes()).hexdigest())
                 states.append(context.store.last_checkpoint("rl")[1]["credit"])
                 shutil.rmtree(context.folder / "rl" / "checkpoints" / "step-000003")
-            assert context.store.last_checkpoint("rl")[1]["scheduler"]["source"]["pools"], (
-                "nothing of it is ever solved"
-            )
+            tasks = context.store.last_checkpoint("rl")[1]["scheduler"]["source"]["source"]
+            assert tasks["pools"], "nothing of it is ever solved"
             return found, states
 
     (whole, resumed), (state, again) = asyncio.run(scenario())

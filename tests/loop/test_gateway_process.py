@@ -18,7 +18,7 @@ import httpx
 import msgspec
 import pytest
 
-from sparring.gateway.dialect import ClientRequest
+from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.link import SOCKET
 from sparring.gateway.link_server import linked
 from sparring.gateway.remote_session import GatewayLink
@@ -323,7 +323,7 @@ def test_a_note_comes_behind_its_request_and_before_the_next(tmp_path: Path, hel
         session = recorded(engine)
         async with linked(tmp_path, "http://127.0.0.1:9"), open_door(session) as door, relay.serving() as front:
             link = GatewayLink(front)
-            await link.begin()
+            await anext(link.words())
             exchanges = (await link.door(door.key)).exchanges
 
             def begun() -> Any:
@@ -356,7 +356,7 @@ def test_what_a_dead_gateway_had_whole_is_lost_only_if_nobody_can_have_it(tmp_pa
         session = recorded(engine)
         async with linked(tmp_path, "http://127.0.0.1:9"), open_door(session) as door:
             links = [GatewayLink(tmp_path), GatewayLink(tmp_path)]
-            await links[0].begin()
+            await anext(links[0].words())
             before, after = [(await link.door(door.key)).exchanges for link in links]
 
             def begun(exchanges: Any, *texts: str) -> Any:
@@ -369,7 +369,7 @@ def test_what_a_dead_gateway_had_whole_is_lost_only_if_nobody_can_have_it(tmp_pa
             engine.waits.clear()
             begun(before, "The fourth.")
             await engine.waits.wait()
-            await links[1].begin()
+            await anext(links[1].words())
             engine.opened.set()
             await asyncio.gather(*(exchange.sampling for exchange in door.exchanges.under_way))
             labels = [(s.label, s.delivered) for s in session.segments if s.model is not None]

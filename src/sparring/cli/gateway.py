@@ -11,7 +11,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "gateway",
         help="let programs elsewhere reach the rollouts of a run",
-        description="Answer agent programs for the rollouts of a run that is going on, in all dialects, until Ctrl-C. "
+        description="Answer agent programs for the rollouts of a run, in all dialects, until it is over. "
         "The run's process samples and records: this one may be killed and started again at any time.",
     )
     parser.add_argument("folder", type=Path, metavar="RUN", help="the folder of a run with `rollout.gateway`")
@@ -21,15 +21,14 @@ def add(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer until interrupted.
+    """Answer until the run is over.
 
     Raises:
         BadInput: no such run is going on, or the address is taken.
+        InfraError: another gateway has followed this one.
         KeyboardInterrupt: the user stopped it.
     """
     from sparring.launch.gateway import serve_gateway
 
-    serve_gateway(
-        args.folder, args.host, args.port, lambda url: print(f"gateway of {args.folder} on {url}", flush=True)
-    )
+    serve_gateway(args.folder, args.host, args.port, lambda text: print(text, flush=True))
     return 0

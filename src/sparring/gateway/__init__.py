@@ -1,1 +1,1 @@
-"""Sessions behind the APIs that agent programs speak: each dialect translates, and nothing else."""
+"""Sessions behind the APIs that agent programs speak: exchanges, which are sampled once, and the ways to them."""

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sparring.errors import SparringError, refusal
-from sparring.gateway.dialect import AnswerWriter, ClientRequest, Decode, Dialect, encoded
+from sparring.gateway.dialects.dialect import AnswerWriter, ClientRequest, Decode, Dialect, encoded
 from sparring.gateway.exchange import Part, ReadExchange
 from sparring.reply import ReplyHead, SampledReply
 

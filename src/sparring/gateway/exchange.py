@@ -12,7 +12,7 @@ import msgspec
 import xxhash
 
 from sparring.errors import LimitReached, SparringError
-from sparring.gateway.dialect import ClientRequest
+from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.models import ModelTable
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply, ShownReply
 from sparring.types import Message, ReplyPiece

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum, auto
 from typing import Any, Protocol
 
 import msgspec
@@ -9,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.errors import BadInput, InfraError, LimitReached, PolicyFailure, SparringError
-from sparring.gateway.dialect import ClientRequest
+from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.exchange import DoorExchanges
 from sparring.gateway.keys import WrongKey
 from sparring.gateway.models import DecodingSession, ModelTable, UnknownModel
@@ -114,9 +115,23 @@ class EndForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BeginForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Name of a gateway's process that begins; connections of the one before it are broken."""
+    """Name of a gateway's process that begins; connections of the one before it are broken. The answer is open for as
+    long as the gateway is the run's, a `Word` a line."""
 
     gateway: str
+
+
+class Word(StrEnum):
+    """Line of the answer to `BeginForm`."""
+
+    BEGUN = auto()
+    """The gateway is the run's."""
+
+    FOLLOWED = auto()
+    """Another one is, from now on."""
+
+    OVER = auto()
+    """The run is over: no process goes on with it."""
 
 
 class ErrorForm(msgspec.Struct, frozen=True, kw_only=True):

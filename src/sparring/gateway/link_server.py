@@ -1,6 +1,6 @@
 """The run's end of the link to `sparring gateway`: exchanges live here, and outlive the gateway's process.
 
-    POST /begin      a gateway begins; what the one before it was reading is broken
+    POST /begin      a gateway begins; what the one before it was reading is broken; the answer is open until it ends
     POST /door       models of a key's door
     POST /exchange   an answer, as lines that come as it is sampled
     POST /end        a connection no longer reads its exchange
@@ -44,6 +44,7 @@ from sparring.gateway.link import (
     KeyForm,
     Line,
     RecallForm,
+    Word,
     decode,
     encode,
     error_form,
@@ -98,11 +99,14 @@ class LinkServer:
 
     Args:
         gateway: has the doors.
+        report: takes a sentence for the user.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, report: Callable[[str], None]) -> None:
         self._doors, self._door = gateway, gateway.door
+        self._report = report
         self._gateway = ""
+        self._over: asyncio.Future[Word | None] = asyncio.get_running_loop().create_future()
         self._readers: dict[str, _Reader] = {}
 
     def application(self) -> Starlette:
@@ -130,7 +134,25 @@ class LinkServer:
         while self._readers:
             reader = self._readers.popitem()[1]
             reader.leave(None if reader.handed else False)  # its client may have all of what the gateway had
-        return Response()
+        self.end(Word.FOLLOWED)
+        self._over = asyncio.get_running_loop().create_future()
+        return StreamingResponse(self._words(self._over), media_type="text/plain")
+
+    async def _words(self, over: asyncio.Future[Word | None]) -> AsyncIterator[str]:
+        self._report("a gateway answers programs")
+        try:
+            yield f"{Word.BEGUN}\n"
+            word = await asyncio.shield(over)
+            if word is not None:
+                yield f"{word}\n"
+        finally:
+            if not over.done():
+                self._report("the gateway has ended; programs wait for the next one")
+
+    def end(self, word: Word | None) -> None:
+        """Tell the gateway that it is no longer the run's; None: this process ends, and another may go on."""
+        if not self._over.done():
+            self._over.set_result(word)
 
     async def _exchange(self, request: Request) -> Response:
         form = decode(await request.body(), ExchangeForm)
@@ -172,7 +194,8 @@ class LinkServer:
 @asynccontextmanager
 async def linked(folder: Path, address: str, report: Callable[[str], None] = lambda text: None) -> AsyncIterator[None]:
     """Answer the gateway's process on a socket in the run's folder while the context lasts. Doors that are opened
-    meanwhile have the gateway's address.
+    meanwhile have the gateway's address. A context that ends by an error leaves the gateway waiting for the process
+    that goes on with the run.
 
     Args:
         folder: of the run.
@@ -190,9 +213,14 @@ async def linked(folder: Path, address: str, report: Callable[[str], None] = lam
             os.umask(before)
             os.close(inside)
         listening.listen(2048)
-        application = LinkServer(gateway).application()
+        link = LinkServer(gateway, report)
         options = uvicorn.Config(
-            application, log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1, ws="none"
+            link.application(),
+            log_config=None,
+            lifespan="off",
+            access_log=False,
+            timeout_graceful_shutdown=1,
+            ws="none",
         )
         server = LocalServer(options)
         serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
@@ -202,7 +230,9 @@ async def linked(folder: Path, address: str, report: Callable[[str], None] = lam
         )
         try:
             yield
+            link.end(Word.OVER)
         finally:
+            link.end(None)
             gateway.address = ""
             server.should_exit = True
             await serving

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sparring.gateway import chat_completions, gemini, messages, responses
+from sparring.gateway.dialects import chat_completions, gemini, messages, responses
 
 TEXT = {"type": "string"}
 COUNT = {"type": "integer", "minimum": 1}

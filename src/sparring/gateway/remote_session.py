@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from sparring.errors import InfraError, SparringError
 from sparring.gateway.connection import read_body
-from sparring.gateway.dialect import ClientRequest
+from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.exchange import Part
 from sparring.gateway.keys import WrongKey
 from sparring.gateway.link import (
@@ -31,6 +31,7 @@ from sparring.gateway.link import (
     KeyForm,
     Line,
     RecallForm,
+    Word,
     decode,
     encode,
     raised,
@@ -214,13 +215,19 @@ class GatewayLink:
         self._client = httpx.AsyncClient(base_url="http://run", transport=transport, timeout=None)
         self._doors: dict[str, RemoteDoor] = {}
 
-    async def begin(self) -> None:
-        """Take over from the gateway before.
+    async def words(self) -> AsyncIterator[Word]:
+        """Take over from the gateway before; yield what the run says of this one, the first when it has begun.
 
         Raises:
-            InfraError: the run does not answer.
+            InfraError: the run does not answer, or its process has ended.
         """
-        await self.post("begin", encode(BeginForm(gateway=self.name)))
+        form = encode(BeginForm(gateway=self.name))
+        try:
+            async with self._client.stream("POST", "/begin", content=form) as answer:
+                async for line in answer.aiter_lines():
+                    yield Word(line)
+        except httpx.HTTPError as error:
+            raise self._gone(error) from error
 
     async def door(self, key: str) -> RemoteDoor:
         """Return the door of a key.

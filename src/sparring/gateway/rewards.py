@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from sparring.errors import BadInput, SparringError, refusal
 from sparring.gateway.connection import read_body
-from sparring.gateway.dialect import NO_RETRY, body_of
-from sparring.gateway.handles import unsealed
+from sparring.gateway.dialects.dialect import NO_RETRY, body_of
+from sparring.gateway.dialects.handles import unsealed
 from sparring.gateway.keys import WrongKey, key_of, wrong_key
 from sparring.record.rewards import (
     OutsideReward,

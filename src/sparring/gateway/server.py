@@ -4,9 +4,8 @@
         client = openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key)
 
 The key is the rollout's capability: it names the session, and dies with the door, for rewards when the rollout is
-scored. One server answers for all doors that
-are open on an event loop, and is there while one is. A request whose connection breaks is sampled to its end, because
-clients send it again: an equal one then gets that reply.
+scored. One server answers for all doors that are open on an event loop, and is there while one is. A request whose
+connection breaks is sampled to its end, because clients send it again: an equal one then gets that reply.
 """
 
 from __future__ import annotations
@@ -25,20 +24,21 @@ import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError, refusal
-from sparring.gateway.chat_completions import ChatCompletions
+from sparring.errors import SparringError
 from sparring.gateway.connection import PING_S, ExchangeResponse, read_body
-from sparring.gateway.dialect import NO_RETRY, ClientCall, ClientRequest, Dialect, body_of, encoded
+from sparring.gateway.dialects.chat_completions import ChatCompletions
+from sparring.gateway.dialects.dialect import ClientCall, ClientRequest, Dialect, body_of, encoded
+from sparring.gateway.dialects.gemini import Gemini
+from sparring.gateway.dialects.messages import Messages
+from sparring.gateway.dialects.responses import Responses, replies_named
 from sparring.gateway.exchange import Exchanges, is_retried, request_digest
-from sparring.gateway.gemini import Gemini
-from sparring.gateway.keys import PATH, WrongKey, key_of, wrong_key
+from sparring.gateway.keys import PATH, key_of, wrong_key
 from sparring.gateway.link import AnsweredDoor, RunLink
-from sparring.gateway.messages import Messages
-from sparring.gateway.models import DecodingSession, ModelTable, UnknownModel, model_listed, model_listed_for_google
+from sparring.gateway.models import DecodingSession, ModelTable, model_listed, model_listed_for_google
 from sparring.gateway.openapi import document
-from sparring.gateway.responses import Responses, replies_named
+from sparring.gateway.refusals import dialect_of, no_endpoint, refused, status_of
 from sparring.gateway.rewards import RewardDesk
 from sparring.gateway.tool_server import answer_tools
 from sparring.gateway.workers import RunKeys, WorkerDesk, listening_at, reached
@@ -226,7 +226,7 @@ class Gateway:
         routes += self.routes_of_run(None if self._run is None else self._run.forward)
         routes += self.workers.routes()
         routes += [Route("/health", self._health), Route("/openapi.json", self._openapi)]
-        return Router([*routes, Mount(PATH, app=Router(routes, default=_no_endpoint))], default=_no_endpoint)
+        return Router([*routes, Mount(PATH, app=Router(routes, default=no_endpoint))], default=no_endpoint)
 
     def routes_of_run(self, forward: Callable[[Request], Awaitable[Response]] | None = None) -> list[Route]:
         """Return the routes that are answered in the process of the rollouts alone: a gateway elsewhere passes their
@@ -243,7 +243,7 @@ class Gateway:
             except ClientDisconnect:
                 return Response(status_code=499)
             except SparringError as error:
-                return _refused(_dialect_of(request), error)
+                return refused(dialect_of(request), error)
 
         return [
             Route(path, endpoint if forward is None else forwarded, methods=methods)
@@ -260,7 +260,7 @@ class Gateway:
             except ClientDisconnect:
                 return Response(status_code=499)
             except SparringError as error:
-                return _refused(dialect, error)
+                return refused(dialect, error)
 
         return endpoint
 
@@ -274,28 +274,28 @@ class Gateway:
                 session = door.models.session(client_request.model)
                 count = await door.exchanges.count(session, client_request)
             except SparringError as error:
-                return _refused(dialect, error)
+                return refused(dialect, error)
             return Response(msgspec.json.encode({field: count}), media_type="application/json")
 
         return endpoint
 
     async def _models(self, request: Request) -> Response:
         """List the models in the words of the client's vendor."""
-        dialect = _dialect_of(request)
+        dialect = dialect_of(request)
         try:
             models = (await self._door(request)).models
         except SparringError as error:
-            return _refused(dialect, error)
+            return refused(dialect, error)
         body = models.listed_for_google() if isinstance(dialect, Gemini) else models.listed()
         return Response(msgspec.json.encode(body), media_type="application/json")
 
     async def _model(self, request: Request) -> Response:
         """Show one model in the words of the client's vendor."""
-        dialect, name = _dialect_of(request), request.path_params["name"]
+        dialect, name = dialect_of(request), request.path_params["name"]
         try:
             (await self._door(request)).models.session(name)
         except SparringError as error:
-            return _refused(dialect, error)
+            return refused(dialect, error)
         body = model_listed_for_google(name) if isinstance(dialect, Gemini) else model_listed(name)
         return Response(msgspec.json.encode(body), media_type="application/json")
 
@@ -310,7 +310,7 @@ class Gateway:
             door = self.door(key_of(request))
             return await answer_tools(door.tools, request.method, await read_body(request, MOST_BYTES))
         except SparringError as error:
-            status, text, headers = _status(error)
+            status, text, headers = status_of(error)
             return Response(text, status_code=status, headers=headers)
 
     async def _health(self, request: Request) -> Response:
@@ -342,8 +342,8 @@ class Gateway:
             client_request,
             session.decode,
             headers=headers,
-            refused=partial(_refused, dialect),
-            error_event=lambda error: dialect.error_event(*_status(error)[:2]),
+            refused=partial(refused, dialect),
+            error_event=lambda error: dialect.error_event(*status_of(error)[:2]),
             ping_s=door.ping_s,
         )
 
@@ -460,40 +460,6 @@ def _nothing(dialect: Dialect, client_request: ClientRequest, id: str, headers: 
     return Response(events, media_type="text/event-stream", headers=headers)
 
 
-def _status(error: SparringError) -> tuple[int, str, dict[str, str]]:
-    """Return the status, the text and the headers of an error."""
-    if isinstance(error, WrongKey):
-        return 401, str(error), NO_RETRY
-    if isinstance(error, UnknownModel):
-        return 404, str(error), NO_RETRY
-    if isinstance(error, (BadInput, PolicyFailure)):
-        return 400, str(error), NO_RETRY
-    return 503, str(error), {"retry-after": "1"}
-
-
 def _paths(dialect: Dialect) -> tuple[str, ...]:
     """Return the paths of a dialect: Google's clients have two versions of it."""
     return (dialect.path, dialect.path.replace("/v1beta/", "/v1/")) if isinstance(dialect, Gemini) else (dialect.path,)
-
-
-async def _no_endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuse a path that no endpoint has, such as that of a vendor's own compaction."""
-    request = Request(scope)
-    text = str(refusal("path", "an endpoint of /openapi.json", repr(request.url.path), "leave this request out"))
-    body = msgspec.json.encode(_dialect_of(request).error(404, text))
-    response = Response(body, status_code=404, media_type="application/json", headers=NO_RETRY)
-    await response(scope, receive, send)
-
-
-def _dialect_of(request: Request) -> Dialect:
-    """Return the dialect of a client at an endpoint that several vendors have."""
-    if "/v1beta/" in request.url.path or "x-goog-api-key" in request.headers:
-        return Gemini()
-    return Messages() if "anthropic-version" in request.headers else ChatCompletions()
-
-
-def _refused(dialect: Dialect, error: SparringError) -> Response:
-    status, message, headers = _status(error)
-    too_long = error.too_long if isinstance(error, LimitReached) else None
-    body = msgspec.json.encode(dialect.error(status, message, too_long=too_long))
-    return Response(body, status_code=status, media_type="application/json", headers=headers)

@@ -14,7 +14,7 @@ import msgspec
 from starlette.responses import Response
 
 from sparring.errors import BadInput, SparringError
-from sparring.gateway.dialect import body_of
+from sparring.gateway.dialects.dialect import body_of
 from sparring.protocols import ToolHost
 from sparring.types import ToolCall, ToolSpec
 

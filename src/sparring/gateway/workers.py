@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from sparring.errors import BadInput, SparringError, refusal
 from sparring.gateway.connection import read_body
-from sparring.gateway.dialect import body_of
+from sparring.gateway.dialects.dialect import body_of
 from sparring.gateway.keys import WrongKey, key_of
 from sparring.gateway.rewards import MOST_BYTES, STATUSES, refused
 from sparring.record.leases import Lease, LeaseConflict, LeaseEnd, LeaseExpired, Leases, RunOver, UnknownLease

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
 
 from sparring.errors import BadInput, InfraError, refusal
-from sparring.gateway.link import SOCKET
+from sparring.gateway.link import SOCKET, Word
 from sparring.gateway.remote_session import GatewayLink
 from sparring.gateway.server import Gateway
 
 GRACE_S = 1
 
+AGAIN_S = 1.0
+"""Seconds between two looks for the process that goes on with a run."""
 
-def serve_gateway(folder: Path, host: str, port: int, ready: Callable[[str], None]) -> None:
-    """Answer programs for the rollouts of a run until the process is interrupted.
+
+def serve_gateway(folder: Path, host: str, port: int, say: Callable[[str], None]) -> None:
+    """Answer programs for the rollouts of a run until it is over. Where its process ends before, programs are told to
+    ask again, until another process goes on with the run.
 
     Args:
         folder: of the run, which is going on.
         host: address to listen on.
         port: to listen on; 0 takes a free one.
-        ready: told the address when requests are answered.
+        say: takes a sentence for the user; the first has the address, where requests are answered from then on.
 
     Raises:
         BadInput: no such run is going on, or the address is taken.
+        InfraError: another gateway has followed this one.
         KeyboardInterrupt: the user stopped it.
     """
     if not (folder / SOCKET).is_socket():
@@ -40,13 +46,14 @@ def serve_gateway(folder: Path, host: str, port: int, ready: Callable[[str], Non
         raise refusal(f"{host}:{port}", "a free address", str(error), "choose another --host or --port") from error
     shown = f"[{host}]" if family == socket.AF_INET6 else host
     with listening:
-        asyncio.run(_serve(folder, listening, lambda: ready(f"http://{shown}:{listening.getsockname()[1]}")))
+        asyncio.run(_serve(folder, listening, f"http://{shown}:{listening.getsockname()[1]}", say))
 
 
-async def _serve(folder: Path, listening: socket.socket, ready: Callable[[], None]) -> None:
+async def _serve(folder: Path, listening: socket.socket, url: str, say: Callable[[str], None]) -> None:
     link = GatewayLink(folder)
     try:
-        await link.begin()
+        words = link.words()
+        await anext(words)
     except InfraError as error:
         raise BadInput(
             str(refusal(str(folder), "a run that is going on", str(error), "start the run first"))
@@ -59,6 +66,40 @@ async def _serve(folder: Path, listening: socket.socket, ready: Callable[[], Non
         timeout_graceful_shutdown=GRACE_S,
         ws="none",
     )
-    ready()
-    await uvicorn.Server(options).serve(sockets=[listening])
-    await link.close()
+    say(f"gateway of {folder} on {url}")
+    server = uvicorn.Server(options)
+    attending = asyncio.create_task(_attend(link, words, say))
+    attending.add_done_callback(lambda task: setattr(server, "should_exit", True))
+    try:
+        await server.serve(sockets=[listening])
+        followed = attending.done() and attending.result() is Word.FOLLOWED
+    finally:
+        attending.cancel()
+        await asyncio.gather(attending, return_exceptions=True)
+        await link.close()
+    if followed:
+        raise InfraError(f"{folder}: another gateway has begun for this run, and answers in the place of this one")
+    say(f"{folder}: the run is over")
+
+
+async def _attend(link: GatewayLink, words: AsyncIterator[Word], say: Callable[[str], None]) -> Word:
+    """Return the last word of a run, however many processes go on with it.
+
+    Args:
+        link: to the run.
+        words: of its process, behind the first.
+        say: takes a sentence for the user.
+    """
+    there = True
+    while True:
+        with suppress(InfraError):
+            async for word in words:
+                if word is not Word.BEGUN:
+                    return word
+                there = True
+                say("the run goes on")
+        if there:
+            say("the run's process has ended; programs are answered again when the run goes on")
+        there = False
+        await asyncio.sleep(AGAIN_S)
+        words = link.words()

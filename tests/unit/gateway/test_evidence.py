@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from sparring.gateway.chat_completions import ChatCompletions
-from sparring.gateway.dialect import ClientCall, Dialect
-from sparring.gateway.gemini import Gemini
-from sparring.gateway.handles import sealed, unsealed
-from sparring.gateway.messages import Messages
-from sparring.gateway.responses import Responses
+from sparring.gateway.dialects.chat_completions import ChatCompletions
+from sparring.gateway.dialects.dialect import ClientCall, Dialect
+from sparring.gateway.dialects.gemini import Gemini
+from sparring.gateway.dialects.handles import sealed, unsealed
+from sparring.gateway.dialects.messages import Messages
+from sparring.gateway.dialects.responses import Responses
 from sparring.types import Evidence
 
 HI = [{"role": "user", "content": "Hi"}]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparring.gateway.dialect import ClientRequest
+from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.exchange import request_digest
 from sparring.types import Evidence
 

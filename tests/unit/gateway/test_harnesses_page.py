@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from sparring.errors import BadInput
-from sparring.gateway.chat_completions import ChatCompletions
-from sparring.gateway.dialect import ClientCall
-from sparring.gateway.gemini import Gemini
-from sparring.gateway.messages import Messages
-from sparring.gateway.responses import Responses
+from sparring.gateway.dialects.chat_completions import ChatCompletions
+from sparring.gateway.dialects.dialect import ClientCall
+from sparring.gateway.dialects.gemini import Gemini
+from sparring.gateway.dialects.messages import Messages
+from sparring.gateway.dialects.responses import Responses
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/harnesses.md"
 WRITER = runpy.run_path(str(PAGE.with_name("write_harnesses.py")))

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparring.errors import BadInput
-from sparring.gateway.chat_completions import ChatCompletions
-from sparring.gateway.dialect import ClientCall, ClientRequest, Dialect, body_of, encoded
-from sparring.gateway.gemini import Gemini
-from sparring.gateway.messages import Messages
-from sparring.gateway.responses import Responses
+from sparring.gateway.dialects.chat_completions import ChatCompletions
+from sparring.gateway.dialects.dialect import ClientCall, ClientRequest, Dialect, body_of, encoded
+from sparring.gateway.dialects.gemini import Gemini
+from sparring.gateway.dialects.messages import Messages
+from sparring.gateway.dialects.responses import Responses
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}}}
 FUNCTION = {"name": "add", "description": "Add.", "parameters": SCHEMA}

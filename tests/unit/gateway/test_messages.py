@@ -12,7 +12,7 @@ import httpx
 import pytest
 from sessions import ADD, RENDERER, ids_agree, opened, said, says
 
-from sparring.gateway.handles import unsealed
+from sparring.gateway.dialects.handles import unsealed
 from sparring.gateway.server import Door, open_door
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message

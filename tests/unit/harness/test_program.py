@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparring.errors import BadInput
+from sparring.gateway.link_server import linked
 from sparring.gateway.server import open_door
 from sparring.generation import GenerateRequest
 from sparring.harness.by_environment import mounts_of
@@ -110,6 +115,24 @@ def test_a_program_works_in_the_folder_that_the_world_fills_and_reads(bench: Ben
     assert "Write 42 into answer.txt." in RENDERER.decode(bench.engine.requests[1].tokens)
     (note,) = bench.notes
     assert (note["exit_code"], note["requests"], note["stdout"]) == (0, 3, "Done.\n")
+
+
+def test_a_program_in_a_box_reaches_a_gateway_in_another_process(bench: Bench, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    held = AsyncExitStack()
+    bench.runner.run(held.enter_async_context(linked(tmp_path, f"http://127.0.0.1:{port}")))
+    words = (sys.executable, "-m", "sparring.cli.main", "gateway", str(tmp_path), "--port", port)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        begun = bench.runner.run(asyncio.to_thread(process.stdout.readline))
+        try:
+            finished = bench.play("works", calls("cat question.txt"), calls("echo 42 > answer.txt"), says("Done."))
+        finally:
+            bench.runner.run(held.aclose())
+        assert begun == f"gateway of {tmp_path} on http://127.0.0.1:{port}\n"
+    assert (ending(finished), finished.score and finished.score.reward) == (("completed", "answered"), 1.0)
+    assert process.returncode == 0
 
 
 def test_a_program_sees_its_own_folders_its_own_environment_and_no_network(bench: Bench) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialect import is_left_out, text_in, typed
-from sparring.gateway.handles import unsealed
+from sparring.gateway.dialects.dialect import is_left_out, text_in, typed
+from sparring.gateway.dialects.handles import unsealed
 from sparring.types import Message, ToolCall, ToolSpec
 
 BILLING = "x-anthropic-billing-header"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sparring.errors import refusal
-from sparring.gateway.dialect import arguments_of, call_of, is_left_out, text_in, typed
+from sparring.gateway.dialects.dialect import arguments_of, call_of, is_left_out, text_in, typed
 from sparring.types import ToolCall, ToolSpec
 
 UNREADABLE = "unreadable_"

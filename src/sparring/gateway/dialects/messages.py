@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialect import (
+from sparring.gateway.dialects.dialect import (
     ClientCall,
     ClientRequest,
     Decode,
@@ -19,10 +19,10 @@ from sparring.gateway.dialect import (
     texts_in,
     typed,
 )
-from sparring.gateway.evidence import evidence_of
-from sparring.gateway.handles import sealed
-from sparring.gateway.message_blocks import conversation_in, system_in, tools_in
-from sparring.gateway.tool_choice import forced_call
+from sparring.gateway.dialects.evidence import evidence_of
+from sparring.gateway.dialects.handles import sealed
+from sparring.gateway.dialects.message_blocks import conversation_in, system_in, tools_in
+from sparring.gateway.dialects.tool_choice import forced_call
 from sparring.generation import Constraint
 from sparring.reply import ReplyHead, SampledReply
 from sparring.types import Message, ReplyPiece, ToolSpec

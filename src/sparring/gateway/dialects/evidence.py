@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sparring.gateway.dialect import ClientCall
+from sparring.gateway.dialects.dialect import ClientCall
 from sparring.types import Evidence, Label
 
 AGENTS = ("x-claude-code-agent-id", "thread-id", "x-session-id")

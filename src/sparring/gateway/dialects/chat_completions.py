@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialect import (
+from sparring.gateway.dialects.dialect import (
     ClientCall,
     ClientRequest,
     Decode,
@@ -22,8 +22,8 @@ from sparring.gateway.dialect import (
     texts_in,
     typed,
 )
-from sparring.gateway.evidence import evidence_of
-from sparring.gateway.tool_choice import PARALLEL, forced_call, without_parallel
+from sparring.gateway.dialects.evidence import evidence_of
+from sparring.gateway.dialects.tool_choice import PARALLEL, forced_call, without_parallel
 from sparring.generation import Constraint
 from sparring.reply import ReplyHead, SampledReply
 from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sparring.gateway.dialect import ClientRequest, Decode, encoded
-from sparring.gateway.handles import sealed
-from sparring.gateway.response_tools import call_written
+from sparring.gateway.dialects.dialect import ClientRequest, Decode, encoded
+from sparring.gateway.dialects.handles import sealed
+from sparring.gateway.dialects.response_tools import call_written
 from sparring.reply import ReplyHead, SampledReply, ShownReply
 from sparring.types import ReplyPiece
 

@@ -7,11 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialect import AnswerWriter, ClientCall, ClientRequest, Decode, encoded, in_order, texts_in, typed
-from sparring.gateway.evidence import evidence_of
-from sparring.gateway.gemini_contents import conversation_in, json_schema, named_calls, text_of, tools_in
-from sparring.gateway.handles import sealed
-from sparring.gateway.tool_choice import forced_call
+from sparring.gateway.dialects.dialect import (
+    AnswerWriter,
+    ClientCall,
+    ClientRequest,
+    Decode,
+    encoded,
+    in_order,
+    texts_in,
+    typed,
+)
+from sparring.gateway.dialects.evidence import evidence_of
+from sparring.gateway.dialects.gemini_contents import conversation_in, json_schema, named_calls, text_of, tools_in
+from sparring.gateway.dialects.handles import sealed
+from sparring.gateway.dialects.tool_choice import forced_call
 from sparring.generation import Constraint
 from sparring.reply import ReplyHead, SampledReply, ShownReply
 from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec

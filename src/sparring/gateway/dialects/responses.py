@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.chat_completions import CODES
-from sparring.gateway.dialect import (
+from sparring.gateway.dialects.chat_completions import CODES
+from sparring.gateway.dialects.dialect import (
     ClientCall,
     ClientRequest,
     Decode,
@@ -17,12 +17,12 @@ from sparring.gateway.dialect import (
     text_in,
     typed,
 )
-from sparring.gateway.evidence import evidence_of
-from sparring.gateway.handles import unsealed
-from sparring.gateway.response_events import ResponseWriter, event, response_of
-from sparring.gateway.response_items import conversation_in, replies_referenced
-from sparring.gateway.response_tools import ToolForm, names_of, tools_in
-from sparring.gateway.tool_choice import PARALLEL, forced_call, without_parallel
+from sparring.gateway.dialects.evidence import evidence_of
+from sparring.gateway.dialects.handles import unsealed
+from sparring.gateway.dialects.response_events import ResponseWriter, event, response_of
+from sparring.gateway.dialects.response_items import conversation_in, replies_referenced
+from sparring.gateway.dialects.response_tools import ToolForm, names_of, tools_in
+from sparring.gateway.dialects.tool_choice import PARALLEL, forced_call, without_parallel
 from sparring.generation import Constraint
 from sparring.reply import SampledReply
 from sparring.types import Message, ToolSpec

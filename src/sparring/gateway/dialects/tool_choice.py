@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from sparring.errors import refusal
-from sparring.gateway.dialect import typed
+from sparring.gateway.dialects.dialect import typed
 from sparring.generation import Constraint
 from sparring.types import ToolSpec
 
