@@ -7,14 +7,17 @@ import functools
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from sparring.errors import BadInput
 from sparring.render.demonstrate import reply_tokens
+from sparring.render.load import load_renderer
 from sparring.render.tags import FORMAT_TAGS, Tags
 from sparring.reply import ShownReply
-from sparring.testing.formats import format_renderer
+from sparring.testing.formats import format_folder, format_renderer
 from sparring.testing.toy import ADD, toy_renderer
 from sparring.types import Message, ReplyPiece, ToolCall
 
@@ -79,7 +82,8 @@ def tag_ids(renderer) -> list[int]:
     """Ids of the tags of a format."""
     tags = FORMAT_TAGS.get(renderer.name, Tags())
     texts = (*(tags.think or ()), *(tags.call or ()), *(tags.section or ()), *tags.opens, *tags.heads, tags.middle)
-    return [renderer.tokenizer.added_tokens[text] for text in dict.fromkeys(texts) if text is not None]
+    added = renderer.tokenizer.added_tokens
+    return [added[text] for text in dict.fromkeys(texts) if text in added]
 
 
 def reply_of(renderer, content: str, *calls: ToolCall) -> tuple[Message, Sequence[int]]:
@@ -129,13 +133,12 @@ def test_pieces_are_a_beginning_of_the_whole_reply(name: str, thinking: bool) ->
         check(renderer, *random_reply(renderer, chance))
 
 
-def check_every_order(name: str, thinking: bool, most: int) -> None:
+def check_every_order(renderer, most: int, texts: Sequence[str] = ()) -> None:
     """Pieces are a beginning of every reply of at most so many tags, words and blanks."""
-    renderer = renderer_of(name, thinking)
     added, encode = renderer.tokenizer.added_tokens, renderer.tokenizer.encode
-    tags = FORMAT_TAGS[name]
+    tags = FORMAT_TAGS[renderer.name]
     others = [id for id in added.values() if id not in (*tag_ids(renderer), *renderer.stop_ids)]
-    words = ["x", " ", "\n", *tags.undecided, *tags.spelled[:1]]
+    words = ["x", " ", "\n", *tags.undecided, *tags.spelled[:1], *texts]
     parts = [*((id,) for id in tag_ids(renderer)), (renderer.stop_ids[0],), (others[0],), *map(encode, words)]
     for count in range(most + 1):
         for chosen in itertools.product(parts, repeat=count):
@@ -146,14 +149,25 @@ def check_every_order(name: str, thinking: bool, most: int) -> None:
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", FORMAT_TAGS)
 def test_pieces_are_a_beginning_in_every_order_of_three_tags(name: str, thinking: bool) -> None:
-    check_every_order(name, thinking, 3)
+    check_every_order(renderer_of(name, thinking), 3)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "kimi-k2", "kimi-k2.5"])
+def test_a_thought_whose_tags_are_no_ids_waits(name: str, tmp_path: Path) -> None:
+    file = format_folder(name, tmp_path) / "tokenizer.json"
+    file.write_text(file.read_text().replace("<think>", "<unused_0>").replace("</think>", "<unused_1>"))
+    renderer = load_renderer(tmp_path, name)
+    check_every_order(renderer, 3, ("<think>", "</think>", "<thi", "nk>"))
+    tokens = renderer.tokenizer.encode("It is <think> that I say.")
+    thinks = name == "kimi-k2.5"  # its prompts begin a thought
+    assert len(check(renderer, tokens, range(1, len(tokens)))) > 5 or thinks
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", FORMAT_TAGS)
 def test_pieces_are_a_beginning_in_every_order_of_five_tags(name: str, thinking: bool) -> None:
-    check_every_order(name, thinking, 5)
+    check_every_order(renderer_of(name, thinking), 5)
 
 
 @pytest.mark.slow
@@ -214,6 +228,22 @@ def test_a_call_that_breaks_the_parser_is_malformed_and_no_other_is(name: str, v
         if name != "qwen3.5" or value.startswith("["):
             of_bad = whole.tool_calls[calls.index(bad)]
             assert of_bad.arguments is None and of_bad.raw == called(value)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMAT_TAGS if name != "llama-3"])
+@pytest.mark.parametrize("value", ["[" * 3000, "1" * 5000], ids=["deep", "long"])
+def test_a_call_that_breaks_the_parser_takes_no_text_back(name: str, value: str) -> None:
+    renderer = renderer_of(name, False)
+    message, tokens = reply_of(renderer, "I add.", CALL, replace(CALL, id="call_1", arguments={"a": 3}))
+    tokens = renderer.tokenizer.encode(renderer.decode(tokens).replace("3", value))
+    pieces = check(renderer, tokens, range(0, len(tokens), 997))
+    prompt = renderer.render([Message(role="user", content="Hi")], (ADD,)).tokens
+    whole = renderer.parse(tokens, (ADD,), prompt=prompt)
+    assert whole.content.strip() == "I add." and whole.tool_calls
+    if name not in CALLS_AT_THE_END:
+        if name != "minimax-m2":  # whose calls stand between the tags together
+            assert whole.tool_calls[0].arguments == CALL.arguments and len(whole.tool_calls) == 2
+        assert whole.tool_calls == tuple(piece.call for piece in pieces if piece.call is not None)
 
 
 def test_a_format_of_other_tags_says_nothing_before_the_end() -> None:
