@@ -52,7 +52,7 @@ def counted(values: list[str]) -> str:
 
 
 def full_context(client: Client) -> tuple[str, list[Played]]:
-    """What becomes of a conversation that outgrows its context, and the play of it; none where the client has no way."""
+    """What becomes of a conversation that outgrows its context, and the play of it, if there is one."""
     if client.compaction is None:
         return "none", []
     played = compacted(client)
