@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -215,7 +215,7 @@ class GatewayLink:
         self._client = httpx.AsyncClient(base_url="http://run", transport=transport, timeout=None)
         self._doors: dict[str, RemoteDoor] = {}
 
-    async def words(self) -> AsyncIterator[Word]:
+    async def words(self) -> AsyncGenerator[Word]:
         """Take over from the gateway before; yield what the run says of this one, the first when it has begun.
 
         Raises:

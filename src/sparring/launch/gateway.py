@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 import uvicorn
@@ -73,7 +73,7 @@ async def _serve(folder: Path, listening: socket.socket, url: str, say: Callable
     say(f"{folder}: the run is over")
 
 
-async def _attend(link: GatewayLink, words: AsyncIterator[Word], say: Callable[[str], None]) -> Word:
+async def _attend(link: GatewayLink, words: AsyncGenerator[Word], say: Callable[[str], None]) -> Word:
     """Return the last word of a run, however many processes go on with it.
 
     Args:
@@ -84,11 +84,12 @@ async def _attend(link: GatewayLink, words: AsyncIterator[Word], say: Callable[[
     there = True
     while True:
         with suppress(InfraError):
-            async for word in words:
-                if word is not Word.BEGUN:
-                    return word
-                there = True
-                say("the run goes on")
+            async with aclosing(words):  # left open, it would be closed beside what it reads from when the loop ends
+                async for word in words:
+                    if word is not Word.BEGUN:
+                        return word
+                    there = True
+                    say("the run goes on")
         if there:
             say("the run's process has ended; programs are answered again when the run goes on")
         there = False

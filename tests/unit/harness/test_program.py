@@ -130,7 +130,9 @@ def test_a_program_in_a_box_reaches_a_gateway_in_another_process(bench: Bench, t
             finished = bench.play("works", calls("cat question.txt"), calls("echo 42 > answer.txt"), says("Done."))
         finally:
             bench.runner.run(held.aclose())
+        ended = process.communicate()[0]  # read to its end: it speaks last
         assert begun == f"gateway of {tmp_path} on http://127.0.0.1:{port}\n"
+        assert ended == f"{tmp_path}: the run is over\n"
     assert (ending(finished), finished.score and finished.score.reward) == (("completed", "answered"), 1.0)
     assert process.returncode == 0
 
