@@ -13,8 +13,7 @@ import pytest
 from sessions import opened, said, says
 
 from sparring.gateway.server import open_door
-from sparring.render.library import LibraryRenderer
-from sparring.testing.toy import toy_renderer
+from sparring.testing.formats import format_renderer
 
 SCHEMAS: dict[str, Any] = {
     "add": {
@@ -145,8 +144,7 @@ STREAMED = [chat("required"), responses("required"), messages({"type": "any"})]
 @pytest.mark.parametrize(("path", "body"), STREAMED, ids=lambda value: value if isinstance(value, str) else "")
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_format_that_cannot_be_held_to_calls_is_a_refusal_by_name(path: str, body: Any, streams: bool) -> None:
-    renderer = toy_renderer(name="template")
-    assert not isinstance(renderer, LibraryRenderer)
+    renderer = format_renderer("gemma4")
     engine = says(said("A"), renderer=renderer)
     session = opened(engine, renderer=renderer)
 
@@ -156,7 +154,7 @@ def test_a_format_that_cannot_be_held_to_calls_is_a_refusal_by_name(path: str, b
             return await client.post(path, json={**body, "stream": streams})
 
     answer = asyncio.run(main())
-    assert answer.status_code == 400 and "tool call: expected a format" in answer.text and "'template'" in answer.text
+    assert answer.status_code == 400 and "tool call: expected a format" in answer.text and "'gemma4'" in answer.text
     assert not engine.requests and not session.segments
 
 
