@@ -134,9 +134,8 @@ def judge(reply: Message, *, text: bool = False) -> set[Any]:
     for call in reply.tool_calls:
         assert call.name in ALLOWED and call.arguments is not None, reply
         jsonschema.validate(call.arguments, ALLOWED[call.name].parameters)
-    keys = {key for call in reply.tool_calls if call.name == "write" for key in call.arguments}
     seen = {("thought", bool(reply.reasoning)), ("text", bool(reply.content)), min(len(reply.tool_calls), 2)}
-    return seen | {call.name for call in reply.tool_calls} | {key for key in keys if key in WRITE.parameters["properties"]}
+    return seen | {call.name for call in reply.tool_calls} | {key for call in reply.tool_calls for key in call.arguments}
 
 
 def walked(name: str, thinking: bool, held: Constraint, walks: int) -> set[Any]:
