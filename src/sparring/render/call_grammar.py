@@ -19,6 +19,7 @@ from sparring.render.value_grammar import (
     may_be_empty,
     reads_as,
     text_terminal,
+    without,
 )
 from sparring.types import ToolSpec
 
@@ -175,7 +176,8 @@ def _text_or(format: CallFormat, calls: str, rules: list[str]) -> str:
         raise refusal("tool call", expected, "one in which text can", "allow all tools, or require a call")
     openings = [opening.removesuffix(format.call).rstrip() for opening in format.openings]
     thoughts = [(before, after.removesuffix(format.call).rstrip()) for before, after in _thoughts(format)]
-    rules += ["TEXT: /(?s:.)+/", f"before: {_openings(format, openings, thoughts)}"]
+    spelled = "" if format.tags is not None else without(format.ends)
+    rules += [f"TEXT: /(?s:.)+/{spelled}", f"before: {_openings(format, openings, thoughts)}"]
     begun, closed = _terms(format, format.call), _terms(format, format.closing)
     return f"start: before TEXT? ({closed} | {begun} {calls})"
 

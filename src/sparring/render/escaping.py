@@ -1,6 +1,6 @@
 """Text of messages and tools in the form that chat templates take, in which no text becomes a control token.
 
-Thoughts and calls of a reply are markup: what the template makes of them stays.
+The tags around thoughts and calls are the template's; what stands in a thought or a call is text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sparring.errors import refusal
 from sparring.render.control import MARK, ControlTokens
 from sparring.render.dialect import message_dicts, tool_dicts
 from sparring.render.hermes import plain_parts
-from sparring.types import Message, ToolSpec
+from sparring.types import Message, ToolCall, ToolSpec
 
 _BRACKETS = "<>/|[]"
 _SCHEMA = ("type", "function", "name", "description", "parameters", "properties", "required", "items", "enum")
@@ -82,12 +82,32 @@ class TextEscaper:
     def _message(self, message: Message) -> Message:
         own = message.role == "assistant"
         parts = plain_parts(message.content) if own else [(message.content, True)]
-        content = "".join(self._marked(text) if plain else text for text, plain in parts)
-        name = message.name and self._marked(message.name)
-        id = message.tool_call_id and self._marked(message.tool_call_id)
-        if (content, name, id) == (message.content, message.name, message.tool_call_id):
+        marked = {
+            "content": "".join(self._marked(text) if plain else text for text, plain in parts),
+            "reasoning": message.reasoning and self._marked(message.reasoning),
+            "tool_calls": tuple(map(self._call, message.tool_calls)),
+            "name": message.name and self._marked(message.name),
+            "tool_call_id": message.tool_call_id and self._marked(message.tool_call_id),
+        }
+        if all(value == getattr(message, key) for key, value in marked.items()):
             return message  # as nearly all are
-        return dataclasses.replace(message, content=content, name=name, tool_call_id=id)
+        return dataclasses.replace(message, **marked)
+
+    def _call(self, call: ToolCall) -> ToolCall:
+        return dataclasses.replace(
+            call,
+            id=self._marked(call.id),
+            name=self._marked(call.name),
+            arguments=call.arguments and self._argument(call.arguments),
+            raw=self._marked(call.raw),
+        )
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._marked(value)
+        if isinstance(value, Mapping):
+            return {self._argument(key): self._argument(inner) for key, inner in value.items()}
+        return [self._argument(inner) for inner in value] if isinstance(value, list | tuple) else value
 
     def _value(self, value: Any, key: Any = None) -> Any:
         if isinstance(value, str):

@@ -16,6 +16,7 @@ from sparring.generation import Constraint
 from sparring.protocols import Renderer
 from sparring.render.call_format import CallFormat, call_format
 from sparring.render.call_grammar import call_grammar, check_calls
+from sparring.render.control import MARK
 from sparring.render.tokenizer import FileTokenizer
 
 REMEMBERED = 64
@@ -92,10 +93,22 @@ class Grammars:
 
     @cached_property
     def _guarded(self) -> Any:
-        """The vocabulary where no text has an added token: a grammar allows these by their ids alone."""
+        """The vocabulary where no text has a control token: a grammar allows these by their ids alone. They have other
+        names there, because the library encodes a text that has to follow, and would find them in it."""
         data = json.loads(self._tokenizer.as_json())
+        names = {text: f"{MARK}{id}" for text, id in self._tokenizer.control.ids.items()}
         for token in data.get("added_tokens") or ():
-            token["special"] = True
+            token["special"] = token["special"] or token["content"] in names
+            token["content"] = names.get(token["content"], token["content"])
+        model = data["model"]
+        pairs = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model.get("merges") or ()]
+        if pairs:
+            model["merges"] = [pair for pair in pairs if not names.keys() & {*pair, "".join(pair)}]
+        vocabulary = model.get("vocab")
+        if isinstance(vocabulary, dict):
+            model["vocab"] = {names.get(text, text): id for text, id in vocabulary.items()}
+        elif vocabulary:
+            model["vocab"] = [[names.get(text, text), score] for text, score in vocabulary]
         return self._table(json.dumps(data))
 
     @cached_property
@@ -117,7 +130,7 @@ class Grammars:
         where, tokens = constraint.kind.replace("_", " "), self._tokens
         with boundary(BadInput, where, "one that compiles", "correct it"):
             if constraint.kind == "json_schema":
-                made = make.grammar_from_json_schema(json.dumps(json.loads(source)))
+                made, tokens = make.grammar_from_json_schema(json.dumps(json.loads(source))), self._guarded
             elif constraint.kind == "tool_call":
                 made, tokens = make.grammar_from_lark(call_grammar(self._calls, source)), self._guarded
                 check_calls(self._writer, self._tokenizer, self._calls, source)

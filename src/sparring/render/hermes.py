@@ -31,16 +31,17 @@ def parse_reply(text: str, *, thinking: bool) -> Message:
 
 
 def plain_parts(text: str) -> list[tuple[str, bool]]:
-    """Return the text of a reply in order, each part with whether it is plain: a whole thought at the beginning and
-    whole calls, which rows of conversations have in their text, are not."""
+    """Return the text of a reply in order, each part with whether it is plain: the tags of a whole thought at the
+    beginning and of whole calls, which rows of conversations have in their text, are not."""
     parts = []
     if text.lstrip().startswith(THINK) and THINK_END in text:
-        thought, end, text = text.partition(THINK_END)
-        parts.append((thought + end, False))
+        thought, _, text = text.partition(THINK_END)
+        before, _, thought = thought.partition(THINK)
+        parts += [(before + THINK, False), (thought, True), (THINK_END, False)]
     done = 0
     for block in _BLOCK.finditer(text):
         if call_in(0, block[1] + CLOSE).arguments is not None:
-            parts += [(text[done : block.start()], True), (block[0], False)]
+            parts += [(text[done : block.start()], True), (OPEN, False), (block[1], True), (CLOSE, False)]
             done = block.end()
     return [*parts, (text[done:], True)]
 

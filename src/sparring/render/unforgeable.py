@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from sparring.errors import BadInput, refusal
 from sparring.protocols import Renderer
@@ -72,8 +73,25 @@ def _places(messages: Sequence[Message], tools: Sequence[ToolSpec], text: str) -
         if message.role == "tool":
             yield "tool message's name", _with(messages, at, name=f"{message.name}{text}"), list(tools)
             yield "tool message's id", _with(messages, at, tool_call_id=f"{message.tool_call_id}{text}"), list(tools)
+        for call in _calls(message, text):
+            yield f"{message.role} message's call", _with(messages, at, tool_calls=(call,)), list(tools)
+        if message.tool_calls:
+            yield f"{message.role} message's thought", _with(messages, at, reasoning=f"So {text}"), list(tools)
+            malformed = dataclasses.replace(message.tool_calls[0], arguments=None, raw=f'{{"x": "{text}"')
+            without_answers = [other for other in _with(messages, at, tool_calls=(malformed,)) if other.role != "tool"]
+            yield f"{message.role} message's malformed call", without_answers, list(tools)
     for schema in _schemas(tools[0], text) if tools else ():
         yield "tool's schema", list(messages), [schema, *tools[1:]]
+
+
+def _calls(message: Message, text: str) -> Iterator[ToolCall]:
+    """Yield the first call of a message with the text in one place."""
+    for call in message.tool_calls[:1]:
+        yield dataclasses.replace(call, arguments={"x": f"1 {text}"})
+        yield dataclasses.replace(call, arguments={"x": ["1", {f"y{text}": f"1 {text}"}]})
+        yield dataclasses.replace(call, arguments={f"x{text}": "1"})
+        yield dataclasses.replace(call, name=call.name + text)
+        yield dataclasses.replace(call, id=call.id + text)
 
 
 def _schemas(tool: ToolSpec, text: str) -> Iterator[ToolSpec]:
@@ -102,7 +120,7 @@ def _bridges(renderer: Renderer, messages: Sequence[Message], tools: Sequence[To
     _compare(renderer, f"{role} message that is bridged", _controls(renderer, forged) - _controls(renderer, plain))
 
 
-def _with(messages: Sequence[Message], at: int, **changes: str) -> list[Message]:
+def _with(messages: Sequence[Message], at: int, **changes: Any) -> list[Message]:
     return [*messages[:at], dataclasses.replace(messages[at], **changes), *messages[at + 1 :]]
 
 

@@ -94,9 +94,12 @@ def text_terminal(schema: Mapping[str, Any], ends: Sequence[str]) -> str:
         begun, ended = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
         inner = pattern[begun : len(pattern) - ended]
         parts.append(_slashed(f"{'' if begun else '(?s:.*)'}({inner}){'' if ended else '(?s:.*)'}"))
-    if ends:
-        parts.append("~" + _slashed(f"(?s:.*)({'|'.join(map(re.escape, ends))})(?s:.*)"))
-    return " & ".join(parts)
+    return " & ".join(parts) + without(ends)
+
+
+def without(ends: Sequence[str]) -> str:
+    """Return what follows a terminal, in Lark's notation, of whose texts none writes one of `ends`."""
+    return " & ~" + _slashed(f"(?s:.*)({'|'.join(map(re.escape, ends))})(?s:.*)") if ends else ""
 
 
 def is_limited(schema: Mapping[str, Any]) -> bool:

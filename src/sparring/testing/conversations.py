@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sparring.types import Message, ToolCall, ToolSpec
 
 TOOL = ToolSpec(
@@ -9,6 +11,9 @@ TOOL = ToolSpec(
     description='Runs "code" & <prints>.',
     parameters={"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
 )
+TAG = "<tool_call>"
+"""The one token of a format that these conversations write."""
+
 ODD = 'quote " backslash \\ newline\nüñí 数 🙂 <tool_call> {"a": 1} </p>'
 
 
@@ -31,6 +36,15 @@ def answer(content: str) -> Message:
 def say(content: str, reasoning: str | None = None) -> Message:
     """Return a reply in words."""
     return Message(role="assistant", content=content, reasoning=reasoning)
+
+
+def without_tags(message: Message) -> Message:
+    """Return a message of these conversations that writes no token of a format, in its text and in its calls."""
+    calls = tuple(
+        replace(call, arguments={key: str(text).replace(TAG, "<call>") for key, text in (call.arguments or {}).items()})
+        for call in message.tool_calls
+    )
+    return replace(message, content=message.content.replace(TAG, "<call>"), tool_calls=calls)
 
 
 SYSTEM = Message(role="system", content="Be brief.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ from sparring.render.dialect import message_dicts, tool_dicts
 from sparring.render.load import load_renderer
 from sparring.render.tokenizer import load_tokenizer
 from sparring.render.train_tokenizer import MIN_VOCAB_SIZE, train_tokenizer
-from sparring.testing.conversations import CONVERSATIONS, ODD, TOOL
+from sparring.testing.conversations import CONVERSATIONS, ODD, TOOL, without_tags
 from sparring.testing.toy import toy_renderer
 
 TEXTS = ["What is 12 + 34? It is 46.", "def f(x):\n    return x + 1\n", "the cat sat on the mat, the cat sat"] * 3
@@ -65,7 +64,7 @@ def test_hugging_face_writes_the_same_ids(tmp_path, thinking):
     assert theirs.eos_token_id in ours.stop_ids and len(theirs) == 400
     assert theirs.encode(ODD) == ours.tokenizer.encode(ODD)
     for written in CONVERSATIONS:  # what a message says is plain text to us, and a control token to them
-        conversation = [replace(m, content=m.content.replace("<tool_call>", "<call>")) for m in written]
+        conversation = [without_tags(message) for message in written]
         for tools in ((), (TOOL,)):
             for generation in (False, True):
                 expected = theirs.apply_chat_template(
