@@ -41,6 +41,8 @@ class Connection:
         self.delivered = False
         self._read = 0
         self._waiting: asyncio.Future[None] | None = None
+        self._patient_until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._leaving = asyncio.get_running_loop().create_task(_left(receive))
         self._leaving.add_done_callback(lambda _: self._wake())
 
@@ -52,6 +54,8 @@ class Connection:
         self, kind: type[BaseException] | None, cause: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leaving.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self.exchange.wakers.discard(self._wake)
         self.exchange.deliver(self.delivered)
 
@@ -65,12 +69,11 @@ class Connection:
         if self._read == len(exchange.parts) and not exchange.over and not self._leaving.done():
             loop = asyncio.get_running_loop()
             self._waiting = loop.create_future()
-            timer = None if patience_s is None else loop.call_later(patience_s, self._wake)
-            try:
-                await self._waiting
-            finally:
-                if timer is not None:
-                    timer.cancel()
+            if patience_s is not None:
+                self._patient_until = loop.time() + patience_s
+                if self._timer is None:  # one for many waits: parts come a thousand times as often
+                    self._timer = loop.call_at(self._patient_until, self._lose_patience)
+            await self._waiting
         self.check()
         new = exchange.parts[self._read :]
         self._read += len(new)
@@ -91,6 +94,14 @@ class Connection:
         """Raise ClientDisconnect if the client has left."""
         if self._leaving.done():
             raise ClientDisconnect
+
+    def _lose_patience(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        if loop.time() < self._patient_until:
+            self._timer = loop.call_at(self._patient_until, self._lose_patience)
+        else:
+            self._wake()
 
     def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():
