@@ -264,6 +264,8 @@ class Gateway:
                 client_request = dialect.read(await _call(request, door))
                 session = door.models.session(client_request.model)
                 count = await door.exchanges.count(session, client_request)
+            except ClientDisconnect:
+                return Response(status_code=499)
             except SparringError as error:
                 return refused(dialect, error)
             return Response(msgspec.json.encode({field: count}), media_type="application/json")
@@ -300,6 +302,8 @@ class Gateway:
         try:
             door = self.door(key_of(request))
             return await answer_tools(door.tools, request.method, await read_body(request, MOST_BYTES))
+        except ClientDisconnect:
+            return Response(status_code=499)
         except SparringError as error:
             status, text, headers = status_of(error)
             return Response(text, status_code=status, headers=headers)

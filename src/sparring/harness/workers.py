@@ -69,7 +69,7 @@ class WorkerHarness:
                 finally:
                     episode.note("program", _noted(offer, session))
         _judge(end, offer, session)
-        last = session.last if end.answer is None else Message(role="assistant", content=end.answer)
+        last = session.last_words if end.answer is None else Message(role="assistant", content=end.answer)
         if last is not None:
             await tools.answer(last)
 
