@@ -349,6 +349,7 @@ def _noted(name: str, result: ExecResult, session: CountedSession) -> dict[str, 
     return {
         "harness": name,
         "exit_code": result.exit_code,
+        "failed": bool(result.exit_code) and session.limit is None and not (result.timed_out or result.out_of_memory),
         "wall_s": result.wall_s,
         "requests": session.requests,
         "timed_out": result.timed_out,
