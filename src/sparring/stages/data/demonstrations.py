@@ -195,7 +195,7 @@ async def converse(context: Context, task: Task, replies: Expert | Mapping[str, 
         if error is not None:
             raise error
     if not played.transcripts:
-        do = "let it call `await episode.session().complete(messages)` for every reply"
+        do = "let it ask for every reply: `await episode.session().complete(messages)`, or by the client it is handed"
         got = f"{context.config.rollout.harness!r}, which requested no reply for task {task.id}"
         raise refusal("rollout.harness", "a harness that requests its replies from the session", got, do)
     score, several = played.score, len(played.transcripts) > 1
