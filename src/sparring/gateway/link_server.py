@@ -142,6 +142,7 @@ class LinkServer:
 
     async def _words(self, over: asyncio.Future[Word | None]) -> AsyncIterator[str]:
         self._report("a gateway answers programs")
+        self._doors.workers.go_on()
         try:
             yield f"{Word.BEGUN}\n"
             word = await asyncio.shield(over)
@@ -149,6 +150,7 @@ class LinkServer:
                 yield f"{word}\n"
         finally:
             if not over.done():
+                self._doors.workers.pause()
                 self._report("the gateway has ended; programs wait for the next one")
 
     def end(self, word: Word | None) -> None:
@@ -227,6 +229,7 @@ async def linked(folder: Path, address: str, report: Callable[[str], None] = lam
         )
         try:
             yield
+            gateway.workers.close()  # the claims that wait are answered before the gateway ends
             link.end(Word.OVER)
         finally:
             link.end(None)

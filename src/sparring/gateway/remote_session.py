@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.errors import InfraError, SparringError
-from sparring.gateway.connection import read_body
+from sparring.gateway.connection import read_body, while_there
 from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.exchange import Part
 from sparring.gateway.keys import WrongKey
@@ -292,18 +292,20 @@ class GatewayLink:
             raise
 
     async def forward(self, request: Request) -> Response:
-        """Pass a request on as it came, and return the answer.
+        """Pass a request on as it came, and return the answer. Where its client leaves, so does the request.
 
         Raises:
             BadInput: the body is too large.
+            ClientDisconnect: the client left.
             InfraError: the run's process does not answer.
         """
         body = await read_body(request, MOST_BYTES)
         headers = [(name, value) for name, value in request.headers.raw if name not in OF_CONNECTION]
+        passed_on = self._client.request(
+            request.method, f"{request.url.path}?{request.url.query}", content=body, headers=headers
+        )
         try:
-            answer = await self._client.request(
-                request.method, f"{request.url.path}?{request.url.query}", content=body, headers=headers
-            )
+            answer = await while_there(request, asyncio.ensure_future(passed_on))
         except httpx.HTTPError as error:
             raise self._gone(error) from error
         kept = {name: value for name, value in answer.headers.items() if name.encode() not in OF_CONNECTION}

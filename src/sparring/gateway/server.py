@@ -40,6 +40,7 @@ from sparring.gateway.models import DecodingSession, ModelTable, model_listed, m
 from sparring.gateway.openapi import document
 from sparring.gateway.refusals import dialect_of, no_endpoint, refused, status_of
 from sparring.gateway.rewards import RewardDesk
+from sparring.gateway.rewards import refused as word_refused
 from sparring.gateway.tool_server import answer_tools
 from sparring.gateway.workers import RunKeys, WorkerDesk, listening_at, reached
 from sparring.protocols import ToolHost
@@ -168,26 +169,29 @@ class Gateway:
                 await self._stop()
 
     @asynccontextmanager
-    async def open_outside(self, keys: RunKeys, address: str, lease_s: float) -> AsyncIterator[str]:
-        """Keep the server at an address, which is yielded, for programs elsewhere that have the run's keys.
+    async def open_outside(self, keys: RunKeys, address: str, lease_s: float, gateway: str = "") -> AsyncIterator[str]:
+        """Answer programs elsewhere that have the run's keys, at an address that is yielded. Claims that wait when the
+        context ends are told that the run is over, unless an error ended it: another process may go on with the run.
 
         Args:
             keys: of the run.
-            address: `HOST:PORT`.
+            address: `HOST:PORT` of this server, which is kept.
             lease_s: seconds after which a worker's lease runs out.
+            gateway: address of `sparring gateway`, in the place of this server; empty for none.
 
         Raises:
             BadInput: the address is taken.
         """
         host, _, port = address.rpartition(":")
-        async with self._changing:
-            await self._start(host.strip("[]"), int(port))
+        if not gateway:
+            async with self._changing:
+                await self._start(host.strip("[]"), int(port))
         self._kept, self._rewards.run_key = True, keys.reward
-        self.workers.open(keys.worker, lease_s)
+        self.workers.open(keys.worker, lease_s, gateway)
         try:
-            yield self._url
-        finally:
+            yield gateway or self._url
             self.workers.close()
+        finally:
             self._kept, self._rewards.run_key = False, ""
             await self._stop_unused()
 
@@ -215,7 +219,6 @@ class Gateway:
             routes.append(Route(f"/{version}/models", self._models))
             routes.append(Route(f"/{version}/models/{{name:path}}", self._model))
         routes += self.routes_of_run(None if self._run is None else self._run.forward)
-        routes += self.workers.routes()
         routes += [Route("/health", self._health), Route("/openapi.json", self._openapi)]
         return Router([*routes, Mount(PATH, app=Router(routes, default=no_endpoint))], default=no_endpoint)
 
@@ -234,14 +237,15 @@ class Gateway:
             except ClientDisconnect:
                 return Response(status_code=499)
             except SparringError as error:
-                return refused(dialect_of(request), error)
+                return word_refused(error)
 
+        posted = {"/v1/rewards": self._rewards.endpoint, **self.workers.endpoints()}
         return [
-            Route(path, endpoint if forward is None else forwarded, methods=methods)
-            for path, endpoint, methods in (
-                ("/v1/rewards", self._rewards.endpoint, ["POST"]),
-                ("/mcp", self._tools, ["GET", "POST", "DELETE"]),
-            )
+            Route("/mcp", self._tools if forward is None else forwarded, methods=["GET", "POST", "DELETE"]),
+            *(
+                Route(path, endpoint if forward is None else forwarded, methods=["POST"])
+                for path, endpoint in posted.items()
+            ),
         ]
 
     def _endpoint(self, dialect: Dialect) -> Any:

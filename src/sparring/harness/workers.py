@@ -52,7 +52,7 @@ class WorkerHarness:
         """
         leases = self._leases()
         if leases is None:
-            raise refusal(KEY, "a run with a server for workers", "none", "leave out rollout.gateway")
+            raise refusal(KEY, "a run that serves workers", "none", "play it by `sparring run` or `sparring eval`")
         with boundary(EnvError, f"environment {episode.task.env}, task {episode.task.id}: open"):
             observation = await episode.env.open(episode.task, episode.box)
         if observation.done:

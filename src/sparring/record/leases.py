@@ -108,12 +108,14 @@ class Lease:
     Attributes:
         id: known to its worker alone.
         offer: which the worker has.
-        timer: lets it run out.
+        claim: id of the claim that has got it; empty for none.
+        timer: lets it run out; None while no lease does.
     """
 
     id: str
     offer: RolloutOffer
-    timer: asyncio.TimerHandle
+    claim: str = ""
+    timer: asyncio.TimerHandle | None = None
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -121,6 +123,7 @@ class _Claim:
     """Claim that waits for an offer."""
 
     environments: Sequence[str]
+    id: str
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     offer: RolloutOffer | None = None
 
@@ -143,6 +146,8 @@ class Leases:
         self._offers: OrderedDict[int, RolloutOffer] = OrderedDict()
         self._claims: OrderedDict[int, _Claim] = OrderedDict()
         self._leases: dict[str, Lease] = {}
+        self._of_claim: dict[str, Lease] = {}
+        self._paused = False
         self._over: OrderedDict[str, LeaseEnd | None] = OrderedDict()
         self._closed = False
 
@@ -164,13 +169,17 @@ class Leases:
         finally:
             self._withdraw(offer)
 
-    async def claim(self, environments: Sequence[str] = (), wait_s: float = 0.0, worker: str = "") -> Lease | None:
-        """Lease the first offer, or wait for one.
+    async def claim(
+        self, environments: Sequence[str] = (), wait_s: float = 0.0, worker: str = "", id: str = ""
+    ) -> Lease | None:
+        """Lease the first offer, or wait for one. A claim with the id of one that has got a lease gets that lease, and
+        one with the id of another that waits takes its place.
 
         Args:
             environments: of which one is wanted; empty: any.
             wait_s: longest wait, in seconds.
             worker: name of who claims, for reports.
+            id: of the claim, the same when it is made again; empty for none.
 
         Returns:
             The lease; None where there was no offer in time.
@@ -180,12 +189,16 @@ class Leases:
         """
         clock = asyncio.get_running_loop().time
         until = clock() + wait_s
+        if id in self._of_claim:
+            lease = self._of_claim[id]
+            self.renew(lease.id)
+            return lease
         while True:
-            offer = await self._next(_Claim(environments=environments), until - clock())
+            offer = await self._next(_Claim(environments=environments, id=id), until - clock())
             if offer is None:
                 return None
             if not offer.withdrawn:
-                return self._leased(offer, worker)
+                return self._leased(offer, worker, id)
 
     def renew(self, id: str) -> None:
         """Let a lease last for its whole time again.
@@ -193,9 +206,19 @@ class Leases:
         Raises:
             UnknownLease, LeaseExpired: there is none.
         """
-        lease = self._lease(id)
-        lease.timer.cancel()
-        lease.timer = self._timer(id)
+        self._start(self._lease(id))
+
+    def pause(self) -> None:
+        """Let no lease run out until `go_on`: nothing of the workers is heard."""
+        self._paused = True
+        for lease in self._leases.values():
+            self._start(lease)
+
+    def go_on(self) -> None:
+        """Let every lease last for its whole time from now on."""
+        self._paused = False
+        for lease in self._leases.values():
+            self._start(lease)
 
     def finish(self, id: str, end: LeaseEnd) -> None:
         """End the rollout of a lease. The same end twice is one.
@@ -235,6 +258,10 @@ class Leases:
                 return self._offers.pop(id(offer))
         if wait_s <= 0:
             return None
+        if claim.id:
+            for other in [other for other in self._claims.values() if other.id == claim.id]:
+                del self._claims[id(other)]
+                other.answered.set()
         self._claims[id(claim)] = claim
         try:
             async with asyncio.timeout(wait_s):
@@ -270,21 +297,30 @@ class Leases:
         if offer.lease is not None and offer.lease.id in self._leases:
             self._end(offer.lease.id, None)
 
-    def _leased(self, offer: RolloutOffer, worker: str) -> Lease:
+    def _leased(self, offer: RolloutOffer, worker: str, claim: str) -> Lease:
         """Return a new lease of an offer."""
         id = f"lease-{secrets.token_urlsafe(18)}"
-        lease = self._leases[id] = Lease(id=id, offer=offer, timer=self._timer(id))
+        lease = self._leases[id] = Lease(id=id, offer=offer, claim=claim)
+        if claim:
+            self._of_claim[claim] = lease
+        self._start(lease)
         offer.worker, offer.lease = worker, lease
         offer.claimed.set()
         return lease
 
-    def _timer(self, id: str) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(self.lease_s, self._end, id, None)
+    def _start(self, lease: Lease) -> None:
+        """Let a lease last for its whole time from now on, or for as long as none runs out."""
+        if lease.timer is not None:
+            lease.timer.cancel()
+        loop = asyncio.get_running_loop()
+        lease.timer = None if self._paused else loop.call_later(self.lease_s, self._end, lease.id, None)
 
     def _end(self, id: str, end: LeaseEnd | None) -> None:
         """End a lease; None: it ran out."""
         lease = self._leases.pop(id)
-        lease.timer.cancel()
+        if lease.timer is not None:
+            lease.timer.cancel()
+        self._of_claim.pop(lease.claim, None)
         lease.offer.end = end
         lease.offer.over.set()
         self._over[id] = end
