@@ -14,6 +14,7 @@ from forked import Forked
 from test_gateway_run import Gateway
 
 import sparring.workers
+from sparring.cli.main import main
 from sparring.store.sqlite import SqliteStore
 
 WORKER = """
@@ -99,6 +100,21 @@ def check_played(folder: Path, lost: int) -> None:
             (turn,) = rollout.trajectories[0].turns
             assert score.reward == len(turn.message.content if turn.message else "") % 7 / 8
     assert [note["worker"] for note in notes if note["outcome"] == "lost"].count("dies") == lost
+
+
+def test_a_field_that_no_task_has_is_refused_and_one_that_some_have_is_not(
+    given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def checked(fields: str) -> tuple[int, str]:
+        words = command(given, tmp_path, f"rollout.shown_to_workers={fields}")
+        rows = [{"prompt": f"{n} + 1 = ?", "page": n} for n in range(20)]
+        rows[7]["hint"] = "x"
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return main(["check", *words[1:]]), capsys.readouterr().err
+
+    expected = "rollout.shown_to_workers: expected fields of a task's data: hint, id, page, prompt, got 'pages'; "
+    assert checked('["page", "pages"]') == (2, f"{expected}correct it, or leave it out\n")
+    assert checked('["page", "hint"]')[0] == 0
 
 
 @pytest.mark.slow
