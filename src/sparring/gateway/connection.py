@@ -225,16 +225,16 @@ async def read_body(request: Request, most_bytes: int) -> bytes:
     return bytes(data)
 
 
-async def while_there(request: Request, answering: asyncio.Future[T]) -> T:
-    """Return what answers a request whose body was read, which is cancelled when its client leaves before.
+async def while_there(receive: Receive, answering: asyncio.Future[T]) -> T:
+    """Return what answers a request whose body was read; it is cancelled when the client leaves before.
 
     Raises:
         ClientDisconnect: the client left.
     """
-    leaving = asyncio.ensure_future(_left(request.receive))
+    leaving = asyncio.ensure_future(_left(receive))
     try:
         await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done():
+        if leaving.done():
             raise ClientDisconnect
         return answering.result()
     finally:

@@ -121,7 +121,7 @@ class WorkerDesk:
         leases = self._leases(request)
         form = _read(await read_body(request, MOST_BYTES), ClaimForm)
         claim = asyncio.ensure_future(leases.claim(form.environments, form.wait_s, form.worker, form.id))
-        lease = await while_there(request, claim)
+        lease = await while_there(request.receive, claim)
         if lease is None:
             return Response(status_code=204)
         url = self._url or str(request.base_url).rstrip("/")
