@@ -254,8 +254,8 @@ async def linked(folder: Path, address: str, report: Callable[[str], None] = lam
             f"programs reach this run at {address}; answer them there: sparring gateway {folder} --host ... --port ..."
         )
         try:
-            yield
-            gateway.workers.close()  # the claims that wait are answered before the gateway ends
+            with gateway.workers.attending():  # the claims that wait are answered before the gateway ends
+                yield
             link.end(Word.OVER)
         finally:
             link.end(None)

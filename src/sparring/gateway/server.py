@@ -194,8 +194,8 @@ class Gateway:
         self._kept, self._rewards.run_key = True, keys.reward
         self.workers.open(keys.worker, lease_s, gateway)
         try:
-            yield gateway or self._url
-            self.workers.close()
+            with self.workers.attending():
+                yield gateway or self._url
         finally:
             self._kept, self._rewards.run_key = False, ""
             await self._stop_unused()

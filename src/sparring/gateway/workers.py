@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -97,10 +98,17 @@ class WorkerDesk:
         """
         self._key, self._url, self.leases = key, url, Leases(lease_s)
 
-    def close(self) -> None:
-        """Answer claims that the run is over, those that wait too."""
-        if self.leases is not None:
-            self.leases.close()
+    @contextmanager
+    def attending(self) -> Iterator[None]:
+        """Answer claims while the context lasts; then that the run is over, or where an error ended it, that it has
+        stopped. Those that wait are answered so too."""
+        stopped = True
+        try:
+            yield
+            stopped = False
+        finally:
+            if self.leases is not None:
+                self.leases.close(stopped=stopped)
 
     def pause(self) -> None:
         """Let no lease run out: no gateway is there, by which it could be renewed."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sparring.errors import BadInput, WorkerLost, refusal
+from sparring.errors import BadInput, InfraError, SparringError, WorkerLost, refusal
 from sparring.record.rewards import OutsideReward, OutsideRewards, RewardsClosed
 
 MOST_OVER = 4096
@@ -36,6 +36,10 @@ class LeaseConflict(BadInput):
 
 class RunOver(BadInput):
     """The run offers no more rollouts."""
+
+
+class RunStopped(InfraError):
+    """The run has stopped before its end: another process may go on with it."""
 
 
 class LeaseEnd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -149,7 +153,7 @@ class Leases:
         self._of_claim: dict[str, Lease] = {}
         self._paused = False
         self._over: OrderedDict[str, LeaseEnd | None] = OrderedDict()
-        self._closed = False
+        self._closed: SparringError | None = None
 
     @contextmanager
     def offer(
@@ -186,6 +190,7 @@ class Leases:
 
         Raises:
             RunOver: no more rollouts are offered.
+            RunStopped: none by this process.
         """
         clock = asyncio.get_running_loop().time
         until = clock() + wait_s
@@ -242,17 +247,25 @@ class Leases:
             offer.rewards.give(OutsideReward(reward=end.reward))
         self._end(id, end)
 
-    def close(self) -> None:
-        """Offer no more: claims that wait are refused."""
-        self._closed = True
+    def close(self, *, stopped: bool = False) -> None:
+        """Offer no more: claims that wait are refused.
+
+        Args:
+            stopped: whether another process may go on with the run.
+        """
+        if stopped:
+            closed: SparringError = RunStopped("the run has stopped; claim again when it goes on")
+        else:
+            do = "stop claiming, or start the run again"
+            closed = RunOver(str(refusal("claim", "a run that is going on", "one that is over", do)))
+        self._closed = self._closed or closed
         for claim in self._claims.values():
             claim.answered.set()
 
     async def _next(self, claim: _Claim, wait_s: float) -> RolloutOffer | None:
         """Return the offer that a claim gets, which nobody else gets then; None where there is none in time."""
-        if self._closed:
-            do = "stop claiming, or start the run again"
-            raise RunOver(str(refusal("claim", "a run that is going on", "one that is over", do)))
+        if self._closed is not None:
+            raise self._closed
         for offer in self._offers.values():
             if claim.takes(offer):
                 return self._offers.pop(id(offer))
@@ -274,7 +287,7 @@ class Leases:
             raise
         finally:
             self._claims.pop(id(claim), None)
-        return claim.offer if claim.offer is not None or not self._closed else await self._next(claim, 0.0)
+        return claim.offer if claim.offer is not None or self._closed is None else await self._next(claim, 0.0)
 
     def _put(self, offer: RolloutOffer, *, first: bool = False) -> None:
         """Give an offer to the first claim that takes it, else let it wait for one."""
