@@ -100,7 +100,7 @@ class Exchange:
 
     @property
     def refused(self) -> bool:
-        """Whether nothing was wrong but the request, or the rollout was at its limit."""
+        """True where the engine was not at fault: the request was wrong, or the rollout at its limit."""
         return isinstance(self.error, (BadInput, PolicyFailure))
 
     @property

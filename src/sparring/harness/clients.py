@@ -96,6 +96,7 @@ async def with_clients(
 ) -> None:
     """Run a function with its clients, which live as long as it runs."""
     async with AsyncExitStack() as stack:
-        door = await stack.enter_async_context(open_door(episode.session()))
+        with episode.queue():  # for the gateway
+            door = await stack.enter_async_context(open_door(episode.session()))
         clients = {name: await stack.enter_async_context(CLIENTS[name][1](door)) for name in names}
         await function(episode, **clients)

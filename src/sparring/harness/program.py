@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -219,7 +219,10 @@ class ProgramHarness:
         tools = WorldTools(episode.env)
         own = await box.beside(self._widened(BoxSpec())) if episode.env.tools else box
         try:
-            async with self._open_door(session, models=self._preset.models, leave_out=self._preset.leave_out) as door:
+            async with AsyncExitStack() as stack:
+                with episode.queue():  # for the gateway
+                    opening = self._open_door(session, models=self._preset.models, leave_out=self._preset.leave_out)
+                    door = await stack.enter_async_context(opening)
                 door.tools = tools if episode.env.tools else None
                 result = await self._run(own, door, session, messages)
         finally:

@@ -80,5 +80,5 @@ def tools_of(segments: Sequence[Segment], index: int) -> tuple[ToolSpec, ...]:
 
 def last_words(segments: Sequence[Segment]) -> Message | None:
     """Return the main agent's last reply that called nothing; None where there is none."""
-    said = (segment.message for segment in reversed(main_replies(segments)))
-    return next((message for message in said if message is not None and not message.tool_calls), None)
+    spoken = (segment.message for segment in reversed(main_replies(segments)))
+    return next((message for message in spoken if message is not None and not message.tool_calls), None)
