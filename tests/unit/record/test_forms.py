@@ -10,6 +10,7 @@ import pytest
 from sparring.algo.credit.succession import succession
 from sparring.generation import Completion, Runs, Sampling
 from sparring.record.recorder import Recorder
+from sparring.record.text_tree import TextTree
 from sparring.record.tree import Tree
 from sparring.render.demonstrate import reply_tokens
 from sparring.reply import NO_EVIDENCE
@@ -162,6 +163,51 @@ def test_calls_that_stand_each_before_its_answer_are_one_reply():
     other = replace(second, tool_calls=(replace(second.tool_calls[0], id="call_1_0"),))
     record(others, [*START, first, answer("1")], other)
     assert leaves(others, [*START, first, answer("1"), other, answer("2")]) is None, "two replies stay two"
+
+
+@pytest.mark.parametrize("reply", [calls("1", "2", "3", content="So:"), MALFORMED], ids=["calls", "malformed"])
+def test_calls_that_stand_each_before_its_answer_are_one_reply_under_other_ids_too(reply: Message):
+    tree = Tree(RENDERER)
+    record(tree, START, reply)
+    first, *others = renumbered(reply).tool_calls
+    sent = [replace(reply, tool_calls=(first,)), answer("0")]
+    for number, one in enumerate(others, 1):
+        sent += [Message(role="assistant", tool_calls=(one,)), answer(str(number))]
+    assert leaves(tree, [*START, *sent]) is None
+    assert leaves(tree, [*START, *sent, say("Then."), user("And?")]) is None
+    assert [s.parent for s in tree.segments] == [None, 0, 1, 2, 3, 4], "one branch"
+
+
+def test_calls_of_an_expert_that_stand_each_before_its_answer_are_one_reply_under_other_ids_too():
+    tree, reply = TextTree("expert"), calls("1", "2", "3", content="So:")
+    tree.answer(tree.ask(START, TOOLS), reply, NO_EVIDENCE, None)
+    first, *others = renumbered(reply).tool_calls
+    sent = [replace(reply, tool_calls=(first,)), answer("0")]
+    for number, one in enumerate(others, 1):
+        sent += [Message(role="assistant", tool_calls=(one,)), answer(str(number))]
+    tree.ask([*START, *sent], TOOLS)
+    assert [s.parent for s in tree.segments] == [None, 0, 1, 2, 3, 4]
+    assert [s.message.role for s in tree.segments] == ["system", "user", "assistant", "tool", "tool", "tool"]
+
+
+def test_calls_that_were_sampled_one_by_one_are_no_parts_of_a_reply_that_had_them_at_once():
+    tree, (first, second) = Tree(RENDERER), (calls("1"), replace(calls("2"), tool_calls=calls("1", "2").tool_calls[1:]))
+    record(tree, START, calls("1", "2"))
+    record(tree, START, first)
+    sent = [*START, renumbered(first), answer("1")]
+    place = record(tree, sent, second)
+    assert tree.plan([*sent, renumbered(second), answer("2")], TOOLS).parent == place
+    again = [*START, renumbered(first), answer("other"), renumbered(second), answer("2")]
+    assert tree.plan(again, TOOLS).parent == 1, "nothing else is known of it: the reply that had both"
+
+
+def test_two_replies_to_which_a_format_gave_one_id_stay_two():
+    """Formats that write ids themselves begin to count anew."""
+    tree = Tree(RENDERER)
+    first, second = (replace(calls(c), tool_calls=(replace(calls(c).tool_calls[0], id="f:0"),)) for c in "12")
+    record(tree, START, first)
+    record(tree, [*START, first, answer("1")], second)
+    assert leaves(tree, [*START, replace(first), answer("1"), replace(second), answer("2")]) is None
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,6 @@ class Talk:
     agent: str = ""
     goes_on: str | None = None
     edited_from: str | None = None
-    renumbered: bool = False
-    interleaved: bool = False
     tools: tuple[ToolSpec, ...] = TOOLS
     asked: list[asyncio.Task[SampledReply]] = field(default_factory=list)
 
@@ -85,11 +83,7 @@ def each(change: Callable[[Message], list[Message]]) -> Callable[[Talk], None]:
 
 
 def renumber(talk: Talk) -> None:
-    """The client has its own ids of calls. One that also sends each before its answer would leave no trace of what
-    was one reply."""
-    if talk.interleaved:
-        return
-    talk.renumbered = True
+    """The client has its own ids of calls."""
     names: dict[str, str] = {}
 
     def own(id: str) -> str:
@@ -106,12 +100,12 @@ def renumber(talk: Talk) -> None:
 
 
 def malformed_as_text(message: Message) -> list[Message]:
-    """A malformed call as text, as in a dialect that has no place for it."""
+    """A malformed call as text, as in a dialect that has no place for it. It is shown so: blanks come around both."""
     raw = "".join(call.raw for call in message.tool_calls if call.arguments is None)
     return [
         replace(
             message,
-            content=message.content + raw,
+            content=message.content.strip() + raw,
             tool_calls=tuple(call for call in message.tool_calls if call.arguments is not None),
         )
     ]
@@ -154,9 +148,6 @@ def split(message: Message) -> list[Message]:
 
 def interleave(talk: Talk) -> None:
     """Each call before its answer."""
-    if talk.renumbered:
-        return
-    talk.interleaved = True
     rewritten: list[Message] = []
     calls: dict[str, ToolCall] = {}
     for message in talk.messages:
