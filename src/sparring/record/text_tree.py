@@ -33,7 +33,6 @@ class TextTree:
     _replies: dict[bytes, int] = field(default_factory=dict)
     _inputs: dict[tuple[int | None, bytes], int] = field(default_factory=dict)
     _forms: Forms = field(default_factory=Forms)
-    _told: set[bytes] = field(default_factory=set)
     _leaves: dict[int, Message] = field(default_factory=dict)
     _constraints: dict[int, Constraint] = field(default_factory=dict)
 
@@ -50,15 +49,14 @@ class TextTree:
         keys = self._forms.keys(START, messages)
         parent, before = self._continued(messages, keys, tools_digest)
         if parent is None:
-            together, other_keys = self._forms.read(messages, self._told)
+            together, other_keys = self._forms.read(messages)
             joined = self._continued(together, other_keys, tools_digest)
             if joined[0] is not None:
                 messages, keys, (parent, before) = together, other_keys, joined
         fork = self._start_of_agent(messages) if parent is None else None
         if parent is not None:
             self._leaves.pop(parent, None)
-        self._forms.told(keys[before - 1] if before else START, messages[before:], keys[before:])
-        self._told.update(keys[before:])
+        self._forms.told(keys[before - 1] if before else START, messages[before:], keys[before:], 0)
         for message, key in zip(messages[before:], keys[before:], strict=True):
             key += tools_digest
             index = self._inputs.get((parent, key))
@@ -95,8 +93,7 @@ class TextTree:
             evidence=None if evidence == NO_EVIDENCE else evidence,
         )
         self.segments.append(segment)
-        replied = self._forms.said(key[: len(START)], reply, index)
-        self._told.add(replied)
+        replied = self._forms.said(key[: len(START)], reply, 0, index)
         self._replies[replied + tools] = index
         self._leaves[index] = reply
         if constraint is not None:

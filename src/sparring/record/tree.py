@@ -52,7 +52,6 @@ class Tree:
     _unwritten: dict[int, Segment] = field(default_factory=dict)
     _nodes: dict[bytes, Node] = field(default_factory=dict)
     _forms: Forms = field(default_factory=Forms)
-    _prefixes: dict[bytes, int] = field(default_factory=dict)
     _requests: dict[bytes, int] = field(default_factory=dict)
     _abandoned: dict[bytes, list[tuple[int, int, int, int]]] = field(default_factory=dict)
     _inputs: dict[tuple[int | None, tuple[int, ...]], int] = field(default_factory=dict)
@@ -284,7 +283,7 @@ class Tree:
         lane = self._same_objects(messages, tools)
         if lane is not None:
             return messages, lane.node, lane.replied, chained(lane.key, messages[lane.replied :])
-        messages, keys = self._forms.read(messages, self._prefixes)
+        messages, keys = self._forms.read(messages)
         node, before = self._deepest(messages, keys, tools, evidence)
         return messages, node, before, keys[before:]
 
@@ -338,13 +337,13 @@ class Tree:
             self._leaves.pop(node.place, None)
         lane.heard += request.messages[request.before :]
         lane.spans.append((len(lane.heard), input_place))
-        self._forms.told(START if node is None else node.key, request.messages[request.before :], request.keys)
-        self._prefixes.update(dict.fromkeys(request.keys, number))
+        start = START if node is None else node.key
+        self._forms.told(start, request.messages[request.before :], request.keys, number)
         return number
 
     def _hear(self, turn: Turn, reply: Message, ids: hashlib.blake2b, length: int) -> None:
         """Add a reply to the line of turns in which it was asked for, and to the nodes."""
-        key = self._forms.said(turn.key, reply, turn.place)
+        key = self._forms.said(turn.key, reply, turn.lane, turn.place)
         lane = self._lanes[turn.lane]
         if lane.replied:
             self._lane_of_reply.pop(id(lane.heard[lane.replied - 1]), None)
@@ -365,7 +364,6 @@ class Tree:
         lane.replied, lane.key, lane.node = node.count, key, node
         self._nodes[key + turn.tools] = node
         self._lane_of_reply[id(reply)] = turn.lane
-        self._prefixes[key] = turn.lane
         self._leaves[turn.place] = node
         if len(self._leaves) > MOST_QUOTED:
             del self._leaves[next(iter(self._leaves))]
@@ -418,6 +416,8 @@ class Tree:
 
     def _thinks_alike(self, node: Node, messages: Sequence[Message]) -> bool:
         """Return whether each thought in a conversation is the recorded one."""
+        if not any(sent.reasoning for sent in messages):
+            return True
         heard = self._lanes[node.lane].heard
         return all(
             thought_of(sent) == thought_of(recorded)
@@ -457,14 +457,14 @@ class Tree:
     def _nearest(self, request: Request) -> tuple[Lane, int]:
         """Return the line that has most of a request's first messages, the latest one, and the number of these."""
         for at in range(len(request.keys), 0, -1):
-            number = self._prefixes.get(request.keys[at - 1])
+            number = self._forms.lines.get(request.keys[at - 1])
             if number is not None:
                 lane = self._lanes[number]
                 return lane, min(request.before + at, len(lane.heard))
         node = request.node
         if node is None:
             return self._lanes[0], 0
-        return self._lanes[self._prefixes.get(node.key, node.lane)], node.count
+        return self._lanes[self._forms.lines.get(node.key, node.lane)], node.count
 
     def _quoted(self, segment: Segment, request: Request) -> list[Node]:
         """Return the replies of other branches that nothing continues and that a request quotes."""

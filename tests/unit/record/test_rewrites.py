@@ -99,16 +99,19 @@ def renumber(talk: Talk) -> None:
     ]
 
 
-def malformed_as_text(message: Message) -> list[Message]:
-    """A malformed call as text, as in a dialect that has no place for it. It is shown so: blanks come around both."""
-    raw = "".join(call.raw for call in message.tool_calls if call.arguments is None)
-    return [
-        replace(
-            message,
-            content=message.content.strip() + raw,
-            tool_calls=tuple(call for call in message.tool_calls if call.arguments is not None),
-        )
-    ]
+def malformed_as_text(talk: Talk) -> None:
+    """A malformed call as text, behind that of its reply, as in a dialect that has no place for it."""
+    shown: list[Message] = []
+    for message in talk.messages:
+        raw = "".join(call.raw for call in message.tool_calls if call.arguments is None)
+        if raw:
+            calls = tuple(call for call in message.tool_calls if call.arguments is not None)
+            text = shown.pop() if shown[-1].role == "assistant" else Message(role="assistant")
+            text = replace(text, content=text.content.strip() + message.content.strip() + raw)
+            message = replace(message, content=text.content, reasoning=text.reasoning or message.reasoning)
+            message = replace(message, tool_calls=text.tool_calls + calls)
+        shown.append(message)
+    talk.messages = shown
 
 
 def malformed_as_shown(message: Message) -> list[Message]:
@@ -172,7 +175,7 @@ REWRITES: dict[str, Callable[[Talk], None]] = {
     "thoughts dropped": each(lambda m: [replace(m, reasoning=None)]),
     "blanks": each(lambda m: [replace(m, content=f" {m.content}\n")]),
     "as JavaScript writes": each(as_javascript),
-    "malformed as text": each(malformed_as_text),
+    "malformed as text": malformed_as_text,
     "malformed as shown": each(malformed_as_shown),
     "split": each(split),
     "interleaved": interleave,
