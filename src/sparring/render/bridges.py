@@ -1,4 +1,4 @@
-"""Where a format has no bridge: what is told there begins a conversation anew."""
+"""Places without a bridge: what is told there begins a conversation anew."""
 
 from __future__ import annotations
 

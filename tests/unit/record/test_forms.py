@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -27,6 +28,10 @@ SEARCH = ToolSpec(
     parameters={"type": "object", "properties": {"q": {"type": "string"}, "n": {"type": "number"}}, "required": ["q"]},
 )
 TOOLS = (TOOL, SEARCH)
+NESTED = replace(
+    SEARCH,
+    parameters={"required": ["q"], "properties": {"n": {"type": "number"}, "q": {"type": "string"}}, "type": "object"},
+)
 
 
 def calls(*codes: str, content: str = "", reasoning: str | None = None) -> Message:
@@ -144,6 +149,31 @@ def test_a_reply_in_another_form_is_the_same(reply: Message, sent: list[Message]
     assert leaves(tree, again) is None and tree.segments[-1].parent == 4, "and it stays one"
 
 
+NUMBERS = '{"a": [1e4, -0.0, 1e21, 9007199254740993], "b": {"c": 0.1, "d": 5e-324, "e": 1.0}}'
+AS_JAVASCRIPT = '{"b": {"e": 1, "d": 5e-324, "c": 0.1}, "a": [10000, 0, 1000000000000000000000, 9007199254740992]}'
+
+
+def test_numbers_of_the_same_double_are_equal_however_they_are_written():
+    def called(text: str) -> Message:
+        call = ToolCall(id="call_0_0", name="python", arguments=json.loads(text))
+        return Message(role="assistant", tool_calls=(call,))
+
+    tree = Tree(RENDERER)
+    record(tree, START, called(NUMBERS))
+    assert leaves(tree, [*START, called(AS_JAVASCRIPT), answer("1")]) is None
+    for other in (("1e4", "10001"), ("0.1", "0.10000000000000002"), ('"e": 1.0', '"e": true'), ("1e4", '"10000"')):
+        fork = leaves(tree, [*START, called(NUMBERS.replace(*other)), answer("1")])
+        assert fork is not None and fork.reason == "edited", other
+
+
+@pytest.mark.parametrize("change", [lambda a: {**a, "more": None}, lambda a: {"code": a["code"]}, lambda a: {}])
+def test_an_argument_that_is_added_or_dropped_is_an_edit(change: Callable[[dict], dict]):
+    tree = Tree(RENDERER)
+    record(tree, START, REPLY)
+    fork = leaves(tree, [*START, with_arguments(change), answer("1"), answer("2")])
+    assert fork is not None and fork.reason == "edited" and fork.before != fork.after
+
+
 def test_what_a_client_makes_of_a_malformed_call_is_known_by_the_sessions_own_ids_alone():
     theirs = replace(MALFORMED, tool_calls=tuple(replace(c, id=f"f:{n}") for n, c in enumerate(MALFORMED.tool_calls)))
     tree = Tree(RENDERER)
@@ -214,6 +244,7 @@ def test_two_replies_to_which_a_format_gave_one_id_stay_two():
     "sent",
     [
         pytest.param([SEARCH, TOOL], id="order of tools"),
+        pytest.param([TOOL, NESTED], id="order of keys at depth"),
         pytest.param([TOOL, replace(SEARCH, parameters=dict(reversed(SEARCH.parameters.items())))], id="order of keys"),
     ],
 )

@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.generation import Completion, GenerateRequest, Sampling
-from sparring.record.order import conversation
+from sparring.record.order import conversation, settled, tools_of
 from sparring.record.identity import UNREAD, shown_arguments
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.reply import SampledReply
+from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
 from sparring.testing.conversations import SYSTEM, TOOL
 from sparring.testing.scripted_engine import ScriptedEngine
@@ -204,9 +207,10 @@ def edit(talk: Talk, choice: int) -> None:
 class World:
     """A session, its clients and what they do."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: SqliteStore | None = None) -> None:
         self.engine = Engine()
-        recorder = Recorder(self.engine, RENDERER, sampling=Sampling(max_tokens=400), max_context=1_000_000)
+        recorder = Recorder(self.engine, RENDERER, store, sampling=Sampling(max_tokens=400), max_context=1_000_000)
+        self.asked: dict[str, tuple[Talk, list[Message], tuple[ToolSpec, ...]]] = {}
         self.session: RecordedSession = recorder.open(toy_task(limits=LIMITS), rollout_id="r", seed=7)
         self.talks = [Talk([SYSTEM, Message(role="user", content="Begin.")])]
         self.number = 0
@@ -242,7 +246,10 @@ class World:
         for gate in self.engine.gates.values():
             gate.set()
         self.check(talk, replies := [await task for task in asked])
+        self.asked.update((reply.id, (talk, list(talk.messages), talk.tools)) for reply in replies)
         reply = replies[-1]
+        if choice % 4 < 2:
+            self.session.deliver(reply.id, choice % 4 == 0)
         answers = [
             Message(role="tool", content=f"answer {self.number}", tool_call_id=call.id, name=call.name)
             for call in reply.message.tool_calls
@@ -292,6 +299,17 @@ class World:
         assert all(conversation(segments, s.index) for s in segments)
 
 
+def told(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    """What a conversation told, replies aside, which come back in other forms."""
+    return [(message.role, message.content) for message in messages if message.role != "assistant"]
+
+
+def called(messages: Sequence[Message]) -> list[str]:
+    """The calls in a conversation that parsed, in order."""
+    calls = [c for m in messages for c in m.tool_calls if c.arguments is not None and UNREAD not in c.arguments]
+    return [f"{c.name} {sorted((k, str(v).removesuffix('.0')) for k, v in c.arguments.items())}" for c in calls]
+
+
 ACTIONS = ("ask", "answer", "ask", "answer", "agent", "cancel", "edit", *REWRITES)
 PROGRAMS = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 200)), min_size=6, max_size=30)
 
@@ -312,6 +330,33 @@ def run(program: list[tuple[str, int]]) -> None:
 @given(PROGRAMS)
 def test_a_branch_is_what_the_engine_saw_whatever_clients_do(program):
     run(program)
+
+
+@settings(max_examples=60, deadline=None)
+@given(PROGRAMS)
+def test_the_store_alone_has_the_whole_tree_whatever_clients_do(program):
+    async def main() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            store = SqliteStore(Path(folder) / "store.sqlite")
+            world = World(store)
+            for action, choice in program:
+                await world.act(action, choice)
+            await world.end()
+            await asyncio.sleep(1)  # of the virtual clock: notes that nobody waits for are written
+            segments = settled(store.turns("r"))
+            store.close()
+        held = [replace(s, delivered=False if s.delivered is False else None) for s in world.session.segments]
+        stored = [replace(s, delivered=False if s.delivered is False else None) for s in segments]
+        assert stored == held, "fork reasons, labels, evidence, told messages, tools; what nobody says is delivered"
+        for id, segment in world.by_id(segments).items():
+            if id in world.asked:
+                talk, messages, tools = world.asked[id]
+                before = conversation(segments, segment.parent)
+                assert told(before) == told(messages) and called(before) == called(messages)
+                assert {tool.name for tool in tools_of(segments, segment.index)} == {tool.name for tool in tools}
+                assert (segment.evidence or Evidence()).agent == talk.agent
+
+    run_virtual(main())
 
 
 @pytest.mark.slow
