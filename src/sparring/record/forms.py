@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sparring.record.identity import ReplyDigest, chained, digest, joined, message_key, other_forms, put_together
+from sparring.record.identity import (
+    ReplyDigest,
+    chained,
+    digest,
+    joined,
+    message_key,
+    other_forms,
+    put_together,
+    thought_of,
+)
 from sparring.record.lines import START
 from sparring.types import Message, ToolCall
 
@@ -28,6 +38,7 @@ class Forms:
         self._parts: set[bytes] = set()
         self._calls: dict[str, tuple[int, ToolCall]] = {}
         self._call_ids: set[str] = set()
+        self._thoughts: dict[bytes, str] = {}
 
     def read(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[bytes]]:
         """Return a conversation with each reply as one message, and the digests of the conversation up to each.
@@ -72,6 +83,18 @@ class Forms:
         """Return the digests of a conversation up to each of the messages that follow one with a digest."""
         return chained(before, messages, self._aliases)
 
+    def with_thoughts(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return a conversation whose client left thoughts out with these put back: of a reply that the session gave,
+        the latest such. It is returned as it is where there are none."""
+        if not self._thoughts:
+            return messages
+        told = list(messages)
+        for at, message in enumerate(messages):
+            if message.role == "assistant" and not thought_of(message):
+                thought = self._thoughts.get(digest(message_key(message)))
+                told[at] = message if thought is None else replace(message, reasoning=thought)
+        return messages if all(map(operator.is_, told, messages)) else told
+
     def said(self, before: bytes, reply: Message, line: int, place: int) -> bytes:
         """Take note of a reply that the session gave. Return the digest of the conversation up to it.
 
@@ -81,6 +104,8 @@ class Forms:
             line: number of its line of turns.
             place: of its segment.
         """
+        if thought_of(reply):
+            self._thoughts[digest(message_key(reply))] = reply.reasoning or ""
         keys = chained(before, [reply])
         self.told(before, [reply], keys, line)
         for call in reply.tool_calls:

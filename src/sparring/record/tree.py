@@ -116,6 +116,7 @@ class Tree:
         if node is None or added is None:
             # A first request is the prompt; any later whole render is the harness's own doing: it rewrote the history.
             source: Source = "harness" if any(message.role == "assistant" for message in messages) else "prompt"
+            messages = self._forms.with_thoughts(messages)
             added = self.renderer.render(messages, tools).tokens
             keys = keys if node is None else self._forms.keys(START, messages)
             node, before = None, 0

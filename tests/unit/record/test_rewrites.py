@@ -248,8 +248,8 @@ class World:
         self.check(talk, replies := [await task for task in asked])
         self.asked.update((reply.id, (talk, list(talk.messages), talk.tools)) for reply in replies)
         reply = replies[-1]
-        if choice % 4 < 2:
-            self.session.deliver(reply.id, choice % 4 == 0)
+        for other in replies[: choice % 2 and -1]:  # what its client goes on from was delivered
+            self.session.deliver(other.id, False)
         answers = [
             Message(role="tool", content=f"answer {self.number}", tool_call_id=call.id, name=call.name)
             for call in reply.message.tool_calls
