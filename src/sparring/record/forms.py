@@ -88,12 +88,12 @@ class Forms:
         the latest such. It is returned as it is where there are none."""
         if not self._thoughts:
             return messages
-        told = list(messages)
+        restored = list(messages)
         for at, message in enumerate(messages):
             if message.role == "assistant" and not thought_of(message):
                 thought = self._thoughts.get(digest(message_key(message)))
-                told[at] = message if thought is None else replace(message, reasoning=thought)
-        return messages if all(map(operator.is_, told, messages)) else told
+                restored[at] = message if thought is None else replace(message, reasoning=thought)
+        return messages if all(map(operator.is_, restored, messages)) else restored
 
     def said(self, before: bytes, reply: Message, line: int, place: int) -> bytes:
         """Take note of a reply that the session gave. Return the digest of the conversation up to it.

@@ -15,7 +15,7 @@ _THOUGHT = "sparring thinks 7f3a"
 
 
 class Format(Protocol):
-    """What a format itself writes."""
+    """Format of conversations: its own whole render, and its bridge."""
 
     def plain(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
         """Return a conversation as the format writes it."""
@@ -34,11 +34,11 @@ class Format(Protocol):
 
 def drops_thoughts(format: Format) -> bool:
     """Return whether a format leaves the thought of a reply, in words or a call, out before a user's next message."""
-    said = Message(role="assistant", content="hi", reasoning=_THOUGHT)
+    spoken = Message(role="assistant", content="hi", reasoning=_THOUGHT)
     call = ToolCall(id="call_0", name="look", arguments={"at": "it"})
     answer = Message(role="tool", content="it", tool_call_id=call.id, name=call.name)
-    called = replace(said, content="", tool_calls=(call,))
-    for reply, later in ((said, []), (called, [answer, replace(said, reasoning=None)])):
+    called = replace(spoken, content="", tool_calls=(call,))
+    for reply, later in ((spoken, []), (called, [answer, replace(spoken, reasoning=None)])):
         try:
             before, after = (format.plain([_QUESTION, reply, *new], (), False) for new in ([], [*later, _QUESTION]))
         except BadInput:
@@ -69,24 +69,24 @@ def with_thoughts(
         return None
     added = format.plain(messages[: replies[0]], tools, True).tokens
     tokens, sampled = list(added), [False] * len(added)
-    asked = format.plain([_QUESTION], (), True).tokens
+    question_ids = format.plain([_QUESTION], (), True).tokens
     for at, end in zip(replies, [*replies[1:], len(messages)], strict=True):
         try:
             reply = format.plain([_QUESTION, messages[at]], (), False)
         except BadInput:
             return None
-        ends = [place for place, own in enumerate(reply.sampled) if own and place >= len(asked)]
-        if reply.tokens[: len(asked)] != asked or not ends:
+        ends = [place for place, own in enumerate(reply.sampled) if own and place >= len(question_ids)]
+        if reply.tokens[: len(question_ids)] != question_ids or not ends:
             return None
-        said = reply.tokens[len(asked) : ends[-1] + 1]
-        tokens += said
-        sampled += [True] * len(said)
+        reply_ids = reply.tokens[len(question_ids) : ends[-1] + 1]
+        tokens += reply_ids
+        sampled += [True] * len(reply_ids)
         if at + 1 == len(messages) and not generation:
             break
-        bridged = format.bridge(added, said, messages[at + 1 : end], tools)
+        bridged = format.bridge(added, reply_ids, messages[at + 1 : end], tools)
         if bridged is None:
             return None
-        added = bridged[len(added) + len(said) :]
+        added = bridged[len(added) + len(reply_ids) :]
         tokens += added
         sampled += [False] * len(added)
     return Rendered(tokens=tuple(tokens), sampled=tuple(sampled))
