@@ -25,6 +25,7 @@ from sparring.rollout.seeds import rollout_seed
 from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import rendered, spoken
 from sparring.stages.data.traces import trace_row, transcript_of
+from sparring.stages.models.context_length import outline_of
 from sparring.stages.models.role_models import open_role_engines, with_roles
 from sparring.stages.models.teachers import room_of, teacher_folder
 from sparring.tasks.files import messages_of
@@ -44,8 +45,8 @@ async def run(context: Context) -> dict[str, Any]:
     Returns:
         `data`, the file; `tasks`; `traces`, how many conversations it holds; `rollouts`; of these `failed`, which the
         infrastructure broke and which say nothing, `unscored`, to which the world gave no reward, and `unfinished`,
-        which a limit cut short: none of them is kept; and `unsaid`, conversations left out because the chat format of
-        the policy that is to imitate them cannot say them.
+        which a limit cut short: none of them is kept; and `unsaid`, conversations left out because the policy that is
+        to imitate them cannot say them: its chat format cannot, or they are longer than its context.
 
     Raises:
         BadInput: no rollout earned enough to be kept, or more than one in ten cannot be imitated.
@@ -148,19 +149,20 @@ def _kept(task: Task, finished: Sequence[Finished], context: Context) -> dict[st
 
 def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the traces that the policy could have sampled: a chat template may change a malformed reply, such as one
-    with half a tool call in its text.
+    with half a tool call in its text, and a teacher may have said more than the policy has positions for.
 
     Raises:
         BadInput: fewer than nine in ten remain; it names the reason for the first that does not.
     """
-    renderer, tools = context.renderer(context.input("sft")), context.factory.make().tools
+    source, tools = context.input("sft"), context.factory.make().tools
+    renderer, longest = context.renderer(source), outline_of(source).max_positions
     sayable: list[dict[str, Any]] = []
     refused: list[BadInput] = []
     for number, row in enumerate(rows, 1):
         name = f"trace {number}"
         try:
             transcript = transcript_of(row, messages_of(row["messages"], name), tools, name)
-            rendered(spoken(name, transcript), renderer)
+            rendered(spoken(name, transcript), renderer, longest)
         except BadInput as error:
             refused.append(error)
         else:
