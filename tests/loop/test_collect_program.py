@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Forked, finished
 
 from sparring.cli.main import main
 from sparring.launch.run import opened
+from sparring.protocols import Episode
 from sparring.recipe.load import load
 from sparring.recipe.run_config import resolve
-from sparring.stages.data.demonstrations import demonstrations
+from sparring.stages.data.demonstrations import conversations, demonstrations
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.chat_server import ChatServer, message
 
@@ -43,6 +48,7 @@ def teacher(given: Path) -> Path:
     return given.parent / "runs/teacher/sft/model"
 
 
+@pytest.mark.slow
 def test_a_native_teacher_is_collected_from_through_a_program(given: Path, teacher: Path) -> None:
     """What sft imitates begins with the very ids that the policy is shown in rl."""
     settings = (
@@ -115,6 +121,7 @@ def test_a_served_chat_model_is_collected_from_through_a_program(given: Path) ->
         assert row["messages"][2]["reasoning_content"] == "I write it" and row["reward"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_trace_that_is_longer_than_the_policys_context_is_left_out_and_counted(
     given: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,3 +151,87 @@ def test_a_trace_that_is_longer_than_the_policys_context_is_left_out_and_counted
     with closing(SqliteStore(given.parent / "runs/tiny/store.sqlite")) as store:
         found = store.get("stage/collect")
     assert (found["unsaid"], found["traces"]) == (1, 9)
+
+
+def test_a_collection_that_is_interrupted_keeps_what_it_has(given: Path) -> None:
+    """Ctrl-C comes while the program of the fourth task waits for its first reply; only the first three are done."""
+    asked: list[str] = []
+    runs: list[Forked] = []
+
+    def stops(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if len(body["messages"]) == 2:
+            asked.append(body["messages"][1]["content"])
+            if len(asked) == 4:
+                runs[0].send_signal(signal.SIGINT)
+                runs[0].wait()
+        return teaches(body)
+
+    server = ChatServer(stops)
+    served = f'models.teacher.served={{kind="chat",url="{server.url}",served_model="big"}}'
+    more = ('run.stages=["collect"]', "collect.tasks=6", "collect.max_concurrent_rollouts=1")
+    try:
+        with Forked(["run", *words(given, served, *more)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+            runs.append(run)
+            run.communicate()
+        assert run.returncode == 130 and len(asked) == 4
+        before = asked[:3]
+        asked.clear()
+        assert finished(["run", *words(given, served, *more)]).returncode == 0
+    finally:
+        server.stop()
+    assert len(asked) == 3 and not set(asked) & set(before)
+    rows = (given.parent / "runs/tiny/collect/traces.jsonl").read_text().splitlines()
+    assert [json.loads(row)["messages"][1]["content"] for row in rows] == [*before, *asked]
+
+
+def test_a_teacher_that_refuses_is_named_with_what_it_said(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program only hears that its request failed. Where some rollouts are kept, the run goes on and says so."""
+    refused = 99
+
+    def refuses(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        nonlocal refused
+        if body["max_tokens"] == 1 or refused == 0:
+            return teaches(body)
+        refused -= 1
+        return 400, {"error": "out of credit"}
+
+    server = ChatServer(refuses)
+    more = ("rollout.retries=0", "collect.tasks=4", "observe.progress=plain")
+    try:
+        status, rows = collected(given, server, *more)
+        assert (status, rows) == (2, [])
+        refused = 2
+        status, rows = collected(given, server, *more)
+        assert status == 0 and len(rows) == 2
+    finally:
+        server.stop()
+    said = capsys.readouterr()
+    assert "got none among 4 rollouts: 4 failed, 0 had no reward, 0 were cut short; chat endpoint " in said.err
+    assert ': 400: {"error":"out of credit"}; lower it, or take another teacher' in said.err
+    assert "2 of 4 rollouts failed; chat endpoint " in said.out + said.err
+
+
+class Counting:
+    """A harness that counts how many conversations are held at a time."""
+
+    now = most = 0
+
+    async def run(self, episode: Episode) -> None:
+        """Let the expert say one word."""
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await episode.env.open(episode.task, episode.box)
+        await episode.session().complete(episode.task.messages)
+        self.now -= 1
+
+
+def test_no_more_demonstrations_are_played_at_a_time_than_the_recipe_allows_rollouts(given: Path) -> None:
+    async def most(allowed: int) -> int:
+        settings = ["rollout.harness=chat", f"rollout.max_concurrent_rollouts={allowed}", "env.demonstrations=12"]
+        async with opened(resolve(load(given, [*PROGRAM, *settings]))) as context:
+            harness = Counting()
+            assert len(await conversations(replace(context, harness=harness), None)) == 12
+            return harness.most
+
+    assert asyncio.run(most(3)) == 3
+    assert asyncio.run(most(128)) == 12

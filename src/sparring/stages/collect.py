@@ -74,12 +74,11 @@ async def run(context: Context) -> dict[str, Any]:
         name: sum(collected.get(name, 0) for collected in done)
         for name in ("rollouts", "failed", "unscored", "unfinished")
     }
+    failure = next((collected["failure"] for collected in done if collected.get("failure")), "")
     if not rows:
-        why = "{failed} failed, {unscored} had no reward, {unfinished} were cut short".format(**totals)
-        got = f"none among {totals['rollouts']} rollouts: {why}"
-        raise refusal(
-            "collect.min_reward", "a rollout with at least this reward", got, "lower it, or take another teacher"
-        )
+        raise _nothing(totals, failure)
+    if totals["failed"]:
+        context.sink.event("collect", f"{totals['failed']} of {totals['rollouts']} rollouts failed; {failure}")
     for index, collected in enumerate(done):
         context.store.put(f"collect/{index}", collected)
     sayable = _said(context, rows) if "sft" in context.config.run.stages else rows
@@ -90,6 +89,15 @@ async def run(context: Context) -> dict[str, Any]:
     staging.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in sayable), encoding="utf-8")
     staging.rename(out)
     return {"data": str(out), "tasks": len(tasks), "traces": len(sayable), **totals}
+
+
+def _nothing(totals: Mapping[str, int], failure: str) -> BadInput:
+    """Return the refusal of a teacher of whom nothing is kept; `failure` is the first one's message."""
+    why = "{failed} failed, {unscored} had no reward, {unfinished} were cut short".format(**totals)
+    got = f"none among {totals['rollouts']} rollouts: {why}{failure and '; '}{failure}"
+    return refusal(
+        "collect.min_reward", "a rollout with at least this reward", got, "lower it, or take another teacher"
+    )
 
 
 async def _task(
@@ -144,7 +152,10 @@ def _kept(task: Task, finished: Sequence[Finished], context: Context) -> dict[st
         "unfinished": sum(each.score is not None and each.rollout.outcome.kind != "completed" for each in finished),
     }
     prompt = "\n".join(message.content for message in task.messages)
-    return {"prompt": prompt, "identity": identity(task), "traces": kept, **counts}
+    failures = [each.rollout.outcome.failure for each in finished if each.score is None]
+    failure = next((f"{each.where}: {each.message}" for each in failures if each is not None), None)
+    why = {} if failure is None else {"failure": failure}
+    return {"prompt": prompt, "identity": identity(task), "traces": kept, **counts, **why}
 
 
 def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

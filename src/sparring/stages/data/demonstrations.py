@@ -22,6 +22,10 @@ from sparring.tasks.files import located, read_conversations
 from sparring.types import POLICY, Message, Score, Task, ToolSpec
 
 
+AT_ONCE = 32
+"""Most demonstrations that are played at a time, where `[rollout]` allows as many rollouts."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
     """Finished conversation of one branch of one role. `task` and `score`, the one of the world's own scorer, are None
@@ -150,7 +154,7 @@ async def conversations(context: Context, count: int | None) -> list[Conversatio
         raise refusal(
             "[env]", "tasks to demonstrate", "none", "give the environment demonstrations, or leave out the sft stage"
         )
-    gate = asyncio.Semaphore(32)
+    gate = asyncio.Semaphore(min(AT_ONCE, context.config.rollout.max_concurrent_rollouts))
 
     async def one(task: Task) -> list[Conversation]:
         async with gate:
