@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from forked import Forked, finished
 
 from sparring.cli.main import main
 from sparring.launch.run import opened
-from sparring.protocols import Episode
 from sparring.recipe.load import load
 from sparring.recipe.run_config import resolve
-from sparring.stages.data.demonstrations import conversations, demonstrations
+from sparring.stages.data.demonstrations import demonstrations
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.chat_server import ChatServer, message
 
@@ -209,29 +207,3 @@ def test_a_teacher_that_refuses_is_named_with_what_it_said(given: Path, capsys: 
     assert "got none among 4 rollouts: 4 failed, 0 had no reward, 0 were cut short; chat endpoint " in said.err
     assert ': 400: {"error":"out of credit"}; lower it, or take another teacher' in said.err
     assert "2 of 4 rollouts failed; chat endpoint " in said.out + said.err
-
-
-class Counting:
-    """A harness that counts how many conversations are held at a time."""
-
-    now = most = 0
-
-    async def run(self, episode: Episode) -> None:
-        """Let the expert say one word."""
-        self.now += 1
-        self.most = max(self.most, self.now)
-        await episode.env.open(episode.task, episode.box)
-        await episode.session().complete(episode.task.messages)
-        self.now -= 1
-
-
-def test_no_more_demonstrations_are_played_at_a_time_than_the_recipe_allows_rollouts(given: Path) -> None:
-    async def most(allowed: int) -> int:
-        settings = ["rollout.harness=chat", f"rollout.max_concurrent_rollouts={allowed}", "env.demonstrations=12"]
-        async with opened(resolve(load(given, [*PROGRAM, *settings]))) as context:
-            harness = Counting()
-            assert len(await conversations(replace(context, harness=harness), None)) == 12
-            return harness.most
-
-    assert asyncio.run(most(3)) == 3
-    assert asyncio.run(most(128)) == 12
