@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 import uvicorn
 from starlette.requests import ClientDisconnect, Request
@@ -17,6 +18,7 @@ from sparring.gateway.dialects.dialect import AnswerWriter, ClientRequest, Decod
 from sparring.gateway.exchange import Part, ReadExchange
 from sparring.reply import ReplyHead, SampledReply
 
+T = TypeVar("T")
 WHEN_BROKEN = "sparring.when_broken"
 """Entry of a request's scope: called where its connection breaks behind the answer and before the next request."""
 
@@ -41,6 +43,8 @@ class Connection:
         self.delivered = False
         self._read = 0
         self._waiting: asyncio.Future[None] | None = None
+        self._patient_until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._leaving = asyncio.get_running_loop().create_task(_left(receive))
         self._leaving.add_done_callback(lambda _: self._wake())
 
@@ -52,6 +56,8 @@ class Connection:
         self, kind: type[BaseException] | None, cause: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leaving.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self.exchange.wakers.discard(self._wake)
         self.exchange.deliver(self.delivered)
 
@@ -65,12 +71,11 @@ class Connection:
         if self._read == len(exchange.parts) and not exchange.over and not self._leaving.done():
             loop = asyncio.get_running_loop()
             self._waiting = loop.create_future()
-            timer = None if patience_s is None else loop.call_later(patience_s, self._wake)
-            try:
-                await self._waiting
-            finally:
-                if timer is not None:
-                    timer.cancel()
+            if patience_s is not None:
+                self._patient_until = loop.time() + patience_s
+                if self._timer is None:  # one for many waits: parts come a thousand times as often
+                    self._timer = loop.call_at(self._patient_until, self._lose_patience)
+            await self._waiting
         self.check()
         new = exchange.parts[self._read :]
         self._read += len(new)
@@ -91,6 +96,14 @@ class Connection:
         """Raise ClientDisconnect if the client has left."""
         if self._leaving.done():
             raise ClientDisconnect
+
+    def _lose_patience(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        if loop.time() < self._patient_until:
+            self._timer = loop.call_at(self._patient_until, self._lose_patience)
+        else:
+            self._wake()
 
     def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():
@@ -221,6 +234,24 @@ async def read_body(request: Request, most_bytes: int) -> bytes:
         if len(data) > most_bytes:
             raise refusal("body", f"at most {most_bytes} bytes", "more", "send less")
     return bytes(data)
+
+
+async def while_there(receive: Receive, answering: asyncio.Future[T]) -> T:
+    """Return what answers a request whose body was read; it is cancelled when the client leaves before.
+
+    Raises:
+        ClientDisconnect: the client left.
+    """
+    leaving = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done():
+            raise ClientDisconnect
+        return answering.result()
+    finally:
+        answering.cancel()
+        leaving.cancel()
+        await asyncio.gather(answering, leaving, return_exceptions=True)
 
 
 def _written(writer: AnswerWriter, sample: int, part: Part, begun: bool) -> bytes:

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from sparring.errors import BadInput, boundary, refusal
 from sparring.render.control import MARK, ControlTokens
+from sparring.render.encoding import TextEncoder
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -35,6 +36,7 @@ class FileTokenizer:
 
     def __init__(self, backend: Tokenizer, special: Mapping[str, str], name_or_path: str) -> None:
         self._backend = backend
+        self.encoder = TextEncoder(backend)
         self.special = dict(special)
         self.name_or_path = name_or_path
         self._remembered = functools.lru_cache(_REMEMBERED_TEXTS)(self._ids)
@@ -100,6 +102,8 @@ class FileTokenizer:
         text = _utf8(text)
         if MARK in text:
             return tuple(self.control.encode(text))
+        if not add_special_tokens:
+            return tuple(self.encoder.encode(text))
         return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def _named_id(self, name: str) -> int | None:
