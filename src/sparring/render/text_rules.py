@@ -8,7 +8,7 @@ from functools import cached_property
 
 from sparring.generation import GenerateRequest
 from sparring.protocols import Renderer
-from sparring.render.grammar import Grammars
+from sparring.render.grammars.grammar import Grammars
 from sparring.render.stop_strings import StopStrings
 from sparring.render.tokenizer import FileTokenizer
 

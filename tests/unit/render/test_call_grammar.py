@@ -16,7 +16,7 @@ import pytest
 
 from sparring.errors import BadInput
 from sparring.generation import Constraint, GenerateRequest, Sampling
-from sparring.render.call_format import WRITINGS, call_format
+from sparring.render.grammars.call_format import WRITINGS, call_format
 from sparring.render.demonstrate import reply_tokens
 from sparring.testing.formats import FORMATS, format_renderer
 from sparring.testing.toy import toy_renderer

@@ -23,7 +23,7 @@ SCHEMA = {
 
 
 def grammars() -> Any:
-    from sparring.render.grammar import Grammars
+    from sparring.render.grammars.grammar import Grammars
 
     return Grammars(toy_renderer().tokenizer, toy_renderer().stop_ids)
 

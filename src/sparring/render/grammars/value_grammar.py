@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.errors import BadInput, boundary, refusal
-from sparring.render.call_format import CallFormat
+from sparring.render.grammars.call_format import CallFormat
 
 _ANYTHING = "sparring_anything"
 _BLANK = r"[\s\x1c-\x1f]"

@@ -9,9 +9,9 @@ from typing import Any
 
 from sparring.errors import BadInput, refusal
 from sparring.protocols import Renderer
-from sparring.render.call_format import CONTROL, NAME, NUMBER, CallFormat, reads_back
+from sparring.render.grammars.call_format import CONTROL, NAME, NUMBER, CallFormat, reads_back
 from sparring.render.tokenizer import FileTokenizer
-from sparring.render.value_grammar import (
+from sparring.render.grammars.value_grammar import (
     either_json,
     either_terminal,
     is_limited,
