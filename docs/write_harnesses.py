@@ -43,9 +43,9 @@ REMARKS = {
         "top_logprobs": "0 alone",
         "response_format": "`json_schema` and `json_object` hold by a grammar",
         "stop": "ends the reply, and is left out of it",
-        "tool_choice": "`auto`, `none`; `required`, a function, and `allowed_tools` that are required hold by a grammar, and"
-        " with them `parallel_tool_calls`",
-        "tools": "functions that the client runs",
+        "tool_choice": "`auto`, `none`; `required`, a tool, and `allowed_tools` of both modes hold by a grammar, and with"
+        " them `parallel_tool_calls`",
+        "tools": "functions and freeform tools: functions to the model, answered in their own form",
         "max_tokens": "a smaller one holds, and ends no rollout",
     },
     "responses": {
@@ -56,8 +56,8 @@ REMARKS = {
         " a reply; `compaction_trigger` is refused",
         "previous_response_id": "of a response under the same key, stored or not; new instructions stand in the place of its own",
         "text": "`format`: `json_schema` and `json_object` hold by a grammar; `verbosity` has no effect",
-        "tool_choice": "`auto`, `none`; `required`, a tool, and `allowed_tools` that are required hold by a grammar, and"
-        " with them `parallel_tool_calls`",
+        "tool_choice": "`auto`, `none`; `required`, a tool, and `allowed_tools` of both modes hold by a grammar, and with"
+        " them `parallel_tool_calls`",
         "tools": "functions, freeform tools and namespaces of them: functions to the model, answered in their own form",
         "max_output_tokens": "a smaller one holds, and ends no rollout",
     },
@@ -74,7 +74,7 @@ REMARKS = {
         "contents": "text, `functionCall` and `functionResponse`, with ids or without; thoughts; a call that does not parse"
         " has the argument `INVALID_JSON`",
         "model": "the path's counts",
-        "toolConfig": "`AUTO`, `NONE`; `ANY` and its `allowedFunctionNames` hold by a grammar",
+        "toolConfig": "`AUTO`, `NONE`; `ANY`, `VALIDATED` and their `allowedFunctionNames` hold by a grammar",
         "tools": "`functionDeclarations`, with `parametersJsonSchema` or `parameters`",
     },
     "gemini.generationConfig": {

@@ -1,231 +1,203 @@
-"""Grammars of replies that have to call a tool, of formats that write a call's arguments as JSON.
-
-What a format writes around the name and the arguments of a call is found by rendering calls, and read back as proof.
-"""
+"""Grammars of replies that have to call a tool, or may call some tools alone, in a format that is known."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sparring.errors import BadInput, refusal
 from sparring.protocols import Renderer
-from sparring.render.demonstrate import reply_tokens
+from sparring.render.call_format import CONTROL, NAME, NUMBER, CallFormat, reads_back
 from sparring.render.tokenizer import FileTokenizer
-from sparring.types import Message, ToolCall, ToolSpec
+from sparring.render.value_grammar import (
+    either_json,
+    either_terminal,
+    is_limited,
+    json_schema,
+    may_be_empty,
+    reads_as,
+    text_terminal,
+)
+from sparring.types import ToolSpec
 
-_NAME, _THOUGHT = "sparring_mark_7f3a", "sparring_thought_7f3a"
-_ARGUMENTS = {"first": "sparring_value", "second": "x"}
-_SEPARATORS = ((", ", ": "), (",", ":"))
-"""Separators of items and of keys, as formats write them in JSON."""
-
-_CONTROL = 0x100000
-"""First character of those that stand for control tokens in a text; no text of a format has such characters."""
-
-_QUESTION = Message(role="user", content="?")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CallFormat:
-    """Text around the calls of a reply. A control token is one character.
-
-    Attributes:
-        openings: what may stand before the name of the first call.
-        thought: what stands before a thought and between it and the name of the first call; None where the format has
-            no thoughts.
-        middle: between the name and the arguments.
-        between: between the arguments of a call and the name of the next; None where a reply has one call at most.
-        end: behind the arguments of the last call.
-        separators: of items and of keys in the arguments.
-        control: the control tokens, as text and id, in the order of their characters.
-    """
-
-    openings: tuple[str, ...]
-    thought: tuple[str, str] | None
-    middle: str
-    between: str | None
-    end: str
-    separators: tuple[str, str]
-    control: tuple[tuple[str, int], ...]
+_ALTERNATIVES = {"anyOf", "oneOf", "allOf", "not", "if", "minProperties", "dependentRequired", "dependentSchemas"}
+"""Keywords by which it is not enough to look at each argument alone."""
 
 
 def call_grammar(format: CallFormat, source: str) -> str:
-    """Return the grammar, in Lark's notation, of a reply that calls: a thought where the format has one, then calls.
+    """Return the grammar, in Lark's notation, of a reply: a thought where the format has one, then calls; where it may
+    be text as well, text before them or in their place.
 
     Args:
         format: of the calls.
-        source: JSON with `tools`, each with `name` and `parameters`, and `parallel`, whether there may be several
-            calls.
+        source: JSON with `tools`, each with `name` and `parameters`, `parallel`, whether there may be several calls,
+            and `text`, whether the reply may be text.
 
     Raises:
-        BadInput: no tool, or a name that the format would escape.
+        BadInput: no tool, a name that the format would escape, arguments that are not told apart by their names in a
+            format that writes each between tags, or text in a format where calls are no tokens of their own.
     """
     wanted = json.loads(source)
-    rules = []
-    for number, tool in enumerate(wanted["tools"]):
-        name = tool["name"]
-        if json.dumps(name) != f'"{name}"':
-            raise refusal("tool call", "tools with plain names", repr(name), "rename the tool")
-        rules.append(f"call_{number}: {_terms(format, name + format.middle)} json_{number}")
-        rules.append(f"json_{number}: %json {json.dumps(_schema(tool['parameters'], format.separators))}")
-    if not rules:
+    tools = wanted["tools"]
+    rules: list[str] = []
+    for number, tool in enumerate(tools):
+        if json.dumps(tool["name"]) != f'"{tool["name"]}"':
+            raise refusal("tool call", "tools with plain names", repr(tool["name"]), "rename the tool")
+        rules += _Call(format, number, tool["name"], tool["parameters"]).rules()
+    if not tools:
         raise refusal("tool call", "a tool to call", "none", "name one")
-    openings = [_terms(format, opening) for opening in format.openings]
-    if format.thought is not None:
-        before, after = (_terms(format, text) for text in format.thought)
-        openings.append(f"{before} THOUGHT {after}")
+    between = " | ".join(_terms(format, text) for text in format.between)
+    more = f"(({between}) call)*" if between and wanted["parallel"] else ""
+    calls = f"call {more} {_terms(format, format.end)}"
+    if _thoughts(format):
         tags = "|".join(re.escape(text).replace("/", "\\/") for text, _ in format.control if text)
-        rules.append(f"THOUGHT: /(?s:.)*/ & ~/(?s:.)*({tags})(?s:.)*/")
-    more = f"({_terms(format, format.between)} call)*" if format.between is not None and wanted["parallel"] else ""
+        rules.append(f"THOUGHT: /(?s:.)+/ & ~/(?s:.)*({tags})(?s:.)*/")
+    start = _text_or(format, calls, rules) if wanted.get("text") else f"start: opening {calls}"
     return "\n".join(
         (
-            f"start: opening call {more} {_terms(format, format.end)}",
-            f"opening: {' | '.join(openings)}",
-            f"call: {' | '.join(f'call_{number}' for number in range(len(wanted['tools'])))}",
+            start,
+            f"opening: {_openings(format, format.openings, _thoughts(format)[: format.thought is not None])}",
+            f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}",
             *rules,
         )
     )
 
 
-def call_format(renderer: Renderer, tokenizer: FileTokenizer) -> CallFormat:
-    """Return what a renderer's format writes around calls.
+def check_calls(renderer: Renderer, tokenizer: FileTokenizer, format: CallFormat, source: str) -> None:
+    """Raise where a format does not read back the names of the tools and of their arguments.
 
     Args:
         renderer: of the format.
         tokenizer: of the renderer.
+        format: of the calls.
+        source: as for `call_grammar`.
 
     Raises:
-        BadInput: it does not write arguments as JSON, or does not read back what stands in them.
+        BadInput: a name is read as another.
     """
-    try:
-        format = _rendered(renderer)
-        proven = format is not None and _reads_back(renderer, tokenizer, format)
-    except BadInput:
-        proven = False
-    if not proven or format is None:
-        expected, got = "a format whose calls are JSON between tokens of their own", repr(renderer.name)
-        raise refusal("tool call", expected, got, "leave the tool choice to the policy")
-    return format
+    for tool in json.loads(source)["tools"]:
+        spec = ToolSpec(name=tool["name"], description="", parameters=tool["parameters"])
+        values = _properties(format, tool["parameters"]) if format.tags is not None else {}
+        flagged = format.tags is not None and format.tags.text != format.tags.json
+        made = {key: 1 if reads_as(schema, flagged) == "json" else "x" for key, schema in values.items()}
+        if not reads_back(renderer, tokenizer, format, [(spec.name, made)], [spec]):
+            got = repr([spec.name, *made])
+            raise refusal("tool call", "names that the format reads as they are written", got, "rename them")
 
 
-def _rendered(renderer: Renderer) -> CallFormat | None:
-    """Return the format as calls are rendered; None where no arguments in JSON are found."""
-    single, thoughtful = _text(renderer, _reply(1)), _text(renderer, _reply(1, _THOUGHT))
-    text = single or thoughtful or ""
-    separators = next((pair for pair in _SEPARATORS if text.count(_written(pair)) == 1), None)
-    if separators is None or text.count(_NAME) != 1:
-        return None
-    arguments = _written(separators)
-    opening, _, rest = text.partition(_NAME)
-    middle, _, end = rest.partition(arguments)
-    several, between = _text(renderer, _reply(2)), None
-    first, last = f"{opening}{_NAME}{middle}{arguments}", f"{_NAME}{middle}{arguments}{end}"
-    if several is not None and several.startswith(first) and several.endswith(last):
-        between = several[len(first) : len(several) - len(last)]
-    thought = _thought(thoughtful)
-    subsumed = thought is not None and thought[0] and opening.startswith(thought[0])  # a thought of nothing
-    openings = () if single is None or subsumed else (opening,)
-    if not openings and thought is None:
-        return None
-    return CallFormat(
-        openings=openings,
-        thought=thought,
-        middle=middle,
-        between=between,
-        end=end,
-        separators=separators,
-        control=_control(renderer),
-    )
+class _Call:
+    """Rules of a call of one tool."""
+
+    def __init__(self, format: CallFormat, number: int, name: str, parameters: Mapping[str, Any]) -> None:
+        self._format, self._number, self._name, self._parameters = format, number, name, parameters
+
+    def rules(self) -> list[str]:
+        """Return `call_<number>` and what it stands on. Arguments stand in the order of the schema."""
+        format, number = self._format, self._number
+        head = _terms(format, self._name + format.head.replace(NAME, self._name))
+        if format.tags is None:
+            object_schema = {**self._parameters, "type": "object"}
+            written = json_schema(format, object_schema, self._parameters)
+            return [f"call_{number}: {head} json_{number}", f"json_{number}: %json {written}"]
+        properties = _properties(format, self._parameters)
+        required = self._parameters.get("required", ())
+        rules = [f"call_{number}: {head} first_{number}_0"]
+        for at, (key, schema) in enumerate(properties.items()):
+            for rule, before in (("first", format.tags.first), ("more", format.tags.more)):
+                values, needed = self._value(f"{number}_{at}_{rule}", before + key, schema)
+                skipped = [] if key in required else [f"{rule}_{number}_{at + 1}"]
+                followed = [f"({' | '.join(values)}) more_{number}_{at + 1}", *skipped]
+                rules += [f"{rule}_{number}_{at}: {' | '.join(followed)}", *needed]
+        last = len(properties)
+        return [*rules, f"first_{number}_{last}: {_terms(format, format.tags.none)}", f'more_{number}_{last}: ""']
+
+    def _value(self, name: str, before: str, schema: Any) -> tuple[list[str], list[str]]:
+        """Return what may be an argument, its name and its end included, and the rules that this stands on."""
+        tags, ends = self._format.tags, self._format.ends
+        assert tags is not None
+        kind = reads_as(schema, tags.text != tags.json)
+        values, rules = [], []
+        if kind != "json":
+            terminal = text_terminal(schema, ends) if kind == "text" else either_terminal(schema, ends)
+            loose = kind == "text" and not is_limited(schema)
+            body, rules = self._text(name, terminal, loose=loose, empty=may_be_empty(schema))
+            values.append(f"{_terms(self._format, before + tags.text)} {body}")
+        held = schema if kind == "json" else either_json(schema) if kind == "either" else None
+        if held is not None:
+            written = json_schema(self._format, held, self._parameters)
+            rules.append(f"json_{name}: %json {written}")
+            values.append(f"{_terms(self._format, before + tags.json)} json_{name} {_terms(self._format, tags.close)}")
+        return values, rules
+
+    def _text(self, name: str, terminal: str, *, loose: bool, empty: bool) -> tuple[str, list[str]]:
+        """Return a text and its end, and the rules that they stand on.
+
+        Where the end is a token of its own, the text is what stands before it. Where it is text, the first one ends
+        the value; where it is text and then a token, only both do, if the text is `loose`.
+        """
+        assert self._format.tags is not None
+        close = self._format.tags.close
+        at = next((at for at, character in enumerate(close) if ord(character) >= CONTROL), len(close))
+        spelled, rest = json.dumps(close[:at], ensure_ascii=False), _terms(self._format, close[at:])
+        upper = name.upper()
+        if at == 0:
+            return f"TEXT_{upper}{'?' if empty else ''} {rest}", [f"TEXT_{upper}: ({terminal}) & /(?s:.)+/"]
+        ending = [f"text_{name}[lazy]: VALUE_{upper}", f"VALUE_{upper}: TEXT_{upper} {spelled}"]
+        ending.append(f"TEXT_{upper}: {terminal}")
+        if at == len(close) or not loose:
+            return f"text_{name} {rest}", ending
+        token = re.escape(self._format.control[ord(close[at]) - CONTROL][0])
+        following = [f"again_{name}[lazy]: AGAIN_{upper}", f"AGAIN_{upper}: AFTER_{upper} {spelled}"]
+        following.append(f"AFTER_{upper}: /(?s:.)*/ & ~/{token}(?s:.)*/")
+        return f"text_{name} again_{name}* {rest}", [*ending, *following]
 
 
-def _thought(thoughtful: str | None) -> tuple[str, str] | None:
-    """Return the tokens before a thought, and what stands between it and the name: the blanks at its ends are its
-    own."""
-    if thoughtful is None or _THOUGHT not in thoughtful:
-        return None
-    before, _, after = thoughtful.partition(_NAME)[0].partition(_THOUGHT)
-    first = next((at for at, character in enumerate(after) if ord(character) >= _CONTROL), None)
-    return None if first is None else (before.rstrip(), after[first:])
+def _properties(format: CallFormat, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of each argument, in order.
+
+    Raises:
+        BadInput: the arguments hang together by more than their names.
+    """
+    alternatives = sorted(_ALTERNATIVES & parameters.keys())
+    if alternatives:
+        expected = "parameters that are told apart by their names"
+        raise refusal("tool call", expected, alternatives[0], "leave the tool choice to the policy")
+    properties = dict(parameters.get("properties") or {})
+    return properties | {key: True for key in parameters.get("required", ()) if key not in properties}
 
 
-def _reads_back(renderer: Renderer, tokenizer: FileTokenizer, format: CallFormat) -> bool:
-    """Return whether calls parse as they were made, whatever text stands in them."""
-    tags = " ".join(renderer.control_ids)
-    arguments = {"first": f'{tags} "\n\\ é </parameter> {{}}', "second": [1]}
-    written = tokenizer.control.marked(json.dumps(arguments, ensure_ascii=False, separators=format.separators))
-    prompt = renderer.render([_QUESTION], [_spec()]).tokens
-    leads = [(opening, None) for opening in format.openings]
-    if format.thought is not None:
-        leads.append((f"{format.thought[0]}so{format.thought[1]}", "so"))
-    for opening, reasoning in leads:
-        for count in (1,) if format.between is None else (1, 2):
-            calls = (format.between or "").join([f"{_NAME}{format.middle}{written}"] * count)
-            text = "".join(
-                character if ord(character) < _CONTROL else format.control[ord(character) - _CONTROL][0]
-                for character in f"{opening}{calls}{format.end}"
-            )
-            parsed = renderer.parse(tokenizer.encode(text), [_spec()], prompt=prompt)
-            read = [(call.name, call.arguments) for call in parsed.tool_calls]
-            if read != [(_NAME, arguments)] * count or parsed.content or parsed.reasoning != reasoning:
-                return False
-    return True
+def _text_or(format: CallFormat, calls: str, rules: list[str]) -> str:
+    """Return the rule of a reply of text, of calls, or of both."""
+    if format.call is None:
+        expected = "a format in which a token of its own begins a call"
+        raise refusal("tool call", expected, "one in which text can", "allow all tools, or require a call")
+    openings = [opening.removesuffix(format.call).rstrip() for opening in format.openings]
+    thoughts = [(before, after.removesuffix(format.call).rstrip()) for before, after in _thoughts(format)]
+    rules += ["TEXT: /(?s:.)+/", f"before: {_openings(format, openings, thoughts)}"]
+    begun, closed = _terms(format, format.call), _terms(format, format.closing)
+    return f"start: before TEXT? ({closed} | {begun} {calls})"
 
 
-def _reply(count: int, reasoning: str | None = None) -> Message:
-    calls = tuple(ToolCall(id=f"call_{n}", name=_NAME, arguments=_ARGUMENTS) for n in range(count))
-    return Message(role="assistant", reasoning=reasoning, tool_calls=calls)
+def _thoughts(format: CallFormat) -> list[tuple[str, str]]:
+    return [around for around in (format.thought, format.thinks) if around is not None]
 
 
-def _spec() -> ToolSpec:
-    properties = {"first": {"type": "string"}, "second": {"type": "string"}}
-    return ToolSpec(name=_NAME, description="x", parameters={"type": "object", "properties": properties})
-
-
-def _text(renderer: Renderer, reply: Message) -> str | None:
-    """Return what a model would sample for a reply, without its end of turn, each control token as one character; None
-    where the format does not continue a prompt with it."""
-    try:
-        tokens: Sequence[int] = reply_tokens(renderer, reply, [_spec()])
-    except BadInput:
-        return None
-    if tokens[-1] in renderer.stop_ids:
-        tokens = tokens[:-1]
-    places = {id: place for place, (_, id) in enumerate(_control(renderer))}
-    parts: list[str] = []
-    plain: list[int] = []
-    for token in tokens:
-        if token not in places:
-            plain.append(token)
-            continue
-        parts += [renderer.decode(plain), chr(_CONTROL + places[token])]
-        plain = []
-    return "".join((*parts, renderer.decode(plain)))
-
-
-def _control(renderer: Renderer) -> tuple[tuple[str, int], ...]:
-    return tuple(renderer.control_ids.items())
-
-
-def _written(separators: tuple[str, str]) -> str:
-    return json.dumps(_ARGUMENTS, separators=separators)
+def _openings(format: CallFormat, openings: Sequence[str], thoughts: Sequence[tuple[str, str]]) -> str:
+    """Return what may stand before a text or before the name of a call, thoughts among it."""
+    thinking = [f"{_terms(format, before)} THOUGHT? {_terms(format, after)}" for before, after in thoughts]
+    return " | ".join(dict.fromkeys((*(_terms(format, opening) for opening in openings), *thinking)))
 
 
 def _terms(format: CallFormat, text: str) -> str:
     """Return a text as terms of a grammar."""
     terms = []
-    for part in re.split(r"([\U00100000-\U0010ffff])", text):
-        if part and ord(part[0]) >= _CONTROL:
-            terms.append(f"<[{format.control[ord(part) - _CONTROL][1]}]>")
+    for part in re.split(rf"([\U00100000-\U0010ffff]|{NUMBER})", text):
+        if part == NUMBER:
+            terms.append("/0|[1-9][0-9]{0,3}/")
+        elif part and ord(part[0]) >= CONTROL:
+            terms.append(f"<[{format.control[ord(part) - CONTROL][1]}]>")
         elif part:
             terms.append(json.dumps(part, ensure_ascii=False))
-    return " ".join(terms)
-
-
-def _schema(parameters: Mapping[str, Any], separators: tuple[str, str]) -> dict[str, Any]:
-    """Return the schema of a tool's arguments, written as the format writes JSON. Arguments are an object."""
-    items, keys = separators
-    written = {"whitespace_flexible": False, "item_separator": items, "key_separator": keys}
-    return {**parameters, "type": "object", "x-guidance": written}
+    return " ".join(terms) or '""'

@@ -14,7 +14,8 @@ from typing import Any
 from sparring.errors import BadInput, boundary, refusal
 from sparring.generation import Constraint
 from sparring.protocols import Renderer
-from sparring.render.call_grammar import CallFormat, call_format, call_grammar
+from sparring.render.call_format import CallFormat, call_format
+from sparring.render.call_grammar import call_grammar, check_calls
 from sparring.render.tokenizer import FileTokenizer
 
 REMEMBERED = 64
@@ -99,9 +100,13 @@ class Grammars:
 
     @cached_property
     def _calls(self) -> CallFormat:
+        return call_format(self._writer, self._tokenizer)
+
+    @property
+    def _writer(self) -> Renderer:
         if self._renderer is None:
             raise refusal("tool call", "a renderer, which writes calls", "none", "leave the choice to the policy")
-        return call_format(self._renderer, self._tokenizer)
+        return self._renderer
 
     def _table(self, tokenizer: str) -> Any:
         with boundary(BadInput, "constraint", "a tokenizer that llguidance reads", "use another model"):
@@ -115,6 +120,7 @@ class Grammars:
                 made = make.grammar_from_json_schema(json.dumps(json.loads(source)))
             elif constraint.kind == "tool_call":
                 made, tokens = make.grammar_from_lark(call_grammar(self._calls, source)), self._guarded
+                check_calls(self._writer, self._tokenizer, self._calls, source)
             else:
                 made = make.grammar_from_regex(source) if constraint.kind == "regex" else make.grammar_from_lark(source)
         matcher = make(tokens, made, log_level=0)

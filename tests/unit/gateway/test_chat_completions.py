@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageCustomToolCall, ChatCompletionMessageFunctionToolCall
 from sessions import ADD, RENDERER, ids_agree, opened, said, says
 
 from sparring.errors import EngineError
@@ -28,6 +29,47 @@ def through(session: Any, talk: Callable[[openai.AsyncOpenAI, Door], Awaitable[A
                 return await talk(client, door)
 
     return asyncio.run(main())
+
+
+PATCH: Any = {
+    "type": "custom",
+    "custom": {
+        "name": "apply_patch",
+        "description": "Patch files.",
+        "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /.+/"}},
+    },
+}
+
+
+def test_freeform_tools_are_functions_to_the_model_and_answered_in_their_own_form() -> None:
+    calls = (("apply_patch", {"input": "*** Begin"}), ("add", {"a": 1}), ("apply_patch", {"patch": 1}))
+    engine = says(said("", *calls), said("Done."), said("", *calls))
+    session = opened(engine)
+
+    async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
+        messages: list[Any] = [{"role": "user", "content": "Patch."}]
+        values: Any = {"model": "policy", "tools": [PATCH, ADD]}
+        first = (await client.chat.completions.create(messages=messages, **values)).choices[0].message
+        messages.append(first.model_dump(exclude_none=True))
+        for call in reversed(first.tool_calls or []):
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": "done"})
+        await client.chat.completions.create(messages=messages, **values)
+        stream = await client.chat.completions.create(messages=messages[:1], stream=True, **values)
+        deltas = [chunk.choices[0].delta async for chunk in stream]
+        return first.tool_calls, [call.model_dump() for delta in deltas for call in delta.tool_calls or []]
+
+    (patch, add, unreadable), streamed = through(session, talk)
+    assert (patch.type, patch.custom.name, patch.custom.input) == ("custom", "apply_patch", "*** Begin")
+    assert (add.type, json.loads(add.function.arguments)) == ("function", {"a": 1})
+    assert (unreadable.type, json.loads(unreadable.custom.input)) == ("custom", {"patch": 1})
+    whole = [ChatCompletionMessageCustomToolCall, ChatCompletionMessageFunctionToolCall]
+    assert [type(call) for call in (patch, add, unreadable)] == [*whole, whole[0]]
+    assert [call["type"] for call in streamed] == ["custom", "function", "custom"]
+    texts = [patch.custom.model_dump(), None, unreadable.custom.model_dump()]
+    assert [call.get("custom") for call in streamed] == texts
+    assert [segment.parent for segment in session.segments] == [None, 0, 1, 2, 0] and ids_agree(session, engine)
+    prompt = RENDERER.decode(engine.requests[0].tokens)
+    assert "start: /.+/" in prompt and "apply_patch" in prompt
 
 
 def test_an_unmodified_loop_with_tools_is_one_line_of_sampled_ids() -> None:

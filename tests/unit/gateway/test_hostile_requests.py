@@ -19,17 +19,23 @@ from sparring.gateway.dialects.responses import Responses
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}}}
 FUNCTION = {"name": "add", "description": "Add.", "parameters": SCHEMA}
+PATCHED = {"id": "call_0_1", "type": "custom", "custom": {"name": "patch", "input": "x"}}
 CALL = {"id": "call_0_0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+FREEFORM = {"name": "patch", "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": "x"}}}
 CHAT = {
     "model": "policy",
     "messages": [
         {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
         {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": None, "reasoning_content": "Hm.", "tool_calls": [CALL]},
+        {"role": "assistant", "content": None, "reasoning_content": "Hm.", "tool_calls": [CALL, PATCHED]},
         {"role": "tool", "tool_call_id": "call_0_0", "content": [{"type": "text", "text": "3"}]},
+        {"role": "tool", "tool_call_id": "call_0_1", "content": "4"},
     ],
-    "tools": [{"type": "function", "function": FUNCTION}],
-    "tool_choice": "auto",
+    "tools": [{"type": "function", "function": FUNCTION}, {"type": "custom", "custom": FREEFORM}],
+    "tool_choice": {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "auto", "tools": [{"type": "custom", "custom": {"name": "patch"}}]},
+    },
     "stream_options": {"include_usage": True},
     "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}},
     "stop": ["x"],
@@ -53,7 +59,7 @@ RESPONSE = {
         CUSTOM,
         {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn", "parameters": SCHEMA}]},
     ],
-    "tool_choice": "auto",
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "patch"}]},
     "include": ["reasoning.encrypted_content"],
     "text": {"format": {"type": "json_schema", "name": "s", "schema": SCHEMA}, "verbosity": "low"},
     "max_output_tokens": 5,
@@ -96,7 +102,7 @@ CONTENT = {
         {"role": "user", "parts": [{"functionResponse": {"name": "add", "response": {"output": "3"}}}]},
     ],
     "tools": [{"functionDeclarations": [{"name": "add", "parameters": {"type": "OBJECT", "properties": {}}}]}],
-    "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}},
+    "toolConfig": {"functionCallingConfig": {"mode": "VALIDATED", "allowedFunctionNames": ["add"]}},
     "generationConfig": {
         "maxOutputTokens": 5,
         "stopSequences": ["x"],

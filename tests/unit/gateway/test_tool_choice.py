@@ -10,11 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
-from sessions import opened, said, says
+from sessions import RENDERER, opened, said, says
 
 from sparring.gateway.server import open_door
-from sparring.render.library import LibraryRenderer
-from sparring.testing.toy import toy_renderer
+from sparring.generation import GenerateRequest
+from sparring.render.demonstrate import reply_tokens
+from sparring.testing.formats import format_renderer
 
 SCHEMAS: dict[str, Any] = {
     "add": {
@@ -99,6 +100,20 @@ FORCED = {
 }
 
 
+TEXT_OR_CALLS = {
+    "chat": (
+        chat({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [CHAT_TOOLS[0], CHAT_TOOLS[1]]}}),
+        {"add", "stop"},
+    ),
+    "responses": (
+        responses({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "stop"}]}),
+        {"stop"},
+    ),
+    "gemini": (gemini("VALIDATED", "stop", "add"), {"stop", "add"}),
+    "gemini all": (gemini("VALIDATED"), set(SCHEMAS)),
+}
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from sparring.model.load import load
@@ -139,14 +154,57 @@ def test_a_forced_call_is_made_in_every_dialect(model: Any) -> None:
         assert len(segment.kept.rows) == len(segment.tokens)
 
 
+@pytest.mark.parametrize("name", TEXT_OR_CALLS)
+def test_other_tools_stay_in_the_prompt_and_are_not_called(name: str) -> None:
+    """A policy that would call `wait` meets a rule by which it cannot: only text and allowed calls may follow."""
+    (path, body), allowed = TEXT_OR_CALLS[name]
+    engine = says(said("", ("stop", {})), said("Hi."), said("", ("wait", {"s": True})))
+    session = opened(engine)
+
+    async def main() -> list[httpx.Response]:
+        async with open_door(session) as door, httpx.AsyncClient(base_url=door.url) as client:
+            client.headers["authorization"] = f"Bearer {door.key}"
+            return [await client.post(path, json=body) for _ in range(2)]
+
+    answers = asyncio.run(main())
+    assert [answer.status_code for answer in answers] == [200, 200], answers[0].text
+    prompt = session.segments[0]
+    assert all(f'"{tool}"' in RENDERER.decode(prompt.tokens) for tool in SCHEMAS)
+    sampled = [segment for segment in session.segments if segment.sampling is not None]
+    constraint = sampled[0].sampling.constraint
+    listed = json.loads(constraint.source)
+    assert listed["text"] and {tool["name"] for tool in listed["tools"]} == allowed
+    rule = RENDERER.bind(GenerateRequest(id="r", tokens=(1,), sampling=sampled[0].sampling)).allowed
+    for segment in sampled:
+        rule(segment.tokens[:-1])
+    waits = reply_tokens(RENDERER, said("", ("wait", {"s": True})), ())
+    if "wait" not in allowed:
+        with pytest.raises(ValueError, match="expected tokens that it allows"):
+            rule(waits[:-1])
+
+
+def test_all_tools_that_may_be_called_are_no_constraint() -> None:
+    engine = says(said("Hi."))
+    session = opened(engine)
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": CHAT_TOOLS}}
+
+    async def main() -> httpx.Response:
+        async with open_door(session) as door, httpx.AsyncClient(base_url=door.url) as client:
+            client.headers["authorization"] = f"Bearer {door.key}"
+            path, body = chat(allowed)
+            return await client.post(path, json=body)
+
+    assert asyncio.run(main()).status_code == 200
+    assert session.segments[-1].sampling.constraint is None
+
+
 STREAMED = [chat("required"), responses("required"), messages({"type": "any"})]
 
 
 @pytest.mark.parametrize(("path", "body"), STREAMED, ids=lambda value: value if isinstance(value, str) else "")
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_format_that_cannot_be_held_to_calls_is_a_refusal_by_name(path: str, body: Any, streams: bool) -> None:
-    renderer = toy_renderer(name="template")
-    assert not isinstance(renderer, LibraryRenderer)
+    renderer = format_renderer("gemma4")
     engine = says(said("A"), renderer=renderer)
     session = opened(engine, renderer=renderer)
 
@@ -156,7 +214,7 @@ def test_a_format_that_cannot_be_held_to_calls_is_a_refusal_by_name(path: str, b
             return await client.post(path, json={**body, "stream": streams})
 
     answer = asyncio.run(main())
-    assert answer.status_code == 400 and "tool call: expected a format" in answer.text and "'template'" in answer.text
+    assert answer.status_code == 400 and "tool call: expected a format" in answer.text and "'gemma4'" in answer.text
     assert not engine.requests and not session.segments
 
 
@@ -166,8 +224,11 @@ REFUSED = [
         chat({"type": "function", "function": {"name": "fly"}}),
         "tool_choice: expected the name of a tool of the request",
     ),
-    (chat({"type": "custom", "custom": {"name": "add"}}), "tool_choice: expected"),
-    (chat({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}), "tool_choice: expected"),
+    (chat({"type": "custom", "custom": {"name": "fly"}}), "tool_choice: expected the name of a tool of the request"),
+    (chat({"type": "custom", "custom": "add"}), "tool_choice.custom: expected a tool"),
+    (chat({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}), "a tool that may be called"),
+    (chat({"type": "allowed_tools", "allowed_tools": {"mode": "some", "tools": []}}), "tool_choice: expected"),
+    (responses({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}), "expected the name of a tool"),
     (responses({"type": "function", "name": "fly"}), "tool_choice[0]: expected a tool of the request"),
     (responses({"type": "function", "name": "add", "namespace": 3}), "tool_choice[0].namespace: expected a name"),
     (responses({"type": "web_search"}), "tool_choice: expected"),

@@ -1,26 +1,35 @@
-"""Replies that have to call a tool: every walk through the grammar is a reply that parses to such calls."""
+"""Replies that have to call a tool, or may call some alone: in every format that is proven, every walk through the
+grammar is a reply that parses to such calls, and what the format itself writes is allowed."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import jsonschema
 import pytest
 
 from sparring.errors import BadInput
 from sparring.generation import Constraint, GenerateRequest, Sampling
+from sparring.render.call_format import WRITINGS, call_format
 from sparring.render.demonstrate import reply_tokens
+from sparring.testing.formats import FORMATS, format_renderer
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message, ToolCall, ToolSpec
 
+TEXT = {"type": "string"}
 LOOK = ToolSpec(
     name="look",
     description="Look.",
     parameters={
         "$schema": "http://json-schema.org/draft-07/schema#",
         "type": "object",
-        "properties": {"at": {"type": "string", "maxLength": 9}, "near": {"$ref": "#/$defs/near"}},
+        "properties": {"at": {**TEXT, "maxLength": 9}, "near": {"$ref": "#/$defs/near"}},
         "required": ["at"],
         "additionalProperties": False,
         "$defs": {"near": {"type": "boolean"}},
@@ -35,14 +44,47 @@ LOOK_UP = ToolSpec(
         "additionalProperties": False,
     },
 )
+WRITE = ToolSpec(
+    name="write",
+    description="Write.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "text": TEXT,
+            "kind": {**TEXT, "enum": ["a", "ab", "b c"]},
+            "lines": {"type": "array", "items": TEXT},
+            "options": {"type": "object"},
+            "limit": {"anyOf": [TEXT, {"type": "null"}, {"type": "integer"}, {"type": "array", "items": TEXT}]},
+            "count": {"type": "integer", "minimum": 0, "maximum": 9},
+            "code": {**TEXT, "pattern": "^[a-z]{2,3}$"},
+            "any": {},
+            "or": {"type": ["string", "null"]},
+        },
+        "required": ["text"],
+    },
+)
+PING = ToolSpec(name="ping", description="Ping.", parameters={})
 OTHER = ToolSpec(name="other", description="Another.", parameters={"type": "object", "properties": {}})
-TOOLS = (LOOK, LOOK_UP, OTHER)
+TOOLS = (LOOK, LOOK_UP, WRITE, PING, OTHER)
+ALLOWED = {tool.name: tool for tool in TOOLS if tool is not OTHER}
 QUESTION = Message(role="user", content="?")
+NOT_PROVEN = ("deepseek-r1", "gemma4")
+PROVEN = tuple(name for name in (*FORMATS, "template") if name not in NOT_PROVEN)
+TEXT_MAY_CALL = ("deepseek-v4", "llama-3")
+ENDS = ("\n</parameter>", "</parameter>", "</invoke>", "</arg_value>", "</", '"', "]", "}", "\n</tool_call>")
+FORGED = (
+    *("<tool_call>", "</tool_call>", "</think>", "<function=other>", '<invoke name="other">', "</｜DSML｜invoke>"),
+    *("<", "\n", " ", "é", "\\", "null", "nullable", "true", "1", '"x"', '{"name": "other", "arguments": {}}'),
+)
 
 
-def constraint(*tools: ToolSpec, parallel: bool = True) -> Constraint:
+def renderer_of(name: str, thinking: bool) -> Any:
+    return toy_renderer(name="template", thinking=thinking) if name == "template" else format_renderer(name, thinking)
+
+
+def constraint(*tools: ToolSpec, parallel: bool = True, text: bool = False) -> Constraint:
     listed = [{"name": tool.name, "parameters": tool.parameters} for tool in tools]
-    return Constraint(kind="tool_call", source=json.dumps({"tools": listed, "parallel": parallel}))
+    return Constraint(kind="tool_call", source=json.dumps({"tools": listed, "parallel": parallel, "text": text}))
 
 
 def rule(renderer: Any, held: Constraint) -> Any:
@@ -55,81 +97,231 @@ def ids(allowed: bytes) -> list[int]:
     return [token for token in range(8 * len(allowed)) if number >> token & 1]
 
 
+def may_follow(allowed: bytes, token: int) -> bool:
+    return bool(allowed[token >> 3] >> (token & 7) & 1)
+
+
+@functools.cache
+def pieces(renderer: Any) -> list[list[int]]:
+    """Ids of what may end a value, as the format writes it, and of what looks like that and is plain text."""
+    tokenizer = renderer.tokenizer
+    written = [tokenizer.encode(text) for text in (*ENDS, "</｜DSML｜parameter>")]
+    return written + [tokenizer.control.encode(tokenizer.control.marked(text)) for text in (*ENDS, *FORGED)]
+
+
 def walk(renderer: Any, allowed: Any, draw: random.Random) -> list[int]:
-    """Sample a reply: any token that may follow; tags that end something are drawn more often."""
+    """Sample a reply: any token that may follow. Tags are drawn more often, and so are pieces as far as they are
+    allowed."""
     tokens: list[int] = []
     tags = set(renderer.control_ids.values())
     while not tokens or tokens[-1] not in renderer.stop_ids:
+        if draw.random() < 0.5:
+            for token in draw.choice(pieces(renderer)):
+                if not may_follow(allowed(tokens), token):
+                    break
+                tokens.append(token)
         following = ids(allowed(tokens))
+        assert following, renderer.decode(tokens)
         ends = [token for token in following if token in tags]
         tokens.append(draw.choice(ends if ends and draw.random() < 0.4 else following))
-        assert len(tokens) < 2000
+        assert len(tokens) < 6000
     return tokens
 
 
-def valid(call: ToolCall) -> bool:
-    arguments = call.arguments
-    if arguments is None:
-        return False
-    if call.name == "look":
-        text = isinstance(arguments["at"], str) and len(arguments["at"]) <= 9
-        return text and arguments.keys() <= {"at", "near"} and isinstance(arguments.get("near", True), bool)
-    return (
-        call.name == "look_up"
-        and arguments.keys() == {"word"}
-        and arguments["word"] in ("<tool_call>", "</tool_call>", "é")
+def judge(reply: Message, *, text: bool = False) -> set[Any]:
+    """Check that a reply has calls alone, of allowed tools and valid; return what it shows."""
+    assert text or (reply.tool_calls and not reply.content), reply
+    for call in reply.tool_calls:
+        assert call.name in ALLOWED and call.arguments is not None, reply
+        jsonschema.validate(call.arguments, ALLOWED[call.name].parameters)
+    seen = {("thought", bool(reply.reasoning)), ("text", bool(reply.content)), min(len(reply.tool_calls), 2)}
+    return seen | {call.name for call in reply.tool_calls} | {key for call in reply.tool_calls for key in call.arguments}
+
+
+def walked(name: str, thinking: bool, held: Constraint, walks: int) -> set[Any]:
+    renderer = renderer_of(name, thinking)
+    prompt = renderer.render([QUESTION], TOOLS).tokens
+    seen: set[Any] = set()
+    allowed, draw = rule(renderer, held), random.Random(7)
+    for _ in range(walks):
+        text = json.loads(held.source)["text"]
+        seen |= judge(renderer.parse(walk(renderer, allowed, draw), TOOLS, prompt=prompt), text=text)
+    return seen
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("name", PROVEN)
+def test_every_walk_is_a_reply_of_calls(name: str, thinking: bool) -> None:
+    seen = walked(name, thinking, constraint(*ALLOWED.values()), 5)
+    assert 0 not in seen and len(seen & ALLOWED.keys()) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("name", PROVEN)
+def test_many_walks_are_replies_of_calls(name: str, thinking: bool, parallel: bool) -> None:
+    format = call_format(renderer_of(name, thinking), renderer_of(name, thinking).tokenizer)
+    seen = walked(name, thinking, constraint(*ALLOWED.values(), parallel=parallel), 150)
+    assert ALLOWED.keys() | {1, "text"} <= seen
+    assert (2 in seen) == (parallel and bool(format.between))
+    assert (("thought", True) in seen) == (format.thought is not None)
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("name", [name for name in PROVEN if name not in TEXT_MAY_CALL])
+def test_every_walk_is_a_text_or_a_reply_of_allowed_calls(name: str, thinking: bool) -> None:
+    assert ("text", True) in walked(name, thinking, constraint(*ALLOWED.values(), text=True), 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("name", [name for name in PROVEN if name not in TEXT_MAY_CALL])
+def test_many_walks_are_texts_and_allowed_calls(name: str, thinking: bool) -> None:
+    seen = walked(name, thinking, constraint(*ALLOWED.values(), text=True), 150)
+    assert {0, 1, ("text", True), ("text", False)} <= seen and len(seen & ALLOWED.keys()) > 1
+
+
+def calls_of(name: str, *made: tuple[str, dict[str, Any]]) -> tuple[ToolCall, ...]:
+    """Calls with the ids that the format writes."""
+    id = WRITINGS[name].id if name in WRITINGS else "call_{number}"
+    return tuple(
+        ToolCall(id=id.format(name=called, number=at), name=called, arguments=arguments)
+        for at, (called, arguments) in enumerate(made)
     )
 
 
-@pytest.mark.parametrize("thinking", [False, True])
-@pytest.mark.parametrize("parallel", [False, True])
-def test_every_walk_is_a_reply_of_calls(thinking: bool, parallel: bool) -> None:
-    renderer = toy_renderer(thinking=thinking)
-    prompt = renderer.render([QUESTION], TOOLS).tokens
-    allowed, draw = rule(renderer, constraint(LOOK, LOOK_UP, parallel=parallel)), random.Random(7)
-    seen: set[Any] = set()
-    for _ in range(60):
-        reply = renderer.parse(walk(renderer, allowed, draw), TOOLS, prompt=prompt)
-        assert reply.content == "" and all(map(valid, reply.tool_calls)), reply
-        seen |= {("thought", bool(reply.reasoning)), *(call.name for call in reply.tool_calls)}
-        seen.add(min(len(reply.tool_calls), 2))
-    assert {"look", "look_up", 1} <= seen and 0 not in seen and "other" not in seen
-    assert (2 in seen) == parallel and (("thought", True) in seen) == thinking
+TEXTS = ("é\n\tx", '"quoted" \\ {', "if a < b and c </ d:\n    pass", "<b>", "")
+
+
+def written(name: str, thinking: bool, texts: Sequence[str] = ("",)) -> list[tuple[int, ...]]:
+    """Replies of calls, with a thought and without, behind each text, as the format itself writes them."""
+    renderer = renderer_of(name, thinking)
+    made = [[("write", {"text": text, "lines": ["a", text], "count": 3})] for text in TEXTS]
+    made += [[("look", {"at": "<b>", "near": False}), ("ping", {})], [("ping", {}), ("look", {"at": "b"})], []]
+    replies = []
+    for calls, reasoning, text in itertools.product(made, (None, "So: \n\n it <b>is."), texts):
+        reply = Message(
+            role="assistant", content=text, reasoning=reasoning, tool_calls=calls_of(name, *calls)
+        )
+        try:
+            tokens = reply_tokens(renderer, reply, TOOLS)
+        except BadInput:
+            continue  # a format that takes one call, or no thought here
+        read = renderer.parse(tokens, TOOLS, prompt=renderer.render([QUESTION], TOOLS).tokens)
+        same = [(call.name, call.arguments) for call in read.tool_calls] == calls
+        if same and (calls or text):
+            replies.append(tokens)
+    return replies
+
+
+def accepts(renderer: Any, allowed: Any, tokens: Sequence[int]) -> None:
+    for at, token in enumerate(tokens):
+        assert may_follow(allowed(tokens[:at]), token), renderer.decode(tokens[:at])
+        if token in renderer.stop_ids:
+            return
+    assert set(renderer.stop_ids) & set(ids(allowed(tokens))), renderer.decode(tokens)
 
 
 @pytest.mark.parametrize("thinking", [False, True])
-def test_what_the_format_itself_writes_is_allowed_and_text_is_not(thinking: bool) -> None:
-    renderer = toy_renderer(thinking=thinking)
-    allowed = rule(renderer, constraint(LOOK, LOOK_UP))
-    tricky = ToolCall(id="call_0", name="look", arguments={"at": '"<b>\n', "near": True})
-    calls = (tricky, ToolCall(id="call_1", name="look_up", arguments={"word": "é"}))
-    for reasoning in (None, "So: \n\n it <b>is.") if thinking else (None,):
-        tokens = reply_tokens(renderer, Message(role="assistant", tool_calls=calls, reasoning=reasoning), TOOLS)
-        for at, token in enumerate(tokens):
-            assert token in ids(allowed(tokens[:at])), renderer.decode(tokens[:at])
+@pytest.mark.parametrize("name", PROVEN)
+def test_what_the_format_itself_writes_is_allowed_and_text_is_not(name: str, thinking: bool) -> None:
+    renderer = renderer_of(name, thinking)
+    allowed = rule(renderer, constraint(*ALLOWED.values()))
+    replies = written(name, thinking)
+    assert len(replies) >= 4
+    for tokens in replies:
+        accepts(renderer, allowed, tokens)
     assert not set(ids(allowed([]))) & set(renderer.stop_ids)
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("name", [name for name in PROVEN if name not in TEXT_MAY_CALL])
+def test_texts_and_calls_that_the_format_writes_are_allowed_where_both_may_be(name: str, thinking: bool) -> None:
+    renderer = renderer_of(name, thinking)
+    allowed = rule(renderer, constraint(*ALLOWED.values(), text=True))
+    replies = written(name, thinking, ("", "Hi <b>there</b>."))
+    assert len(replies) >= 9
+    for tokens in replies:
+        accepts(renderer, allowed, tokens)
+    calls = calls_of(name, ("other", {}))
+    for reasoning in (None, "So."):
+        reply = Message(role="assistant", content="Hi.", reasoning=reasoning, tool_calls=calls)
+        try:
+            forbidden = reply_tokens(renderer, reply, TOOLS)
+        except BadInput:
+            continue
+        with pytest.raises(AssertionError):
+            accepts(renderer, allowed, forbidden)
+
+
+def test_a_reply_of_text_alone_is_not_allowed_where_a_call_has_to_be() -> None:
+    renderer = toy_renderer()
+    allowed = rule(renderer, constraint(LOOK))
     with pytest.raises(ValueError, match="expected tokens that it allows"):
         allowed(renderer.tokenizer.encode("Hello"))
-    within = reply_tokens(renderer, Message(role="assistant", tool_calls=(tricky,)), TOOLS)
+    calls = calls_of("qwen3", ("look", {"at": '"<b>\n', "near": True}))
+    within = reply_tokens(renderer, Message(role="assistant", tool_calls=calls), TOOLS)
     inside = within[: len(within) // 2]
-    tags = set(renderer.control_ids.values())
-    assert not set(ids(allowed(inside))) & tags, "no tag within the arguments"
+    assert not set(ids(allowed(inside))) & set(renderer.control_ids.values()), "no tag within the arguments"
+
+
+def spec(name: str = "a", **parameters: Any) -> ToolSpec:
+    return ToolSpec(name=name, description="", parameters=parameters)
 
 
 @pytest.mark.parametrize(
-    ("held", "message"),
+    ("format", "held", "message"),
     [
-        (constraint(), "a tool to call, got none"),
-        (constraint(ToolSpec(name='a"b', description="", parameters={})), "tools with plain names"),
-        (constraint(ToolSpec(name="a", description="", parameters={"properties": {"b": {"type": "no"}}})), "compiles"),
-        (Constraint(kind="tool_call", source="{}"), "compiles"),
+        ("qwen3", constraint(), "a tool to call, got none"),
+        ("qwen3", constraint(spec('a"b')), "tools with plain names"),
+        ("qwen3", constraint(spec(properties={"b": {"type": "no"}})), "compiles"),
+        ("qwen3", Constraint(kind="tool_call", source="{}"), "compiles"),
+        ("kimi-k2", constraint(spec("a:b")), r"names that the format reads as they are written, got \['a:b'\]"),
+        ("qwen3.5", constraint(spec("a>b")), "names that the format reads"),
+        ("qwen3.5", constraint(spec(properties={"a>b": TEXT})), "names that the format reads"),
+        ("qwen3.5", constraint(spec(anyOf=[])), "told apart by their names, got anyOf"),
+        ("qwen3.5", constraint(spec(properties={"b": {**TEXT, "const": "</parameter>"}})), "write between tags"),
+        ("qwen3.5", constraint(spec(properties={"b": {**TEXT, "pattern": "("}})), "a regular expression"),
+        ("qwen3.5", constraint(spec(properties={"b": {"patternProperties": {}}})), "a schema of named keys"),
+        ("template", constraint(spec(properties={"b": {"const": "<tool_call>"}})), "a value that writes no tag"),
+        ("template", constraint(spec(properties={"<tool_call>": TEXT})), "keys that write no tag"),
+        ("llama-3", constraint(LOOK, text=True), "a format in which a token of its own begins a call"),
     ],
 )
-def test_what_cannot_be_called_is_refused(held: Constraint, message: str) -> None:
+def test_what_cannot_be_called_is_refused(format: str, held: Constraint, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        rule(toy_renderer(), held)
+        rule(renderer_of(format, False), held)
 
 
-def test_a_format_whose_calls_cannot_be_proven_is_refused_by_name() -> None:
-    with pytest.raises(BadInput, match="tool call: expected a format whose calls are JSON .*, got 'template'"):
-        rule(toy_renderer(name="template"), constraint(LOOK))
+@pytest.mark.parametrize("name", NOT_PROVEN)
+def test_a_format_whose_calls_cannot_be_proven_is_refused_by_name(name: str) -> None:
+    with pytest.raises(BadInput, match=f"tool call: expected a format whose calls are known .*, got '{name}'"):
+        rule(renderer_of(name, False), constraint(LOOK))
+
+
+def test_values_between_tags_are_texts_where_the_schema_says_so_and_json_elsewhere() -> None:
+    renderer = renderer_of("qwen3.5", False)
+    tool = replace(WRITE, parameters={**WRITE.parameters, "required": []})
+    allowed = rule(renderer, constraint(tool))
+
+    def reads(key: str, value: str) -> Any:
+        text = f"<tool_call>\n<function=write>\n<parameter={key}>\n{value}\n</parameter>\n</function>\n</tool_call>"
+        tokens = renderer.tokenizer.encode(text)
+        try:
+            accepts(renderer, allowed, tokens)
+        except (AssertionError, ValueError):
+            return "refused"
+        return renderer.parse(tokens, [tool]).tool_calls[0].arguments[key]
+
+    assert [reads("text", value) for value in ("1", '"x"', " a\n")] == ["1", '"x"', "a"]
+    assert [reads("limit", value) for value in ("1", "null", "nullable", '["x"]', '"x"', "1.5", "[x")] == [
+        *(1, None, "nullable", ["x"]),
+        *["refused"] * 3,
+    ]
+    assert [reads("or", value) for value in ('"x"', "null", "x")] == ["x", None, "refused"]
+    assert [reads("any", value) for value in ('{"a": 1}', "1", "x")] == [{"a": 1}, 1, "refused"]
+    assert [reads("code", value) for value in ("ab", "abcd", "")] == ["ab", "refused", "refused"]
+    assert [reads("kind", value) for value in ("a", "ab", "b c", "b")] == ["a", "ab", "b c", "refused"]
+    assert [reads("count", value) for value in ("9", "10", '"1"')] == [9, "refused", "refused"]
+    assert [reads("lines", value) for value in ('["<b>"]', '["</parameter>"]')] == [["<b>"], "refused"]

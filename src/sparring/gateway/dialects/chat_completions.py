@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
+from sparring.gateway.dialects.chat_tools import call_read, call_written, choice_in, tools_in
 from sparring.gateway.dialects.dialect import (
     ClientCall,
     ClientRequest,
     Decode,
-    arguments_of,
-    call_of,
     encoded,
     in_order,
     sorted_fields,
@@ -23,18 +22,16 @@ from sparring.gateway.dialects.dialect import (
     typed,
 )
 from sparring.gateway.dialects.evidence import evidence_of
-from sparring.gateway.dialects.tool_choice import PARALLEL, forced_call, without_parallel
+from sparring.gateway.dialects.freeform import UNREADABLE
+from sparring.gateway.dialects.tool_choice import without_parallel
 from sparring.generation import Constraint
 from sparring.reply import ReplyHead, SampledReply
-from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
+from sparring.types import Message, ReplyPiece
 
 OBEYED = frozenset(
     "messages model tools tool_choice max_tokens max_completion_tokens stream stream_options n logprobs top_logprobs"
     " response_format stop".split()
 )
-NO_PARAMETERS = {"type": "object", "properties": {}}
-"""Schema of a function that a request defines without one, as the vendor reads it."""
-
 NOTED = frozenset(
     "temperature top_p frequency_penalty presence_penalty seed user metadata store reasoning_effort verbosity"
     " parallel_tool_calls service_tier prompt_cache_key prompt_cache_retention safety_identifier".split()
@@ -77,15 +74,15 @@ class ChatCompletions:
         options = typed(body.get("stream_options") or {}, "stream_options", dict, "settings of the stream")
         if body.get("top_logprobs"):
             raise refusal("top_logprobs", "0: the likeliest tokens are not sent", "more", "leave it out")
-        tools = _tools(body)
-        forced = _forced(body, tools)
-        noted = without_parallel(noted, forced)
+        tools, freeform = tools_in(body.get("tools"))
+        forced, allowed = choice_in(body, tools)
+        noted = without_parallel(noted, forced or allowed)
         return ClientRequest(
             messages=in_order([_message(message, f"messages[{at}]") for at, message in enumerate(messages)]),
             tools=() if body.get("tool_choice") == "none" else tools,
             model=typed(body.get("model"), "model", str, "the name of a model"),
             max_tokens=most,
-            constraint=forced or _constraint(body.get("response_format")),
+            constraint=forced or _constraint(body.get("response_format")) or allowed,
             samples=samples,
             stream=bool(body.get("stream")),
             logprobs=bool(body.get("logprobs")),
@@ -93,6 +90,7 @@ class ChatCompletions:
             noted=noted,
             stop=texts_in([stop] if isinstance(stop := body.get("stop"), str) else stop, "stop"),
             evidence=evidence_of(call, noted),
+            echo={"freeform": freeform},
         )
 
     def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:
@@ -100,7 +98,7 @@ class ChatCompletions:
         choices = [
             {
                 "index": index,
-                "message": _message_sent(reply.message),
+                "message": _message_sent(reply.message, client_request.echo["freeform"]),
                 "finish_reason": _reason(reply),
                 "logprobs": _logprobs(reply, decode) if client_request.logprobs else None,
             }
@@ -151,7 +149,8 @@ class ChunkWriter:
         if piece.call is not None:
             number = self._num_calls[sample]
             self._num_calls[sample] += 1
-            return self._event(sample, {"tool_calls": [{"index": number, **_call_sent(piece.call)}]})
+            call = call_written(piece.call, self._client_request.echo["freeform"])
+            return self._event(sample, {"tool_calls": [{"index": number, **call}]})
         return self._event(sample, {"reasoning_content" if piece.kind == "reasoning" else "content": piece.text})
 
     def end(self, sample: int, reply: SampledReply) -> bytes:
@@ -184,7 +183,7 @@ def _message(data: Any, where: str) -> Message:
     content = _text(data.get("content"), f"{where}.content")
     if role == "tool":
         id = typed(data.get("tool_call_id"), f"{where}.tool_call_id", str, "the id of a call")
-        return Message(role="tool", content=content, tool_call_id=id)
+        return Message(role="tool", content=content, tool_call_id=id.removeprefix(UNREADABLE))
     if role == "assistant":
         reasoning = data.get("reasoning_content") or data.get("reasoning")
         calls = typed(data.get("tool_calls") or [], f"{where}.tool_calls", list, "a list of calls")
@@ -192,7 +191,7 @@ def _message(data: Any, where: str) -> Message:
             role="assistant",
             content=content,
             reasoning=None if reasoning is None else _text(reasoning, f"{where}.reasoning_content"),
-            tool_calls=tuple(_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)),
+            tool_calls=tuple(call_read(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)),
         )
     return Message(role="user" if role == "user" else "system", content=content)
 
@@ -212,56 +211,6 @@ def _text(content: Any, where: str) -> str:
     return "".join(texts)
 
 
-def _call(data: Any, where: str) -> ToolCall:
-    data = typed(data, where, dict, "a call")
-    function = typed(data.get("function"), f"{where}.function", dict, "a function's name and arguments")
-    name = typed(function.get("name"), f"{where}.function.name", str, "a name")
-    arguments = typed(function.get("arguments"), f"{where}.function.arguments", str, "JSON as text")
-    return call_of(typed(data.get("id"), f"{where}.id", str, "an id"), name, text_in(arguments, where))
-
-
-def _tools(body: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
-    specs = []
-    for at, tool in enumerate(typed(body.get("tools") or [], "tools", list, "a list of tools")):
-        where = f"tools[{at}]"
-        if typed(tool, where, dict, "a tool").get("type") != "function":
-            raise refusal(f"{where}.type", '"function"', repr(tool.get("type")), "leave it out")
-        function = typed(tool.get("function"), f"{where}.function", dict, "a function")
-        parameters = typed(
-            function.get("parameters", NO_PARAMETERS), f"{where}.function.parameters", dict, "a JSON schema"
-        )
-        name = typed(function.get("name"), f"{where}.function.name", str, "a name")
-        description = typed(function.get("description") or "", f"{where}.function.description", str, "text")
-        specs.append(ToolSpec(name=name, description=description, parameters=parameters))
-    return tuple(specs)
-
-
-def _forced(body: Mapping[str, Any], tools: Sequence[ToolSpec]) -> Constraint | None:
-    """Return the constraint of a choice by which the reply has to call; None where it may."""
-    choice = body.get("tool_choice")
-    if choice in (None, "auto", "none"):
-        return None
-    parallel = body.get(PARALLEL) is not False
-    if choice == "required":
-        return forced_call(tools, parallel=parallel)
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    if kind == "function":
-        return forced_call(tools, [_function_named(choice, "tool_choice")], parallel=parallel)
-    allowed = choice.get("allowed_tools") if kind == "allowed_tools" else None
-    if isinstance(allowed, dict) and allowed.get("mode") == "required":
-        where = "tool_choice.allowed_tools.tools"
-        listed = enumerate(typed(allowed.get("tools"), where, list, "a list of tools"))
-        names = [_function_named(tool, f"{where}[{at}]") for at, tool in listed]
-        return forced_call(tools, names, parallel=parallel, where=where)
-    expected = '"auto", "none", "required", a function, or allowed_tools that are required'
-    raise refusal("tool_choice", expected, json.dumps(choice), "leave tool_choice out: the policy decides")
-
-
-def _function_named(choice: Any, where: str) -> str:
-    function = typed(typed(choice, where, dict, "a function").get("function"), f"{where}.function", dict, "a function")
-    return str(typed(function.get("name"), f"{where}.function.name", str, "a name"))
-
-
 def _constraint(format: Any) -> Constraint | None:
     kind = None if format is None else typed(format, "response_format", dict, "a format").get("type")
     if kind in (None, "text"):
@@ -275,19 +224,15 @@ def _constraint(format: Any) -> Constraint | None:
     raise refusal("response_format.type", "text, json_object or json_schema", repr(kind), "correct the request")
 
 
-def _message_sent(message: Message) -> dict[str, Any]:
+def _message_sent(message: Message, freeform: Collection[str]) -> dict[str, Any]:
     message_sent: dict[str, Any] = {"role": "assistant", "content": message.content or None, "refusal": None}
     if message.reasoning:
         message_sent["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        message_sent["tool_calls"] = [_call_sent(call) for call in message.tool_calls]
+        message_sent["tool_calls"] = [call_written(call, freeform) for call in message.tool_calls]
     elif message.content == "":
         message_sent["content"] = ""
     return message_sent
-
-
-def _call_sent(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_of(call)}}
 
 
 def _reason(reply: SampledReply) -> str:

@@ -20,7 +20,7 @@ from sparring.gateway.dialects.dialect import (
 from sparring.gateway.dialects.evidence import evidence_of
 from sparring.gateway.dialects.gemini_contents import conversation_in, json_schema, named_calls, text_of, tools_in
 from sparring.gateway.dialects.handles import sealed
-from sparring.gateway.dialects.tool_choice import forced_call
+from sparring.gateway.dialects.tool_choice import allowed_calls, forced_call
 from sparring.generation import Constraint
 from sparring.record.identity import shown_arguments
 from sparring.reply import ReplyHead, SampledReply, ShownReply
@@ -96,13 +96,13 @@ class Gemini:
         if modalities != ["TEXT"]:
             raise refusal("generationConfig.responseModalities", '["TEXT"]', json.dumps(modalities), "leave it out")
         calling = _calling(body.get("toolConfig"))
-        forced = _forced(calling, tools)
+        forced, allowed = _choice(calling, tools)
         return ClientRequest(
             messages=in_order([*messages, *named_calls(contents)]),
             tools=() if calling.get("mode") == "NONE" else tools,
             model=call.path.get("model", ""),
             max_tokens=most,
-            constraint=forced or _constraint(config),
+            constraint=forced or _constraint(config) or allowed,
             samples=samples,
             stream=self._streams,
             logprobs=bool(config.get("responseLogprobs")),
@@ -202,8 +202,9 @@ def _calling(config: Any) -> Mapping[str, Any]:
     return calling
 
 
-def _forced(calling: Mapping[str, Any], tools: Sequence[ToolSpec]) -> Constraint | None:
-    """Return the constraint of a mode by which the reply has to call; None where it may.
+def _choice(calling: Mapping[str, Any], tools: Sequence[ToolSpec]) -> tuple[Constraint | None, Constraint | None]:
+    """Return the constraint of a reply that has to call, and that of one that may call some tools alone, with valid
+    arguments; None where there is none.
 
     Raises:
         BadInput: an unknown mode, or a name that is none of a tool.
@@ -211,14 +212,16 @@ def _forced(calling: Mapping[str, Any], tools: Sequence[ToolSpec]) -> Constraint
     mode, where = calling.get("mode") or "AUTO", f"{CALLING}.allowedFunctionNames"
     names = typed(calling.get("allowedFunctionNames") or [], where, list, "a list of names")
     if mode == "ANY":
-        return forced_call(tools, names or None, where=where if names else f"{CALLING}.mode")
+        return forced_call(tools, names or None, where=where if names else f"{CALLING}.mode"), None
+    if mode == "VALIDATED":
+        named = names or [tool.name for tool in tools]
+        return None, allowed_calls(tools, named, validated=True, where=where) if named else None
     if mode not in ("AUTO", "NONE", "MODE_UNSPECIFIED"):
-        raise refusal(f"{CALLING}.mode", "AUTO, ANY or NONE", repr(mode), "leave it out: the policy decides")
+        raise refusal(f"{CALLING}.mode", "AUTO, ANY, VALIDATED or NONE", repr(mode), "leave it out: the policy decides")
     if names:
-        raise refusal(
-            where, f"none where the mode is {mode}", json.dumps(names), "leave it out, or let the mode be ANY"
-        )
-    return None
+        do = "leave it out, or let the mode be ANY or VALIDATED"
+        raise refusal(where, f"none where the mode is {mode}", json.dumps(names), do)
+    return None, None
 
 
 def _constraint(config: Mapping[str, Any]) -> Constraint | None:

@@ -10,11 +10,8 @@ from typing import Any, Literal
 
 from sparring.errors import refusal
 from sparring.gateway.dialects.dialect import arguments_of, call_of, is_left_out, text_in, typed
+from sparring.gateway.dialects.freeform import freeform_call, freeform_input, freeform_tool
 from sparring.types import ToolCall, ToolSpec
-
-UNREADABLE = "unreadable_"
-"""First letters of the id of a freeform call whose arguments are not the one text that the tool takes: its input is
-what the model wrote in their place."""
 
 HOSTED = frozenset(
     "web_search web_search_2025_08_26 web_search_preview web_search_preview_2025_03_11 file_search computer"
@@ -104,10 +101,8 @@ def call_read(item: Mapping[str, Any], where: str) -> ToolCall:
     if item.get("type") == "function_call":
         arguments = typed(item.get("arguments"), f"{where}.arguments", str, "JSON as text")
         return call_of(id, text_in(name, where), text_in(arguments, where))
-    input = text_in(typed(item.get("input"), f"{where}.input", str, "text"), where)
-    if id.startswith(UNREADABLE):
-        return call_of(id.removeprefix(UNREADABLE), name, input)
-    return ToolCall(id=id, name=text_in(name, where), arguments={"input": input})
+    input = typed(item.get("input"), f"{where}.input", str, "text")
+    return freeform_call(id, name, input, where)
 
 
 def call_written(call: ToolCall, forms: Mapping[str, ToolForm]) -> dict[str, Any]:
@@ -117,11 +112,7 @@ def call_written(call: ToolCall, forms: Mapping[str, ToolForm]) -> dict[str, Any
     if form.kind == "function":
         named = {"call_id": call.id, "name": form.name, **namespace}
         return {"type": "function_call", **named, "arguments": arguments_of(call)}
-    arguments = call.arguments
-    if arguments is not None and arguments.keys() == {"input"} and isinstance(arguments["input"], str):
-        id, input = call.id, arguments["input"]
-    else:
-        id, input = UNREADABLE + call.id, arguments_of(call)
+    id, input = freeform_input(call)
     return {"type": "custom_tool_call", "call_id": id, "name": form.name, **namespace, "input": input}
 
 
@@ -132,17 +123,13 @@ def _tool(tool: Any, where: str, namespace: str | None, before: str) -> tuple[To
         raise refusal(f"{where}.type", "function or custom", repr(kind), "leave it out")
     name = text_in(typed(tool.get("name"), f"{where}.name", str, "a name"), where)
     form = ToolForm(kind=kind, name=name, namespace=namespace)
-    texts = [before, _description(tool, where)]
+    description = "\n\n".join(filter(None, (before, _description(tool, where))))
+    shown = shown_name(name, namespace)
     if kind == "function":
         parameters = typed(tool.get("parameters"), f"{where}.parameters", dict, "a JSON schema")
-    else:
-        format = tool.get("format") or {"type": "text"}
-        grammar = typed(format, f"{where}.format", dict, "a format")
-        if grammar.get("type") == "grammar":
-            texts.append(f"The input keeps to this grammar ({grammar.get('syntax')}):\n{grammar.get('definition')}")
-        parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-    description = "\n\n".join(text for text in texts if text)
-    return ToolSpec(name=shown_name(name, namespace), description=description, parameters=parameters), form
+        return ToolSpec(name=shown, description=description, parameters=parameters), form
+    format = typed(tool.get("format") or {"type": "text"}, f"{where}.format", dict, "a format")
+    return freeform_tool(shown, description, format if format.get("type") == "grammar" else None), form
 
 
 def _description(tool: Mapping[str, Any], where: str) -> str:

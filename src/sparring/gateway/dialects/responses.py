@@ -22,7 +22,7 @@ from sparring.gateway.dialects.handles import unsealed
 from sparring.gateway.dialects.response_events import ResponseWriter, event, response_of
 from sparring.gateway.dialects.response_items import conversation_in, replies_referenced
 from sparring.gateway.dialects.response_tools import ToolForm, names_of, tools_in
-from sparring.gateway.dialects.tool_choice import PARALLEL, forced_call, without_parallel
+from sparring.gateway.dialects.tool_choice import PARALLEL, allowed_calls, forced_call, without_parallel
 from sparring.generation import Constraint
 from sparring.reply import SampledReply
 from sparring.types import Message, ToolSpec
@@ -63,8 +63,8 @@ class Responses:
             raise refusal("max_output_tokens", "at least 1", str(most), "raise it")
         messages, handle = _conversation(call)
         tools, forms = tools_in(body.get("tools"), call.leave_out)
-        forced = _forced(body, tools, forms)
-        noted = without_parallel(noted, forced)
+        forced, allowed = _choice(body, tools, forms)
+        noted = without_parallel(noted, forced or allowed)
         include = typed(body.get("include") or [], "include", list, "a list of names")
         samples_nothing = body.get("generate") is False
         return ClientRequest(
@@ -72,7 +72,7 @@ class Responses:
             tools=() if body.get("tool_choice") == "none" else tools,
             model=typed(body.get("model"), "model", str, "the name of a model"),
             max_tokens=most,
-            constraint=forced or _constraint(body.get("text")),
+            constraint=forced or _constraint(body.get("text")) or allowed,
             stream=bool(body.get("stream")),
             logprobs="message.output_text.logprobs" in include,
             noted=noted,
@@ -160,22 +160,28 @@ def _conversation(call: ClientCall) -> tuple[list[Message], str]:
     return [*messages, *new], handle or before
 
 
-def _forced(body: Mapping[str, Any], tools: Sequence[ToolSpec], forms: Mapping[str, ToolForm]) -> Constraint | None:
-    """Return the constraint of a choice by which the reply has to call; None where it may."""
+def _choice(
+    body: Mapping[str, Any], tools: Sequence[ToolSpec], forms: Mapping[str, ToolForm]
+) -> tuple[Constraint | None, Constraint | None]:
+    """Return the constraint of a reply that has to call, and that of one that may call some tools alone; None where
+    there is none."""
     choice = body.get("tool_choice")
     if choice in (None, "auto", "none"):
-        return None
+        return None, None
     parallel = body.get(PARALLEL) is not False
     if choice == "required":
-        return forced_call(tools, parallel=parallel)
+        return forced_call(tools, parallel=parallel), None
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind in ("function", "custom"):
-        return forced_call(tools, names_of(forms, [choice], "tool_choice"), parallel=parallel)
-    if kind == "allowed_tools" and choice.get("mode") == "required":
+        return forced_call(tools, names_of(forms, [choice], "tool_choice"), parallel=parallel), None
+    if kind == "allowed_tools" and choice.get("mode") in ("auto", "required"):
         where = "tool_choice.tools"
         listed = typed(choice.get("tools"), where, list, "a list of tools")
-        return forced_call(tools, names_of(forms, listed, where), parallel=parallel, where=where)
-    expected = '"auto", "none", "required", a tool, or allowed_tools that are required'
+        names = names_of(forms, listed, where)
+        if choice["mode"] == "required":
+            return forced_call(tools, names, parallel=parallel, where=where), None
+        return None, allowed_calls(tools, names, parallel=parallel, where=where)
+    expected = '"auto", "none", "required", a tool, or allowed_tools'
     raise refusal("tool_choice", expected, json.dumps(choice), "leave tool_choice out: the policy decides")
 
 

@@ -1,0 +1,119 @@
+"""Tools of OpenAI's chat completions: functions and freeform tools are functions to the model, and a call is answered
+in the form of its tool."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sparring.errors import refusal
+from sparring.gateway.dialects.dialect import arguments_of, call_of, text_in, typed
+from sparring.gateway.dialects.freeform import freeform_call, freeform_input, freeform_tool
+from sparring.gateway.dialects.tool_choice import PARALLEL, allowed_calls, forced_call
+from sparring.generation import Constraint
+from sparring.types import ToolCall, ToolSpec
+
+NO_PARAMETERS = {"type": "object", "properties": {}}
+"""Schema of a function that a request defines without one, as the vendor reads it."""
+
+KINDS = ("function", "custom")
+"""Types of tools that a client runs: a custom one is freeform."""
+
+
+def tools_in(tools: Any) -> tuple[tuple[ToolSpec, ...], frozenset[str]]:
+    """Read the tools of a request.
+
+    Returns:
+        The tools as the model sees them, and the names of those that are freeform.
+
+    Raises:
+        BadInput: one is malformed, or none that the client runs, or a function and a freeform tool have one name.
+    """
+    specs: list[ToolSpec] = []
+    kinds: dict[str, str] = {}
+    for at, tool in enumerate(typed(tools or [], "tools", list, "a list of tools")):
+        where = f"tools[{at}]"
+        kind = typed(tool, where, dict, "a tool").get("type")
+        if kind not in KINDS:
+            raise refusal(f"{where}.type", '"function" or "custom"', repr(kind), "leave it out")
+        spec = _tool(typed(tool.get(kind), f"{where}.{kind}", dict, "a tool's description"), kind, f"{where}.{kind}")
+        if kinds.setdefault(spec.name, kind) != kind:
+            raise refusal(where, "tools of different names", f"{spec.name!r} twice", "rename one")
+        specs.append(spec)
+    return tuple(specs), frozenset(name for name, kind in kinds.items() if kind == "custom")
+
+
+def call_read(data: Any, where: str) -> ToolCall:
+    """Read a call that a client sends back.
+
+    Raises:
+        BadInput: it is malformed.
+    """
+    kind = "custom" if typed(data, where, dict, "a call").get("type") == "custom" else "function"
+    inner = typed(data.get(kind), f"{where}.{kind}", dict, "a tool's name and what it is given")
+    id = typed(data.get("id"), f"{where}.id", str, "an id")
+    name = typed(inner.get("name"), f"{where}.{kind}.name", str, "a name")
+    if kind == "custom":
+        return freeform_call(id, name, typed(inner.get("input"), f"{where}.custom.input", str, "text"), where)
+    arguments = typed(inner.get("arguments"), f"{where}.function.arguments", str, "JSON as text")
+    return call_of(id, name, text_in(arguments, where))
+
+
+def call_written(call: ToolCall, freeform: Collection[str]) -> dict[str, Any]:
+    """Return a call in the form of its tool."""
+    if call.name in freeform:
+        id, input = freeform_input(call)
+        return {"id": id, "type": "custom", "custom": {"name": call.name, "input": input}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_of(call)}}
+
+
+def choice_in(body: Mapping[str, Any], tools: Sequence[ToolSpec]) -> tuple[Constraint | None, Constraint | None]:
+    """Read the choice of tools.
+
+    Returns:
+        The constraint of a reply that has to call, and that of one that may call some tools alone; None where there is
+        none.
+
+    Raises:
+        BadInput: it names no tool of the request, or says what cannot be had.
+    """
+    choice = body.get("tool_choice")
+    if choice in (None, "auto", "none"):
+        return None, None
+    parallel = body.get(PARALLEL) is not False
+    if choice == "required":
+        return forced_call(tools, parallel=parallel), None
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind in KINDS:
+        return forced_call(tools, [_named(choice, "tool_choice")], parallel=parallel), None
+    allowed = choice.get("allowed_tools") if kind == "allowed_tools" else None
+    mode = allowed.get("mode") if isinstance(allowed, dict) else None
+    if isinstance(allowed, dict) and mode in ("auto", "required"):
+        where = "tool_choice.allowed_tools.tools"
+        listed = enumerate(typed(allowed.get("tools"), where, list, "a list of tools"))
+        names = [_named(tool, f"{where}[{at}]") for at, tool in listed]
+        if mode == "required":
+            return forced_call(tools, names, parallel=parallel, where=where), None
+        return None, allowed_calls(tools, names, parallel=parallel, where=where)
+    expected = '"auto", "none", "required", a tool, or allowed_tools'
+    raise refusal("tool_choice", expected, json.dumps(choice), "leave tool_choice out: the policy decides")
+
+
+def _tool(tool: Mapping[str, Any], kind: str, where: str) -> ToolSpec:
+    name = typed(tool.get("name"), f"{where}.name", str, "a name")
+    description = typed(tool.get("description") or "", f"{where}.description", str, "text")
+    if kind == "function":
+        parameters = typed(tool.get("parameters", NO_PARAMETERS), f"{where}.parameters", dict, "a JSON schema")
+        return ToolSpec(name=name, description=description, parameters=parameters)
+    format = typed(tool.get("format") or {"type": "text"}, f"{where}.format", dict, "a format")
+    grammar = None
+    if format.get("type") == "grammar":
+        grammar = typed(format.get("grammar"), f"{where}.format.grammar", dict, "a grammar")
+    return freeform_tool(name, description, grammar)
+
+
+def _named(choice: Any, where: str) -> str:
+    kind = "custom" if typed(choice, where, dict, "a tool").get("type") == "custom" else "function"
+    tool = typed(choice.get(kind), f"{where}.{kind}", dict, "a tool")
+    return str(typed(tool.get("name"), f"{where}.{kind}.name", str, "a name"))

@@ -1,0 +1,358 @@
+"""Text of a format around the calls of a reply: taken from rendered calls, and read back as proof.
+
+`WRITINGS` says what rendering does not show. A format that is not there writes JSON, or is not proven.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os.path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparring.errors import BadInput, refusal
+from sparring.protocols import Renderer
+from sparring.render.demonstrate import reply_tokens
+from sparring.render.hermes import CLOSE, OPEN
+from sparring.render.tokenizer import FileTokenizer
+from sparring.types import Message, ToolCall, ToolSpec
+
+NAME, NUMBER = "sparring_mark_7f3a", "sparring_number_7f3a"
+"""Marks for the name of a call and for its number in the texts of a `CallFormat`."""
+
+CONTROL = 0x100000
+"""First character of those that stand for control tokens in a text; no text of a format has such characters."""
+
+_THOUGHT, _CONTENT = "sparring_thought_7f3a", "sparring_content_7f3a"
+_FIRST, _SECOND = "sparring_first", "sparring_second"
+_ARGUMENTS: dict[str, Any] = {_FIRST: "sparring_value", _SECOND: ["x"]}
+_SEPARATORS = ((", ", ": "), (",", ":"))
+_QUESTION = Message(role="user", content="?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Writing:
+    """Traits of a format and of its parser that no rendered call shows.
+
+    Attributes:
+        tagged: whether each argument stands between tags; else all are one JSON object.
+        ends: tags that the parser finds in text, not by their ids: no value may write one.
+        id: of a call, where the format writes it in the place of the name.
+        sorts: whether the format sorts keys in JSON.
+    """
+
+    tagged: bool = False
+    ends: tuple[str, ...] = ()
+    id: str = "call_{number}"
+    sorts: bool = False
+
+
+_PARAMETER = Writing(tagged=True, ends=("</parameter>",))
+_ARGUMENT_IDS = Writing(tagged=True)
+_ARGUMENT = Writing(tagged=True, ends=("</arg_value>",))
+_KIMI = Writing(id="functions.{name}:{number}")
+
+WRITINGS: Mapping[str, Writing] = {
+    "template": Writing(ends=(OPEN, CLOSE)),
+    **dict.fromkeys(("qwen3.5", "qwen3.6", "qwen3.8", "prime-qwen3"), _PARAMETER),
+    **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), _PARAMETER),
+    "minimax-m2": Writing(tagged=True, ends=("</parameter>", "</invoke>")),
+    **dict.fromkeys(("glm-4.5", "glm-5", "glm-5.1", "glm-5.3", "hy3"), _ARGUMENT_IDS),
+    **dict.fromkeys(("laguna-m.1", "laguna-s-2.1", "laguna-xs-2.1", "laguna-xs.2"), _ARGUMENT),
+    "deepseek-v4": Writing(tagged=True, ends=("</｜DSML｜",)),
+    **dict.fromkeys(("kimi-k2", "kimi-k2.5"), _KIMI),
+    "inkling": Writing(sorts=True),
+}
+"""Formats of the library, and a checkpoint's own template, whose calls are not JSON between tokens of their own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArgumentTags:
+    """Text around the arguments of a call, where each stands between tags.
+
+    Attributes:
+        none: behind the head of a call that has no arguments.
+        first: before the name of the first argument.
+        text: between a name and a text.
+        json: between a name and JSON.
+        close: behind a value.
+        more: between that and the name of the next argument.
+    """
+
+    none: str
+    first: str
+    text: str
+    json: str
+    close: str
+    more: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallFormat:
+    """Text around the calls of a reply. A control token is one character.
+
+    Attributes:
+        openings: what may stand before the name of the first call.
+        thought: what stands before a thought and between it and the name of the first call; None where the format has
+            no thoughts.
+        call: what begins the first call behind a text; None where text could write that.
+        thinks: what stands before a thought and between it and a text; None where there are no thoughts.
+        closing: behind a text without calls.
+        head: behind the name of a call.
+        tags: around the arguments; None where they are a JSON object behind the head.
+        between: what may stand between the arguments of a call and the name of the next; none where a reply has one
+            call at most.
+        end: behind the arguments of the last call.
+        separators: of items and of keys in JSON.
+        ends: tags that no value may write.
+        sorts: whether keys are sorted in JSON.
+        control: the control tokens, as text and id, in the order of their characters.
+    """
+
+    openings: tuple[str, ...]
+    thought: tuple[str, str] | None
+    call: str | None
+    thinks: tuple[str, str] | None
+    closing: str
+    head: str
+    tags: ArgumentTags | None
+    between: tuple[str, ...]
+    end: str
+    separators: tuple[str, str]
+    ends: tuple[str, ...]
+    sorts: bool
+    control: tuple[tuple[str, int], ...]
+
+
+def call_format(renderer: Renderer, tokenizer: FileTokenizer) -> CallFormat:
+    """Return what a renderer's format writes around calls.
+
+    Args:
+        renderer: of the format.
+        tokenizer: of the renderer.
+
+    Raises:
+        BadInput: it is not known how it writes arguments, or it does not read back what stands in them.
+    """
+    try:
+        format = _rendered(renderer, WRITINGS.get(renderer.name, Writing()))
+        proven = format is not None and _reads_back(renderer, tokenizer, format)
+    except BadInput:
+        proven = False
+    if not proven or format is None:
+        expected, got = "a format whose calls are known and read back", repr(renderer.name)
+        raise refusal("tool call", expected, got, "leave the tool choice to the policy")
+    return format
+
+
+def reads_back(
+    renderer: Renderer,
+    tokenizer: FileTokenizer,
+    format: CallFormat,
+    calls: Sequence[tuple[str, Mapping[str, Any]]],
+    tools: Sequence[ToolSpec],
+    begun: tuple[str, str | None] | None = None,
+    between: str = "",
+) -> bool:
+    """Return whether calls parse as they are made.
+
+    Args:
+        renderer: of the format.
+        tokenizer: of the renderer.
+        format: of the calls.
+        calls: name and arguments of each.
+        tools: of the request.
+        begun: what stands before the first name, and the thought in it; None: the first opening.
+        between: what stands between the calls.
+    """
+    opening, reasoning = begun or _leads(format)[0]
+    written = between.join(
+        f"{tokenizer.control.marked(name)}{_arguments(tokenizer, format, name, arguments)}".replace(NUMBER, str(at))
+        for at, (name, arguments) in enumerate(calls)
+    )
+    text = "".join(
+        character if ord(character) < CONTROL else format.control[ord(character) - CONTROL][0]
+        for character in f"{opening}{written}{format.end}"
+    )
+    prompt = renderer.render([_QUESTION], tools).tokens
+    parsed = renderer.parse(tokenizer.encode(text), tools, prompt=prompt)
+    read = [(call.name, call.arguments) for call in parsed.tool_calls]
+    return read == list(calls) and not parsed.content and parsed.reasoning == reasoning
+
+
+def _arguments(tokenizer: FileTokenizer, format: CallFormat, name: str, arguments: Mapping[str, Any]) -> str:
+    """Return what stands behind the name of a call."""
+    marked, tags = tokenizer.control.marked, format.tags
+    head = format.head.replace(NAME, marked(name))
+
+    def dumped(value: Any) -> str:
+        return marked(json.dumps(value, ensure_ascii=False, separators=format.separators))
+
+    if tags is None:
+        return head + dumped(arguments)
+    written = [
+        f"{marked(key)}{f'{tags.text}{marked(value)}' if isinstance(value, str) else f'{tags.json}{dumped(value)}'}"
+        for key, value in arguments.items()
+    ]
+    return head + (f"{tags.first}{f'{tags.close}{tags.more}'.join(written)}{tags.close}" if written else tags.none)
+
+
+def _leads(format: CallFormat) -> list[tuple[str, str | None]]:
+    leads: list[tuple[str, str | None]] = [(opening, None) for opening in format.openings]
+    return leads if format.thought is None else [*leads, (f"{format.thought[0]}so{format.thought[1]}", "so")]
+
+
+def _reads_back(renderer: Renderer, tokenizer: FileTokenizer, format: CallFormat) -> bool:
+    """Return whether calls parse as they were made, whatever text stands in them that writes no end of a value."""
+    written = (*renderer.control_ids, "</parameter>", "</arg_value>")
+    tags = " ".join(tag for tag in written if not any(end in tag for end in format.ends))
+    arguments = {_FIRST: f'{tags} "\n\\ é {{}}', _SECOND: [f"{tags} <", 1]}
+    for lead, between, made in itertools.product(_leads(format), ("", *format.between), (arguments, {})):
+        calls = [(NAME, made)] * (2 if between else 1)
+        if not reads_back(renderer, tokenizer, format, calls, [_spec()], lead, between):
+            return False
+    return True
+
+
+def _rendered(renderer: Renderer, writing: Writing) -> CallFormat | None:
+    """Return the format as calls are rendered; None where the arguments are not found."""
+
+    def text(calls: int, reasoning: str | None, content: str = "") -> str | None:
+        return _text(renderer, _reply(writing, [_ARGUMENTS] * calls, reasoning, content))
+
+    plain, thoughtful = text(1, None), text(1, _THOUGHT)
+    single, reasoning = (plain, None) if plain is not None else (thoughtful or "", _THOUGHT)
+    opening, _, rest = single.partition(NAME)
+    parts = _tagged(renderer, writing, rest, reasoning) if writing.tagged else _in_json(rest)
+    if parts is None:
+        return None
+    head, tags, behind, end, separators = parts
+    between = {}
+    for content in ("", _CONTENT):
+        several, first = text(2, reasoning, content), (text(1, reasoning, content) or "").removesuffix(end)
+        last = f"{NAME}{behind}{end}"
+        if several is not None and several.startswith(first) and several.endswith(last):
+            between[several[len(first) : len(several) - len(last)]] = None
+    thought, answer = _thought(thoughtful, NAME), text(0, reasoning, _CONTENT)
+    subsumed = thought is not None and plain is not None and _holds_blanks(opening, thought)
+    return CallFormat(
+        openings=() if plain is None or subsumed else (opening,),
+        thought=thought,
+        call=None if answer is None else _call(text(1, reasoning, _CONTENT), opening),
+        thinks=_thought(text(0, _THOUGHT, _CONTENT), _CONTENT),
+        closing=(answer or "").partition(_CONTENT)[2].strip(),
+        head=head,
+        tags=tags,
+        between=tuple(between),
+        end=end,
+        separators=separators,
+        ends=writing.ends,
+        sorts=writing.sorts,
+        control=_control(renderer),
+    )
+
+
+def _in_json(rest: str) -> tuple[str, None, str, str, tuple[str, str]] | None:
+    """Return head, nothing, what stands behind a name, end and separators of a call whose arguments are JSON."""
+    for pair in _SEPARATORS:
+        head, arguments, end = rest.partition(json.dumps(_ARGUMENTS, separators=pair))
+        if arguments:
+            return head, None, head + arguments, end, pair
+    return None
+
+
+def _tagged(
+    renderer: Renderer, writing: Writing, rest: str, reasoning: str | None
+) -> tuple[str, ArgumentTags, str, str, tuple[str, str]] | None:
+    """Return head, tags, what stands behind a name, end and separators of a call with an argument between each pair of
+    tags."""
+    empty = (_text(renderer, _reply(writing, [{}], reasoning)) or "").partition(NAME)[2]
+    pieces = []
+    for mark in (_FIRST, _ARGUMENTS[_FIRST], _SECOND, json.dumps(_ARGUMENTS[_SECOND])):
+        before, marked, rest = rest.partition(mark)
+        if not marked:
+            return None
+        pieces.append(before)
+    first, text, more, as_json = pieces
+    named = next((text for text in writing.ends if text in rest), None)
+    end = os.path.commonprefix([rest[::-1], empty[::-1]])[::-1] if named is None else rest.partition(named)[2]
+    none, close = empty.removesuffix(end), rest.removesuffix(end)
+    head = os.path.commonprefix([first, none])
+    if not close or not more.startswith(close) or not empty.endswith(end):
+        return None
+    tags = ArgumentTags(
+        none=none[len(head) :],
+        first=first[len(head) :],
+        text=text,
+        json=as_json,
+        close=close,
+        more=more[len(close) :],
+    )
+    behind = "".join((first, _FIRST, text, _ARGUMENTS[_FIRST], more, _SECOND, as_json))
+    return head, tags, f"{behind}{json.dumps(_ARGUMENTS[_SECOND])}{close}", end, _SEPARATORS[0]
+
+
+def _thought(text: str | None, mark: str) -> tuple[str, str] | None:
+    """Return the tokens before a thought, and what stands between it and a mark: the blanks at its ends are its own."""
+    if text is None or _THOUGHT not in text:
+        return None
+    before, _, after = text.partition(mark)[0].partition(_THOUGHT)
+    first = next((at for at, character in enumerate(after) if ord(character) >= CONTROL), None)
+    return None if first is None else (before.rstrip(), after[first:])
+
+
+def _holds_blanks(opening: str, thought: tuple[str, str]) -> bool:
+    """Return whether an opening is that of a thought of blanks, or of nothing."""
+    before, after = thought
+    held = opening[len(before) : len(opening) - len(after)]
+    return opening.startswith(before) and opening.endswith(after) and not held.strip()
+
+
+def _call(text: str | None, opening: str) -> str | None:
+    """Return what begins a call behind a text."""
+    call = (text or "").partition(NAME)[0].partition(_CONTENT)[2].lstrip()
+    return call if call and ord(call[0]) >= CONTROL and opening.endswith(call) else None
+
+
+def _reply(
+    writing: Writing, calls: Sequence[Mapping[str, Any]], reasoning: str | None = None, content: str = ""
+) -> Message:
+    made = (ToolCall(id=_id(writing, at), name=NAME, arguments=arguments) for at, arguments in enumerate(calls))
+    return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=tuple(made))
+
+
+def _id(writing: Writing, at: int) -> str:
+    number = at if "{name}" not in writing.id else NUMBER
+    return writing.id.format(name=NAME, number=number)
+
+
+def _spec() -> ToolSpec:
+    properties = {_FIRST: {"type": "string"}, _SECOND: {"type": "array"}}
+    return ToolSpec(name=NAME, description="x", parameters={"type": "object", "properties": properties})
+
+
+def _text(renderer: Renderer, reply: Message) -> str | None:
+    """Return what a model would sample for a reply, without its end of turn, each control token as one character; None
+    where the format does not continue a prompt with it."""
+    try:
+        tokens = reply_tokens(renderer, reply, [_spec()])
+    except BadInput:
+        return None
+    places = {id: place for place, (_, id) in enumerate(_control(renderer))}
+    parts: list[str] = []
+    plain: list[int] = []
+    for token in tokens:
+        if token in renderer.stop_ids:
+            break
+        if token not in places:
+            plain.append(token)
+            continue
+        parts += [renderer.decode(plain), chr(CONTROL + places[token])]
+        plain = []
+    return "".join((*parts, renderer.decode(plain)))
+
+
+def _control(renderer: Renderer) -> tuple[tuple[str, int], ...]:
+    return tuple(renderer.control_ids.items())

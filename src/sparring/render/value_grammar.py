@@ -1,0 +1,223 @@
+"""Grammars of the values of arguments: JSON in which no text writes a tag, and texts between tags."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparring.errors import BadInput, boundary, refusal
+from sparring.render.call_format import CallFormat
+
+_ANYTHING = "sparring_anything"
+_BLANK = r"[\s\x1c-\x1f]"
+_LITERAL = r"null|true|false|NaN|-?Infinity|-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?"
+"""Texts that a parser reads as JSON."""
+
+_SCALARS = {"null": "/null/", "boolean": "/true|false/", "integer": "/-?(0|[1-9][0-9]*)/"}
+_SCALARS["number"] = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/"
+_TYPES = ["null", "boolean", "number", "string", "array", "object"]
+_NOTES = {"title", "description", "default", "examples", "type", "deprecated"}
+_LIMITS = {"enum", "const", "pattern", "minLength", "maxLength"}
+
+
+def json_schema(format: CallFormat, schema: Any, root: Mapping[str, Any]) -> str:
+    """Return a schema for `%json`, written as the format writes JSON: no text in it writes a tag that ends a value.
+
+    Args:
+        format: of the calls.
+        schema: of the value.
+        root: the schema whose definitions it may name.
+
+    Raises:
+        BadInput: it has keys that cannot be kept from writing a tag.
+    """
+    (items, keys), ends = format.separators, format.ends
+    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    held = {**definitions, **(schema if isinstance(schema, Mapping) else {})}
+    if ends:
+        pattern = pattern_without(ends)
+        held = _plain(held, pattern, ends)
+        anything = {"type": _TYPES, "pattern": pattern, "items": _reference()}
+        anything |= {"patternProperties": {pattern: _reference()}, "additionalProperties": False}
+        held["$defs"] = {**held.get("$defs", {}), _ANYTHING: anything}
+    if format.sorts:
+        held = _sorted(held)
+    return json.dumps(
+        {**held, "x-guidance": {"whitespace_flexible": False, "item_separator": items, "key_separator": keys}}
+    )
+
+
+def pattern_without(ends: Sequence[str]) -> str:
+    """Return a regular expression, without look-ahead, of texts in which no tag begins as one of `ends` does: `<` or
+    `</`, and a letter."""
+    opening = "".join(sorted({re.escape(end[1]) for end in ends if end[1] != "/"}))
+    closing = "".join(sorted({re.escape(end[2]) for end in ends if end[1] == "/"}))
+    inside = rf"[^<]|<+(\/<+)*([^<\/{opening}]|\/[^<{closing}])"
+    return rf"^({inside})*(<+(\/<+)*\/?)?$"
+
+
+def reads_as(schema: Any, flagged: bool) -> str:
+    """Return how a parser reads a value between tags: `text`, `json`, or `either`, JSON where it is JSON.
+
+    Args:
+        schema: of the value.
+        flagged: whether the tags say which it is.
+    """
+    if not isinstance(schema, Mapping):
+        return "json"
+    if schema.get("type") in ("string", ["string"]):
+        return "text"
+    return "either" if not flagged and _texts(schema) else "json"
+
+
+def text_terminal(schema: Mapping[str, Any], ends: Sequence[str]) -> str:
+    """Return a terminal, in Lark's notation, of the texts of a schema of strings, which writes none of `ends`.
+
+    Raises:
+        BadInput: none is left.
+    """
+    if "enum" in schema or "const" in schema:
+        listed = schema.get("enum", [schema.get("const")])
+        values = [value for value in listed if isinstance(value, str) and _plainly(value, ends)]
+        if not values:
+            expected = "a value that the format can write between tags"
+            raise refusal("tool call", expected, repr(listed), "change the enum")
+        return " | ".join(json.dumps(value, ensure_ascii=False) for value in values)
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    parts = [f"/(?s:.){{{least},{most}}}/"] if is_limited(schema) else ["/(?s:.)*/"]
+    if is_limited(schema):
+        parts += [f"~/{_BLANK}(?s:.*)/", f"~/(?s:.*){_BLANK}/"]  # the parser takes these off
+    if "pattern" in schema:
+        pattern = schema["pattern"]
+        begun, ended = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
+        inner = pattern[begun : len(pattern) - ended]
+        parts.append(_slashed(f"{'' if begun else '(?s:.*)'}({inner}){'' if ended else '(?s:.*)'}"))
+    if ends:
+        parts.append("~" + _slashed(f"(?s:.*)({'|'.join(map(re.escape, ends))})(?s:.*)"))
+    return " & ".join(parts)
+
+
+def is_limited(schema: Mapping[str, Any]) -> bool:
+    """Return whether a schema of strings allows some texts only."""
+    return bool(_LIMITS & schema.keys())
+
+
+def may_be_empty(schema: Mapping[str, Any]) -> bool:
+    """Return whether a schema of strings, or of strings among others, allows the empty text."""
+    if "enum" in schema or "const" in schema:
+        return "" in schema.get("enum", [schema.get("const")])
+    if schema.get("type") not in ("string", ["string"]):
+        return any(map(may_be_empty, _texts(schema)))
+    with boundary(BadInput, "tool call", "a pattern that is a regular expression", "correct it"):
+        return not schema.get("minLength") and re.search(schema.get("pattern", ""), "") is not None
+
+
+def either_terminal(schema: Mapping[str, Any], ends: Sequence[str]) -> str:
+    """Return a terminal of the texts and of the single words of JSON that a schema of both allows."""
+    no_json = ["~" + _slashed(_LITERAL), r"~/[\"{\[](?s:.*)/", f"~/{_BLANK}(?s:.*)/", f"~/(?s:.*){_BLANK}/"]
+    texts = [" & ".join((f"({text_terminal(branch, ends)})", *no_json)) for branch in _texts(schema)]
+    scalars = [
+        _SCALARS[branch["type"]]
+        for branch in _branches(schema)
+        if branch.get("type") in list(_SCALARS) and branch.keys() <= _NOTES
+    ]
+    return " | ".join((*(f"({text})" for text in texts), *scalars))
+
+
+def either_json(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the schema of the objects and lists that a schema of these and of texts allows; None where there are
+    none."""
+    branches = [branch for branch in _branches(schema) if branch.get("type") in ("object", "array")]
+    return {"anyOf": branches} if branches else None
+
+
+def _branches(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [branch for branch in schema.get("anyOf") or schema.get("oneOf") or [] if isinstance(branch, Mapping)]
+
+
+def _texts(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [branch for branch in _branches(schema) if branch.get("type") == "string"]
+
+
+def _plainly(value: str, ends: Sequence[str]) -> bool:
+    return value == value.strip() and not any(end in value for end in ends)
+
+
+def _slashed(expression: str) -> str:
+    """Return a regular expression between slashes."""
+    return "/" + re.sub(r"(?<!\\)/", r"\\/", expression) + "/"
+
+
+def _sorted(schema: Any) -> Any:
+    """Return a schema whose properties are in the order of their names."""
+    if isinstance(schema, list):
+        return [_sorted(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    named = {name: _sorted(value) for name, value in sorted(schema.get("properties", {}).items())}
+    return {key: named if key == "properties" else _sorted(value) for key, value in schema.items()}
+
+
+def _reference() -> dict[str, str]:
+    return {"$ref": f"#/$defs/{_ANYTHING}"}
+
+
+def _plain(schema: Any, pattern: str, ends: Sequence[str]) -> Any:
+    """Return a schema of those values of another in which texts and keys match a pattern, objects without keys that
+    are not named."""
+    if not isinstance(schema, Mapping):
+        return _reference() if schema is True else schema
+
+    def inner(value: Any) -> Any:
+        return _plain(value, pattern, ends)
+
+    out = dict(schema)
+    if "patternProperties" in out:
+        raise refusal("tool call", "a schema of named keys", "patternProperties", "name the keys")
+    for key in ("properties", "$defs", "definitions"):
+        if key in out:
+            out[key] = {name: inner(value) for name, value in out[key].items()}
+    for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        if key in out:
+            out[key] = [inner(value) for value in out[key]]
+    if isinstance(out.get("items"), Mapping | bool):
+        out["items"] = inner(out["items"])
+    if "enum" in out or "const" in out:
+        listed = [v for v in out.pop("enum", [out.pop("const", None)]) if not _writes(v, ends)]
+        if not listed:
+            raise refusal("tool call", "a value that writes no tag", "none", "change the enum")
+        return {**out, "enum": listed}
+    if out.keys() & {"$ref", "anyOf", "oneOf", "allOf"}:
+        return out
+    if out.keys() - {"$defs", "definitions"} <= _NOTES - {"type"}:
+        return {**out, **_reference()}
+    return _typed(out, inner, pattern, ends)
+
+
+def _typed(out: dict[str, Any], inner: Any, pattern: str, ends: Sequence[str]) -> dict[str, Any]:
+    types = out.setdefault("type", next((t for key, t in _KEYS.items() if key in out), _TYPES))
+    if "string" in types:
+        if "pattern" in out:
+            out["allOf"] = [{"type": "string", "pattern": out.pop("pattern")}]
+        out["pattern"] = pattern
+    if "array" in types:
+        out.setdefault("items", _reference())
+    if "object" in types:
+        if _writes(list(out.get("properties", ())), ends):
+            raise refusal("tool call", "keys that write no tag", repr(list(out["properties"])), "rename them")
+        others = out.get("additionalProperties", True)
+        if not out.get("properties") and others is not False:
+            out["patternProperties"] = {pattern: inner(others)}
+        out["additionalProperties"] = False
+    return out
+
+
+_KEYS = {"properties": "object", "required": "object", "additionalProperties": "object", "items": "array"}
+_KEYS |= dict.fromkeys(("pattern", "minLength", "maxLength", "format"), "string")
+
+
+def _writes(value: Any, ends: Sequence[str]) -> bool:
+    text = json.dumps(value, ensure_ascii=False)
+    return any(end in text for end in ends)
