@@ -1,31 +1,50 @@
-"""Notes: an agent program is told to leave a note in its folder, and the world reads it."""
+"""Repair: an agent program is told to repair a folder, in which a script says what is wrong next."""
 
 from sparring.envs.base import Env
 from sparring.types import Message, Score, ToolCall
 
+NAMES = "abcdef"
 
-class Notes(Env):
-    """Worth 1 where the note is there after at most two turns, 0.4 after more, 0 where it is not.
 
-    Half of the demonstrations look around first, so a policy that imitates them does as well.
+class Repair(Env):
+    """Worth 1 where each of six files is there if it should be, and not if it should not; else 0.
+
+    One to three of them are wrong. `sh check` names the first, and after each repair the next; nothing else tells them.
+    Of the demonstrations, which are right by luck as well, 0.4 check until all is well, 0.3 stop at the last repair
+    without a check, and 0.3 never check: a policy that imitates them does as much.
     """
 
     needs_box = True
 
     def generate(self, random):
-        number = random.randint(100, 999)
-        return {"prompt": f"Task {number}: write done into note.txt.", "looks": random.random() < 0.5}
+        names = random.sample(NAMES, len(NAMES))
+        wanted = {name: random.random() < 0.5 for name in names}
+        wrong = names[: random.randint(1, 3)]
+        return {"prompt": "Repair the folder.", "wanted": wanted, "wrong": wrong, "luck": random.random()}
+
+    def key(self, task):
+        return f"{task.data['wanted']}, {task.data['wrong']}"
+
+    async def open(self, task, box):
+        opened = await super().open(task, box)
+        wanted, wrong = task.data["wanted"], task.data["wrong"]
+        for name in NAMES:
+            if wanted[name] != (name in wrong):
+                await box.write(name, b"")
+        await box.write("check", "".join([*(_line(name, wanted[name]) for name in wanted), "echo ok\n"]).encode())
+        return opened
 
     async def score(self, trajectory):
-        try:
-            text = (await self.box.read("note.txt")).decode(errors="replace")
-        except FileNotFoundError:
-            text = ""
-        right = text.strip() == "done"
-        return Score(reward=float(right) * (1.0 if trajectory.usage.turns <= 2 else 0.4), success=right)
+        listed = (await self.box.exec(["ls"])).stdout.split()
+        right = all((name in listed) == wanted for name, wanted in self.task.data["wanted"].items())
+        return Score(reward=float(right), success=right)
 
     def expert(self, task):
-        commands = [*(["ls"] if task.data["looks"] else []), "echo done > note.txt"]
+        wanted, luck = task.data["wanted"], task.data["luck"]
+        repairs = [f"touch {name}" if wanted[name] else f"rm {name}" for name in task.data["wrong"]]
+        commands = repairs if luck < 0.3 else [word for repair in repairs for word in ("sh check", repair)]
+        if luck >= 0.6:
+            commands.append("sh check")
 
         def reply(messages):
             done = sum(message.role == "tool" for message in messages)
@@ -35,3 +54,9 @@ class Notes(Env):
             return Message(role="assistant", tool_calls=(call,))
 
         return reply
+
+
+def _line(name, wanted):
+    """Return the line of the script that looks for one file."""
+    looks = f"[ -e {name} ] ||" if wanted else f"[ ! -e {name} ] ||"
+    return f"{looks} {{ echo {'missing' if wanted else 'extra'}: {name}; exit; }}\n"

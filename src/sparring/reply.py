@@ -146,6 +146,10 @@ class AnsweringSession(Session, Protocol):
     async def abort(self, reply: str) -> None:
         """End a reply that is being sampled, by its id, with what was sampled so far, which is kept."""
 
+    @property
+    def last_words(self) -> Message | None:
+        """The main agent's last reply that called nothing: what it has to say in the end; None where there is none."""
+
     def conversation(self, reply: str) -> tuple[Message, ...] | None:
         """Return all messages up to a reply, itself included, by its id; None where it is no reply of this session."""
 

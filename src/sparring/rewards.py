@@ -79,8 +79,8 @@ def post(url: str, path: str, key: str, body: Mapping[str, Any], *, timeout_s: f
         connection.request("POST", path, json.dumps(body).encode(), headers)
         response = connection.getresponse()
         answer = response.read().decode("utf-8", "replace")
-    except http.client.HTTPException as error:
-        raise ConnectionError(f"{url}: {type(error).__name__}: {error}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise ConnectionError(f"{url}: the run does not answer ({type(error).__name__}: {error})") from error
     finally:
         connection.close()
     return response.status, answer if response.status < 300 else _message_of(answer)

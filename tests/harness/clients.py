@@ -28,13 +28,14 @@ class Compaction:
 
 @dataclass(frozen=True)
 class Client:
-    """A preset, the name and argument of its shell tool, its package, whether it writes its own history anew, how it
-    compacts (None: it does not), and the call by which it ends (name, argument, value; None: it ends with a reply that
-    calls nothing)."""
+    """A preset, the name and argument of its shell tool, the dialect that it speaks, its package, whether it writes its
+    own history anew, how it compacts (None: it does not), and the call by which it ends (name, argument, value; None:
+    it ends with a reply that calls nothing)."""
 
     preset: str
     shell: str
     argument: str = "command"
+    dialect: str = "chat completions"
     package: str = ""
     edits: bool = False
     compaction: Compaction | None = None
@@ -59,6 +60,7 @@ CLIENTS = (
     Client(
         "claude-code",
         "Bash",
+        dialect="messages",
         package="@anthropic-ai/claude-code",
         compaction=Compaction("Respond with TEXT ONLY", 120_000, 25_000),
     ),
@@ -72,10 +74,11 @@ CLIENTS = (
         "codex",
         "exec_command",
         "cmd",
+        dialect="responses",
         package="@openai/codex",
         compaction=Compaction("CONTEXT CHECKPOINT COMPACTION", 60_000, 8000),
     ),
-    Client("gemini-cli", "run_shell_command", package="@google/gemini-cli"),
+    Client("gemini-cli", "run_shell_command", dialect="gemini", package="@google/gemini-cli"),
     Client(
         "qwen-code",
         "run_shell_command",
@@ -90,9 +93,9 @@ CLIENTS = (
     ),
     Client("mini-swe-agent", "bash", package="mini-swe-agent", last=("bash", "command", SUBMIT)),
     Client("openai-agents", "bash", package="openai-agents"),
-    Client("openai-agents-responses", "bash", package="openai-agents"),
+    Client("openai-agents-responses", "bash", dialect="responses", package="openai-agents"),
     Client("langgraph", "bash", package="langgraph"),
-    Client("langgraph-anthropic", "bash", package="langgraph"),
+    Client("langgraph-anthropic", "bash", dialect="messages", package="langgraph"),
     Client("pydantic-ai", "bash", package="pydantic-ai-slim"),
     Client("smolagents", "bash", package="smolagents", edits=True, last=("final_answer", "answer", "Done.")),
 )

@@ -11,7 +11,6 @@ from agents import PROGRAMS, ROOT, Played
 from clients import CLIENTS, Client, broken_stream, compacted, malformed, plain
 
 from sparring.errors import BadInput
-from sparring.harness.preset import load_preset
 
 PAGE = ROOT / "docs/agents.md"
 BEGIN, END = "<!-- matrix -->", "<!-- end of the matrix -->"
@@ -75,7 +74,6 @@ def cut(client: Client) -> tuple[str, list[Played]]:
 def row(client: Client) -> tuple[str, ...]:
     """One line of the matrix."""
     try:
-        dialect = load_preset(client.preset)[0].dialect
         result, other = plain(client), malformed(client)
         (full, compaction), (broken, cuts) = full_context(client), cut(client)
     except BadInput as error:
@@ -84,14 +82,14 @@ def row(client: Client) -> tuple[str, ...]:
         failure = result.finished.rollout.outcome.failure
         why = failure.message if failure is not None else result.ending
         last = why.strip().splitlines()[-1][:160].replace("|", "/")
-        return (client.preset, version(client), dialect, *[""] * (len(HEAD) - 4), f"unverified: {last}")
+        return (client.preset, version(client), client.dialect, *[""] * (len(HEAD) - 4), f"unverified: {last}")
     segments = (*result.segments, *other.segments)
     sampled = [segment for segment in segments if segment.model is not None]
     reasons = [segment.fork.reason for segment in segments if segment.fork is not None]
     return (
         client.preset,
         version(client),
-        dialect.replace("_", " "),
+        client.dialect,
         str(result.turns),
         str(result.branches),
         str(other.turns),

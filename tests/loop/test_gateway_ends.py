@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 
 from sparring.gateway.link_server import linked
-from sparring.gateway.server import open_door
+from sparring.gateway.server import gateway_here, open_door
 from sparring.record.recorder import Recorder
 from sparring.render.demonstrate import reply_tokens
 from sparring.testing.scripted_engine import ScriptedEngine
@@ -111,6 +111,37 @@ def test_a_gateway_waits_for_the_process_that_goes_on_with_a_run(tmp_path: Path)
     ]
     assert statuses == [503, 200]
     assert over == (0, f"{tmp_path}: the run is over\n", "")
+
+
+def test_a_rollout_waits_for_the_gateway_of_its_run(tmp_path: Path) -> None:
+    """The run says where programs reach it before anybody answers there: a program would be refused its connection."""
+
+    async def main() -> list[bool]:
+        session = Recorder(ScriptedEngine(()), RENDERER).open(toy_task(), rollout_id="rl/0/0", seed=7)
+        opened = asyncio.Event()
+
+        async def play() -> None:
+            async with open_door(session):
+                opened.set()
+
+        seen = []
+        async with linked(tmp_path, ADDRESS):
+            for _ in range(2):
+                playing = asyncio.create_task(play())
+                for _ in range(100):
+                    await asyncio.sleep(0)
+                seen.append(opened.is_set())
+                process, _ = await begun(tmp_path)
+                await playing
+                seen.append(opened.is_set())
+                opened.clear()
+                process.kill()
+                await process.wait()
+                while gateway_here().there.is_set():
+                    await asyncio.sleep(0.01)
+        return seen
+
+    assert asyncio.run(main()) == [False, True] * 2
 
 
 def test_a_run_says_that_its_gateway_has_ended(tmp_path: Path) -> None:

@@ -482,6 +482,60 @@ def test_the_worlds_tools_are_called_through_the_process(tmp_path: Path) -> None
     assert answers[4].headers["allow"] == "POST"
 
 
+class Waiting:
+    """Counts its calls, which wait for a word each; implements `protocols.ToolHost`."""
+
+    tools = Adding.tools
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.goes_on = asyncio.Event()
+
+    async def call(self, call: ToolCall) -> str:
+        self.begun += 1
+        await self.goes_on.wait()
+        return f"call {self.begun}" + " " * (32 << 20)  # more than what lies between a server and who does not read
+
+
+@pytest.mark.parametrize("breaks", ["client", "gateway", "answered"])
+def test_a_call_that_breaks_at_the_process_runs_once(tmp_path: Path, breaks: str) -> None:
+    """Its client leaves while it runs, the gateway is killed then, or behind the answer that its client did not read."""
+
+    async def main() -> tuple[list[str], int]:
+        host = Waiting()
+        async with rollout(tmp_path, Gated()) as (_, door, process):
+            door.tools = host
+            call = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "add"}}
+            headers = {"x-api-key": door.key, "mcp-session-id": "s-1"}
+
+            async def called() -> str:
+                async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{process.port}", timeout=60) as client:
+                    async with client.stream("POST", "/mcp", json=call, headers=headers) as answer:
+                        first_answers.set()
+                        await reads.wait()
+                        return json.loads(await answer.aread())["result"]["content"][0]["text"].strip()
+
+            first_answers, reads = asyncio.Event(), asyncio.Event()
+            first = asyncio.create_task(called())
+            while not host.begun:
+                await asyncio.sleep(0)
+            if breaks == "answered":
+                host.goes_on.set()
+                await first_answers.wait()
+            if breaks == "client":
+                first.cancel()
+            else:
+                await process.kill()
+                await process.start()
+            reads.set()
+            await asyncio.gather(first, return_exceptions=True)
+            again = asyncio.create_task(called())
+            host.goes_on.set()
+            return [await again, await called()], host.begun
+
+    assert asyncio.run(main()) == (["call 1", "call 2"], 2)
+
+
 @pytest.mark.slow
 def test_rewards_are_given_through_the_process(tmp_path: Path) -> None:
     """As long as the rollout awaits them, also when its door is shut; then they are late."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 import uvicorn
 from starlette.requests import ClientDisconnect, Request
@@ -17,6 +18,7 @@ from sparring.gateway.dialects.dialect import AnswerWriter, ClientRequest, Decod
 from sparring.gateway.exchange import Part, ReadExchange
 from sparring.reply import ReplyHead, SampledReply
 
+T = TypeVar("T")
 WHEN_BROKEN = "sparring.when_broken"
 """Entry of a request's scope: called where its connection breaks behind the answer and before the next request."""
 
@@ -232,6 +234,24 @@ async def read_body(request: Request, most_bytes: int) -> bytes:
         if len(data) > most_bytes:
             raise refusal("body", f"at most {most_bytes} bytes", "more", "send less")
     return bytes(data)
+
+
+async def while_there(receive: Receive, answering: asyncio.Future[T]) -> T:
+    """Return what answers a request whose body was read; it is cancelled when the client leaves before.
+
+    Raises:
+        ClientDisconnect: the client left.
+    """
+    leaving = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done():
+            raise ClientDisconnect
+        return answering.result()
+    finally:
+        answering.cancel()
+        leaving.cancel()
+        await asyncio.gather(answering, leaving, return_exceptions=True)
 
 
 def _written(writer: AnswerWriter, sample: int, part: Part, begun: bool) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 import xxhash
 
-from sparring.errors import LimitReached, SparringError
+from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError
 from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.models import ModelTable
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply, ShownReply
@@ -97,6 +97,11 @@ class Exchange:
         self._delivered = False
         # the request goes with this task: exchanges are remembered, and whole conversations need not be
         self.sampling = asyncio.get_running_loop().create_task(self._sample(client_request))
+
+    @property
+    def refused(self) -> bool:
+        """True where the engine was not at fault: the request was wrong, or the rollout at its limit."""
+        return isinstance(self.error, (BadInput, PolicyFailure))
 
     @property
     def whole(self) -> list[SampledReply]:
@@ -261,17 +266,17 @@ class Exchanges:
         """Return the exchange that a request is a repetition of; None where it is a new one.
 
         A request that is equal to one whose connection broke is that one. One that says that it was sent before is the
-        latest that is equal.
+        latest that is equal, unless that failed: then it is a new one, for the session the same turn.
 
         Args:
             request: digest of what is asked, and by whom.
             retried: whether it says that it was sent before.
         """
-        equal = [exchange for exchange in self._of_request.get(request, ()) if exchange.error is None]
+        equal = [exchange for exchange in self._of_request.get(request, ()) if not exchange.refused]
         for exchange in equal:
-            if exchange.broken and not exchange.wakers:
+            if exchange.broken and not exchange.wakers and exchange.error is None:
                 return exchange
-        return equal[-1] if retried and equal else None
+        return equal[-1] if retried and equal and equal[-1].error is None else None
 
     def add(self, request: bytes, exchange: Exchange) -> None:
         """Take note of a new exchange; forget the oldest that nobody reads, where there are too many."""

@@ -50,6 +50,10 @@ class RunLink(Protocol):
     async def forward(self, request: Request) -> Response:
         """Return the answer of the run's process to a request. Raises InfraError where it does not answer."""
 
+    async def forward_to_tools(self, request: Request) -> Response:
+        """Return the answer to a request to a world's tools; see `forward`. The run's process hears whether the client
+        got it."""
+
 
 class KeyForm(msgspec.Struct, frozen=True, kw_only=True):
     """Key of a door that is to be described."""

@@ -51,6 +51,7 @@ from sparring.gateway.link import (
     error_form,
 )
 from sparring.gateway.server import Gateway, LocalServer, gateway_here
+from sparring.gateway.tool_server import READER, CallResponse, RunningCall
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply
 
 ERROR = 409
@@ -95,6 +96,26 @@ class _Reader:
         self._more.set()
 
 
+class _CallReader:
+    """Connection of a client to the gateway's process, which waits for the answer to a call of a tool.
+
+    Attributes:
+        exchange: the call.
+    """
+
+    def __init__(self, call: RunningCall) -> None:
+        self.exchange = call
+
+    @property
+    def handed(self) -> bool:
+        """True where the gateway may have the answer."""
+        return self.exchange.running.done()
+
+    def leave(self, delivered: bool | None) -> None:
+        """Take note of whether the client got the answer."""
+        self.exchange.deliver(delivered)
+
+
 class LinkServer:
     """Server of a run for its gateway's process; one gateway at a time.
 
@@ -108,8 +129,8 @@ class LinkServer:
         self._report = report
         self._gateway = ""
         self._over: asyncio.Future[Word | None] = asyncio.get_running_loop().create_future()
-        self._readers: dict[str, _Reader] = {}
-        self._read: WeakValueDictionary[str, Exchange] = WeakValueDictionary()
+        self._readers: dict[str, _Reader | _CallReader] = {}
+        self._read: WeakValueDictionary[str, Exchange | RunningCall] = WeakValueDictionary()
 
     def application(self) -> Starlette:
         """Return the ASGI application."""
@@ -122,7 +143,7 @@ class LinkServer:
             "hear": self._hear,
             "recall": self._recall,
         }
-        passed = self._doors.routes_of_run()
+        passed = self._doors.routes_of_run(hold=self._hold)
         own = [Route(f"/{name}", _answered(answer), methods=["POST"]) for name, answer in posts.items()]
         return Starlette(routes=[*own, *passed, Mount(PATH, routes=passed)])
 
@@ -142,6 +163,8 @@ class LinkServer:
 
     async def _words(self, over: asyncio.Future[Word | None]) -> AsyncIterator[str]:
         self._report("a gateway answers programs")
+        self._doors.workers.go_on()
+        self._doors.there.set()
         try:
             yield f"{Word.BEGUN}\n"
             word = await asyncio.shield(over)
@@ -149,6 +172,8 @@ class LinkServer:
                 yield f"{word}\n"
         finally:
             if not over.done():
+                self._doors.workers.pause()
+                self._doors.there.clear()
                 self._report("the gateway has ended; programs wait for the next one")
 
     def end(self, word: Word | None) -> None:
@@ -179,6 +204,11 @@ class LinkServer:
         elif form.delivered is None and form.reader in self._read:
             self._read[form.reader].deliver(None)
         return Response()
+
+    def _hold(self, request: Request, response: CallResponse) -> None:
+        """Take note of the answer to a call of a tool, of which the gateway says whether its client got it."""
+        response.reader = request.headers[READER]
+        self._readers[response.reader] = _CallReader(response.call)
 
     async def _count(self, request: Request) -> Response:
         form = decode(await request.body(), CountForm)
@@ -226,11 +256,13 @@ async def linked(folder: Path, address: str, report: Callable[[str], None] = lam
             f"programs reach this run at {address}; answer them there: sparring gateway {folder} --host ... --port ..."
         )
         try:
-            yield
+            with gateway.workers.attending():  # the claims that wait are answered before the gateway ends
+                yield
             link.end(Word.OVER)
         finally:
             link.end(None)
             gateway.address = ""
+            gateway.there.clear()
             server.should_exit = True
             await serving
             path.unlink(missing_ok=True)

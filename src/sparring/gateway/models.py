@@ -92,7 +92,7 @@ class ModelTable(Generic[S_co]):
         pattern = next((pattern for pattern in self._patterns if fnmatchcase(name, pattern)), None)
         if pattern is None:
             expected = f"one of {', '.join((*self.names, *self._patterns))}"
-            do = "name one of these, or let the door answer to this name too"
+            do = "name one of these, or add the name to rollout.models"
             raise UnknownModel(str(refusal("model", expected, repr(name), do)))
         return self._targets.get(pattern, pattern)
 

@@ -120,6 +120,7 @@ CLAIM = {
         "environments": {"type": "array", "items": TEXT},
         "wait_s": {"type": "number", "minimum": 0, "maximum": 600},
         "worker": TEXT,
+        "id": TEXT,
     },
     "additionalProperties": False,
 }

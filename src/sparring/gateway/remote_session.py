@@ -6,16 +6,18 @@ import asyncio
 import os
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from sparring.errors import InfraError, SparringError
-from sparring.gateway.connection import read_body
+from sparring.gateway.connection import WHEN_BROKEN, read_body, while_there
 from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.exchange import Part
 from sparring.gateway.keys import WrongKey
@@ -39,10 +41,13 @@ from sparring.gateway.link import (
 from sparring.gateway.link_server import ERROR
 from sparring.gateway.models import ModelTable
 from sparring.gateway.server import MOST_BYTES
+from sparring.gateway.tool_server import READER
 from sparring.reply import SampledReply
 from sparring.types import Message
 
-OF_CONNECTION = frozenset((b"connection", b"content-length", b"date", b"host", b"server", b"transfer-encoding"))
+OF_CONNECTION = frozenset(
+    (b"connection", b"content-length", b"date", b"host", b"server", b"transfer-encoding", READER.encode())
+)
 """Headers that say something of one connection alone."""
 
 REMEMBERED = 4096
@@ -195,6 +200,58 @@ class RemoteDoor:
     ping_s: float
 
 
+class _ForwardedCall:
+    """Request to a world's tools that the run's process answers."""
+
+    def __init__(self, link: GatewayLink, request: Request, body: bytes) -> None:
+        self._link, self._reader = link, secrets.token_hex(8)
+        self._there = asyncio.Event()
+        self._reading = asyncio.get_running_loop().create_task(self._read(request, body))
+
+    async def answer(self) -> httpx.Response:
+        """Return the answer when it is whole. Raises httpx.HTTPError where there is none."""
+        return await asyncio.shield(self._reading)
+
+    def deliver(self, delivered: bool | None) -> None:
+        """Tell the run's process whether the client got the answer to its end; None: nobody knows."""
+        self._link.note(self._end(delivered))
+
+    async def _read(self, request: Request, body: bytes) -> httpx.Response:
+        try:
+            async with self._link.stream(request, body, self._reader) as answer:
+                self._there.set()
+                await answer.aread()
+                return answer
+        finally:
+            self._there.set()
+
+    async def _end(self, delivered: bool | None) -> None:
+        await self._there.wait()  # or the note might come before the request
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        with suppress(InfraError):  # its calls ended with that process
+            await self._link.post("end", encode(EndForm(reader=self._reader, delivered=delivered)))
+
+
+class _DeliveredResponse(Response):
+    """Answer of the run's process, which hears whether the client got it."""
+
+    def __init__(self, answer: httpx.Response, deliver: Callable[[bool | None], None]) -> None:
+        super().__init__(answer.content, status_code=answer.status_code, headers=_kept(answer))
+        self._deliver, self._sent = deliver, False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        scope[WHEN_BROKEN] = self._when_broken
+        await super().__call__(scope, receive, send)
+        self._sent = True
+        self._deliver(True)
+
+    def _when_broken(self) -> None:
+        if self._sent:
+            self._deliver(None)
+
+
 class GatewayLink:
     """Link of a gateway's process to the run whose folder it was given. Implements `RunLink`.
 
@@ -214,6 +271,7 @@ class GatewayLink:
         transport = httpx.AsyncHTTPTransport(uds=path, limits=limits)
         self._client = httpx.AsyncClient(base_url="http://run", transport=transport, timeout=None)
         self._doors: dict[str, RemoteDoor] = {}
+        self._notes: set[asyncio.Task[None]] = set()
 
     async def words(self) -> AsyncGenerator[Word]:
         """Take over from the gateway before; yield what the run says of this one, the first when it has begun.
@@ -292,22 +350,60 @@ class GatewayLink:
             raise
 
     async def forward(self, request: Request) -> Response:
-        """Pass a request on as it came, and return the answer.
+        """Pass a request on as it came, and return the answer. Where its client leaves, so does the request.
 
         Raises:
             BadInput: the body is too large.
+            ClientDisconnect: the client left.
             InfraError: the run's process does not answer.
         """
         body = await read_body(request, MOST_BYTES)
-        headers = [(name, value) for name, value in request.headers.raw if name not in OF_CONNECTION]
+        passed_on = self._client.request(**_as_it_came(request), content=body)
         try:
-            answer = await self._client.request(
-                request.method, f"{request.url.path}?{request.url.query}", content=body, headers=headers
-            )
+            answer = await while_there(request.receive, asyncio.ensure_future(passed_on))
         except httpx.HTTPError as error:
             raise self._gone(error) from error
-        kept = {name: value for name, value in answer.headers.items() if name.encode() not in OF_CONNECTION}
-        return Response(answer.content, status_code=answer.status_code, headers=kept)
+        return Response(answer.content, status_code=answer.status_code, headers=_kept(answer))
+
+    async def forward_to_tools(self, request: Request) -> Response:
+        """Pass a request to a world's tools on as it came; return the answer, whose end is told to the run's process.
+
+        Raises:
+            BadInput: the body is too large.
+            ClientDisconnect: the client left; the run's process hears of it before the next request.
+            InfraError: the run's process does not answer.
+        """
+        body = await read_body(request, MOST_BYTES)
+        await asyncio.gather(*self._notes)
+        passed_on = _ForwardedCall(self, request, body)
+        try:
+            answer = await while_there(request.receive, asyncio.ensure_future(passed_on.answer()))
+        except ClientDisconnect:
+            passed_on.deliver(False)
+            raise
+        except httpx.HTTPError as error:
+            raise self._gone(error) from error
+        if READER not in answer.headers:
+            return Response(answer.content, status_code=answer.status_code, headers=_kept(answer))
+        return _DeliveredResponse(answer, passed_on.deliver)
+
+    def stream(self, request: Request, body: bytes, reader: str) -> AbstractAsyncContextManager[httpx.Response]:
+        """Return the answer to a request as it comes.
+
+        Args:
+            request: that is passed on.
+            body: of it.
+            reader: name of the connection that reads the answer.
+        """
+        values = _as_it_came(request)
+        values["headers"].append((READER.encode(), reader.encode()))
+        return self._client.stream(**values, content=body)
+
+    def note(self, noting: Coroutine[Any, Any, None]) -> None:
+        """Begin to note something that requests to tools wait for from now on."""
+        note = asyncio.get_running_loop().create_task(noting)
+        self._notes.add(note)
+        note.add_done_callback(self._notes.discard)
 
     async def close(self) -> None:
         """Close the connections to the run."""
@@ -322,3 +418,14 @@ class GatewayLink:
 
     def _gone(self, error: Exception) -> InfraError:
         return InfraError(f"{self._folder}: the run does not answer ({type(error).__name__}: {error})")
+
+
+def _as_it_came(request: Request) -> dict[str, Any]:
+    """Return a request without its body."""
+    headers = [(name, value) for name, value in request.headers.raw if name not in OF_CONNECTION]
+    return {"method": request.method, "url": f"{request.url.path}?{request.url.query}", "headers": headers}
+
+
+def _kept(answer: httpx.Response) -> dict[str, str]:
+    """Return the headers of an answer that are its client's."""
+    return {name: value for name, value in answer.headers.items() if name.encode() not in OF_CONNECTION}

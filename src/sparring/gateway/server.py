@@ -40,7 +40,8 @@ from sparring.gateway.models import DecodingSession, ModelTable, model_listed, m
 from sparring.gateway.openapi import document
 from sparring.gateway.refusals import dialect_of, no_endpoint, refused, status_of
 from sparring.gateway.rewards import RewardDesk
-from sparring.gateway.tool_server import answer_tools
+from sparring.gateway.rewards import refused as word_refused
+from sparring.gateway.tool_server import CallResponse, ToolCalls, answer_tools
 from sparring.gateway.workers import RunKeys, WorkerDesk, listening_at, reached
 from sparring.protocols import ToolHost
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply
@@ -51,6 +52,8 @@ MOST_BYTES = 64 << 20
 
 NOTED = "x-sparring-noted"
 """Header of an answer: fields of the request that had no effect."""
+
+Answer = Callable[[Request], Awaitable[Response]]
 
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses(), Gemini(), Gemini(streams=True))
 
@@ -68,6 +71,7 @@ class Door:
         leave_out: types of tools of the vendor's servers that are left out of a request in the place of refusing it.
         exchanges: of its client's requests.
         tools: of the world, as an MCP server at `/mcp`; None where it has none.
+        calls: of these tools.
         ping_s: seconds after which a client that waits for events is sent one that says nothing.
     """
 
@@ -78,6 +82,7 @@ class Door:
     leave_out: frozenset[str] = frozenset()
     exchanges: Exchanges = field(default_factory=Exchanges)
     tools: ToolHost | None = None
+    calls: ToolCalls = field(default_factory=ToolCalls)
     ping_s: float = PING_S
     reward_key: str = ""
 
@@ -90,11 +95,13 @@ class Gateway:
 
     Attributes:
         address: of another process that answers for these doors, in the place of a server of this one; empty for none.
+        there: set while that process answers; doors wait for it.
         workers: programs elsewhere that claim rollouts.
     """
 
     def __init__(self, run: RunLink | None = None) -> None:
         self.address = ""
+        self.there = asyncio.Event()
         self._run = run
         self._doors: dict[str, Door] = {}
         self._rewards = RewardDesk(self._doors)
@@ -122,6 +129,8 @@ class Gateway:
             BadInput: the table of models is wrong.
         """
         table = ModelTable(session, models)
+        if self.address:
+            await self.there.wait()
         async with self._changing:
             if self.address:
                 self._url = self.address
@@ -154,6 +163,7 @@ class Gateway:
             else:
                 await exchange.end()
         await asyncio.gather(*(exchange.sampling for exchange in under_way), return_exceptions=True)
+        await door.calls.end(drop=drop)
         await self._stop_unused()
 
     async def _close_rewards(self, key: str) -> None:
@@ -168,26 +178,29 @@ class Gateway:
                 await self._stop()
 
     @asynccontextmanager
-    async def open_outside(self, keys: RunKeys, address: str, lease_s: float) -> AsyncIterator[str]:
-        """Keep the server at an address, which is yielded, for programs elsewhere that have the run's keys.
+    async def open_outside(self, keys: RunKeys, address: str, lease_s: float, gateway: str = "") -> AsyncIterator[str]:
+        """Answer programs elsewhere that have the run's keys, at an address that is yielded. Claims that wait when the
+        context ends are told that the run is over, unless an error ended it: another process may go on with the run.
 
         Args:
             keys: of the run.
-            address: `HOST:PORT`.
+            address: `HOST:PORT` of this server, which is kept.
             lease_s: seconds after which a worker's lease runs out.
+            gateway: address of `sparring gateway`, in the place of this server; empty for none.
 
         Raises:
             BadInput: the address is taken.
         """
         host, _, port = address.rpartition(":")
-        async with self._changing:
-            await self._start(host.strip("[]"), int(port))
+        if not gateway:
+            async with self._changing:
+                await self._start(host.strip("[]"), int(port))
         self._kept, self._rewards.run_key = True, keys.reward
-        self.workers.open(keys.worker, lease_s)
+        self.workers.open(keys.worker, lease_s, gateway)
         try:
-            yield self._url
+            with self.workers.attending():
+                yield gateway or self._url
         finally:
-            self.workers.close()
             self._kept, self._rewards.run_key = False, ""
             await self._stop_unused()
 
@@ -214,35 +227,26 @@ class Gateway:
         for version in ("v1beta", "v1"):
             routes.append(Route(f"/{version}/models", self._models))
             routes.append(Route(f"/{version}/models/{{name:path}}", self._model))
-        routes += self.routes_of_run(None if self._run is None else self._run.forward)
-        routes += self.workers.routes()
+        routes += self.routes_of_run(self._run)
         routes += [Route("/health", self._health), Route("/openapi.json", self._openapi)]
         return Router([*routes, Mount(PATH, app=Router(routes, default=no_endpoint))], default=no_endpoint)
 
-    def routes_of_run(self, forward: Callable[[Request], Awaitable[Response]] | None = None) -> list[Route]:
+    def routes_of_run(
+        self, run: RunLink | None = None, hold: Callable[[Request, CallResponse], None] | None = None
+    ) -> list[Route]:
         """Return the routes that are answered in the process of the rollouts alone: a gateway elsewhere passes their
         requests on as they came.
 
         Args:
-            forward: passes one on; None in the process of the rollouts.
+            run: takes them; None in the process of the rollouts.
+            hold: takes note of the answer to a call of a tool that a gateway's client gets; None where clients get it.
         """
-
-        async def forwarded(request: Request) -> Response:
-            assert forward is not None
-            try:
-                return await forward(request)
-            except ClientDisconnect:
-                return Response(status_code=499)
-            except SparringError as error:
-                return refused(dialect_of(request), error)
-
-        return [
-            Route(path, endpoint if forward is None else forwarded, methods=methods)
-            for path, endpoint, methods in (
-                ("/v1/rewards", self._rewards.endpoint, ["POST"]),
-                ("/mcp", self._tools, ["GET", "POST", "DELETE"]),
-            )
-        ]
+        posted = {"/v1/rewards": self._rewards.endpoint, **self.workers.endpoints()}
+        tools: Answer = partial(self._tools, hold)
+        if run is not None:
+            posted, tools = dict.fromkeys(posted, _forwarded(run.forward)), _forwarded(run.forward_to_tools)
+        routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()]
+        return [*routes, Route("/mcp", tools, methods=["GET", "POST", "DELETE"])]
 
     def _endpoint(self, dialect: Dialect) -> Any:
         async def endpoint(request: Request) -> Response:
@@ -264,6 +268,8 @@ class Gateway:
                 client_request = dialect.read(await _call(request, door))
                 session = door.models.session(client_request.model)
                 count = await door.exchanges.count(session, client_request)
+            except ClientDisconnect:
+                return Response(status_code=499)
             except SparringError as error:
                 return refused(dialect, error)
             return Response(msgspec.json.encode({field: count}), media_type="application/json")
@@ -295,11 +301,17 @@ class Gateway:
         body = msgspec.json.encode(Responses().error(426, "expected POST, got a WebSocket; send requests by POST"))
         return Response(body, status_code=426, media_type="application/json")
 
-    async def _tools(self, request: Request) -> Response:
+    async def _tools(self, hold: Callable[[Request, CallResponse], None] | None, request: Request) -> Response:
         """Answer a client of the world's tools."""
         try:
+            data = await read_body(request, MOST_BYTES)
             door = self.door(key_of(request))
-            return await answer_tools(door.tools, request.method, await read_body(request, MOST_BYTES))
+            response = await answer_tools(door.tools, door.calls, request, data)
+            if hold is not None and isinstance(response, CallResponse):
+                hold(request, response)
+            return response
+        except ClientDisconnect:
+            return Response(status_code=499)
         except SparringError as error:
             status, text, headers = status_of(error)
             return Response(text, status_code=status, headers=headers)
@@ -400,6 +412,20 @@ async def open_door(
         await gateway.shut(door, drop=True)
         raise
     await gateway.shut(door)
+
+
+def _forwarded(forward: Answer) -> Answer:
+    """Return an endpoint that passes requests on."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await forward(request)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except SparringError as error:
+            return word_refused(error)
+
+    return endpoint
 
 
 def _labelled(client_request: ClientRequest, models: ModelTable[DecodingSession]) -> ClientRequest:

@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from sparring.errors import BadInput, SparringError, refusal
-from sparring.gateway.connection import read_body
+from sparring.gateway.connection import read_body, while_there
 from sparring.gateway.dialects.dialect import body_of
 from sparring.gateway.keys import WrongKey, key_of
 from sparring.gateway.rewards import MOST_BYTES, STATUSES, refused
@@ -68,6 +68,10 @@ class ClaimForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     worker: str = ""
     """Name of the worker, for reports."""
 
+    id: str = ""
+    """Chosen anew for each rollout that is wanted: the claim that is sent again, since its answer did not come, gets
+    the lease that the first has got. Empty: every claim is another."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.wait_s <= LONGEST_WAIT_S:
             raise ValueError(f"wait_s must be from 0 to {LONGEST_WAIT_S:g}")
@@ -82,37 +86,54 @@ class WorkerDesk:
 
     def __init__(self) -> None:
         self.leases: Leases | None = None
-        self._key = ""
+        self._key = self._url = ""
 
-    def open(self, key: str, lease_s: float) -> None:
-        """Answer workers that have a key."""
-        self._key, self.leases = key, Leases(lease_s)
+    def open(self, key: str, lease_s: float, url: str = "") -> None:
+        """Answer workers.
 
-    def close(self) -> None:
-        """Answer claims that the run is over, those that wait too."""
+        Args:
+            key: of workers.
+            lease_s: seconds after which a lease that is not renewed runs out.
+            url: where they are to find the model; empty: where they have claimed.
+        """
+        self._key, self._url, self.leases = key, url, Leases(lease_s)
+
+    @contextmanager
+    def attending(self) -> Iterator[None]:
+        """Answer claims while the context lasts; then that the run is over, or where an error ended it, that it has
+        stopped. Those that wait are answered so too."""
+        stopped = True
+        try:
+            yield
+            stopped = False
+        finally:
+            if self.leases is not None:
+                self.leases.close(stopped=stopped)
+
+    def pause(self) -> None:
+        """Let no lease run out: no gateway is there, by which it could be renewed."""
         if self.leases is not None:
-            self.leases.close()
+            self.leases.pause()
 
-    def routes(self) -> list[Route]:
-        """Return the routes of the endpoints."""
+    def go_on(self) -> None:
+        """Let leases run out again, each in its whole time."""
+        if self.leases is not None:
+            self.leases.go_on()
+
+    def endpoints(self) -> dict[str, Callable[[Request], Awaitable[Response]]]:
+        """Return the endpoints by their paths, all of POST."""
         answers = {"claim": self._claim, "{id}/renew": self._renew, "{id}/finish": self._finish}
-        return [Route(f"/v1/rollouts/{path}", _endpoint(answer), methods=["POST"]) for path, answer in answers.items()]
+        return {f"/v1/rollouts/{path}": _endpoint(answer) for path, answer in answers.items()}
 
     async def _claim(self, request: Request) -> Response:
         leases = self._leases(request)
         form = _read(await read_body(request, MOST_BYTES), ClaimForm)
-        claim = asyncio.ensure_future(leases.claim(form.environments, form.wait_s, form.worker))
-        left = asyncio.ensure_future(_left(request))
-        try:
-            await asyncio.wait((claim, left), return_when=asyncio.FIRST_COMPLETED)
-            if not claim.done():
-                raise ClientDisconnect
-            lease = claim.result()
-        finally:
-            claim.cancel()
-            left.cancel()
-            await asyncio.gather(claim, left, return_exceptions=True)
-        return Response(status_code=204) if lease is None else _json(_shown(lease, leases.lease_s, request))
+        claim = asyncio.ensure_future(leases.claim(form.environments, form.wait_s, form.worker, form.id))
+        lease = await while_there(request.receive, claim)
+        if lease is None:
+            return Response(status_code=204)
+        url = self._url or str(request.base_url).rstrip("/")
+        return _json(_shown(lease, leases.lease_s, url))
 
     async def _renew(self, request: Request) -> Response:
         leases = self._leases(request)
@@ -165,15 +186,8 @@ def reached(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-async def _left(request: Request) -> None:
-    """Return when the client has left."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _shown(lease: Lease, lease_s: float, request: Request) -> dict[str, Any]:
+def _shown(lease: Lease, lease_s: float, url: str) -> dict[str, Any]:
     """Return what a worker gets with a lease."""
-    url = str(request.base_url).rstrip("/")
     shown = dict(lease.offer.shown)
     if shown.pop("hosts_tools", False):
         shown["mcp"] = f"{url}/mcp"

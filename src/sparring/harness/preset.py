@@ -1,16 +1,17 @@
 """Presets: how a published agent program is started so that every byte it asks for comes to the gateway.
 
 A preset is a TOML file: those of this package's folder `presets`, or any file that `[rollout] harness` names. Texts may
-hold `{prompt}`, `{system}`, `{url}`, `{key}`, `{model}`, `{context}`, `{reply}` and `{tools}`, which are filled in for
-each rollout.
+hold `{prompt}`, `{system}`, `{url}`, `{key}`, `{model}`, `{context}`, `{reply}`, `{recent}` and `{tools}`, which are
+filled in for each rollout; a script is written as it is.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -36,9 +37,6 @@ class AgentProgram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     command: tuple[str, ...]
     """The program and its arguments. Programs are looked for in the folder `rollout.programs` (npm's and a virtual
     environment's), then on PATH."""
-
-    dialect: Literal["chat_completions", "responses", "messages", "gemini"]
-    """Vendor's API that it speaks."""
 
     models: dict[str, str] = {}
     """Other names that the program has for models, each with the one that answers: `policy`, or `auxiliary`, whose
@@ -126,7 +124,6 @@ def load_preset(name: str) -> tuple[AgentProgram, str]:
 
 
 def fill(text: str, values: Mapping[str, Any]) -> str:
-    """Return a text with `{name}` replaced by each value; other braces stay."""
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", str(value))
-    return text
+    """Return a text with `{name}` replaced by each value; other braces stay, and so do those that a value brings."""
+    names = "|".join(map(re.escape, values))
+    return re.sub(f"{{({names})}}", lambda match: str(values[match[1]]), text)

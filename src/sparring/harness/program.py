@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -72,7 +72,6 @@ class CountedSession:
         limit: the limit of the rollout that was hit; None where none was. The context's length is none: a client that
             hears of it compacts.
         over: set with `limit`.
-        last: the latest reply that called nothing: what the program has to say in the end; None where there is none.
     """
 
     def __init__(self, session: Any) -> None:
@@ -80,7 +79,6 @@ class CountedSession:
         self.requests = 0
         self.limit: LimitReached | None = None
         self.over = asyncio.Event()
-        self.last: Message | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
@@ -89,7 +87,7 @@ class CountedSession:
         """Ask the session for a reply. Raises what the session raises."""
         self.requests += 1
         try:
-            return self._noted(await self._session.reply(messages, *arguments, **settings))
+            return await self._session.reply(messages, *arguments, **settings)
         except LimitReached as limit:
             self._hit(limit)
             raise
@@ -100,17 +98,10 @@ class CountedSession:
         async with aclosing(self._session.stream(messages, *arguments, **settings)) as pieces:
             try:
                 async for piece in pieces:
-                    yield self._noted(piece)
+                    yield piece
             except LimitReached as limit:
                 self._hit(limit)
                 raise
-
-    def _noted(self, reply: Any) -> Any:
-        """Take note of a whole reply, and return it."""
-        message = getattr(reply, "message", None)
-        if message is not None and not message.tool_calls:
-            self.last = message
-        return reply
 
     def _hit(self, limit: LimitReached) -> None:
         """Take note of a limit of the rollout."""
@@ -228,7 +219,10 @@ class ProgramHarness:
         tools = WorldTools(episode.env)
         own = await box.beside(self._widened(BoxSpec())) if episode.env.tools else box
         try:
-            async with self._open_door(session, models=self._preset.models, leave_out=self._preset.leave_out) as door:
+            async with AsyncExitStack() as stack:
+                with episode.queue():  # for the gateway
+                    opening = self._open_door(session, models=self._preset.models, leave_out=self._preset.leave_out)
+                    door = await stack.enter_async_context(opening)
                 door.tools = tools if episode.env.tools else None
                 result = await self._run(own, door, session, messages)
         finally:
@@ -236,19 +230,21 @@ class ProgramHarness:
                 await own.close()
         episode.note("program", _noted(self.name, result, session))
         self._judge(result, session)
-        if session.last is not None:
-            await tools.answer(session.last)
+        if session.last_words is not None:
+            await tools.answer(session.last_words)
 
     async def _run(self, box: Any, door: Address, session: CountedSession, messages: Sequence[Message]) -> ExecResult:
         """Write the program's files and run it; return what it did."""
         values = self._values(door, session, messages)
-        files = {**self._preset.files, **({"agent.py": self._script} if self._script else {})}
+        files = dict(self._preset.files)
         words = self._preset.command[1:]
         if door.tools is not None and self._preset.with_tools is not None:
             files |= self._preset.with_tools.files
             words += self._preset.with_tools.arguments
         for path, text in files.items():
             await box.write(f"{HOME}/{path}", fill(text, values).encode())
+        if self._script:  # a program, in whose source a task's prompt has no place
+            await box.write(f"{HOME}/agent.py", self._script.encode())
         argv = [*self._installation.start, *(fill(word, values) for word in words)]
         if max(len(word.encode()) for word in argv) >= LONGEST_ARGUMENT:
             raise refusal(self.name, "a prompt that fits an argument (128 KiB)", "a longer one", "give it as stdin")
@@ -276,7 +272,7 @@ class ProgramHarness:
     def _values(self, door: Address, session: CountedSession, messages: Sequence[Message]) -> dict[str, Any]:
         """Return what stands for each placeholder."""
         preset = self._preset
-        texts = [*preset.command, preset.stdin, *preset.files.values(), *preset.environment.values(), self._script]
+        texts = [*preset.command, preset.stdin, *preset.files.values(), *preset.environment.values()]
         apart = any("{system}" in text for text in texts)
         return {
             "url": URL,
@@ -356,6 +352,7 @@ def _noted(name: str, result: ExecResult, session: CountedSession) -> dict[str, 
     return {
         "harness": name,
         "exit_code": result.exit_code,
+        "failed": bool(result.exit_code) and session.limit is None and not (result.timed_out or result.out_of_memory),
         "wall_s": result.wall_s,
         "requests": session.requests,
         "timed_out": result.timed_out,

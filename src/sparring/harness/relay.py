@@ -23,7 +23,8 @@ def relay_to(url: str) -> Callable[[socket.socket], Awaitable[None]]:
 
 
 class Relay:
-    """Relay of bytes, both ways, until either end closes.
+    """Relay of bytes, both ways, until the server closes. A program that has sent all of its request may close its side
+    before it reads the answer.
 
     Args:
         host: of the server.
@@ -59,13 +60,16 @@ class Relay:
             writers.append(writer)
             far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
             writers.append(far_writer)
-            ways = [asyncio.create_task(_pump(reader, far_writer)), asyncio.create_task(_pump(far_reader, writer))]
+            asking = asyncio.create_task(_pump(reader, far_writer))
+            answering = asyncio.create_task(_pump(far_reader, writer))
             try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((asking, answering), return_when=asyncio.FIRST_COMPLETED)
+                if asking.done() and asking.result():
+                    await answering
             finally:
-                for way in ways:
+                for way in (asking, answering):
                     way.cancel()
-                await asyncio.gather(*ways, return_exceptions=True)
+                await asyncio.gather(asking, answering, return_exceptions=True)
         except OSError:
             accepted.close()  # the server is gone: the program sees a connection that closes
         finally:
@@ -74,11 +78,13 @@ class Relay:
             self._places.release()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy bytes to their end. A connection that breaks is one that ends."""
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """Copy bytes to their end, and then end them there. Return False where a connection broke before."""
     try:
         while piece := await reader.read(PIECE):
             writer.write(piece)
             await writer.drain()
+        writer.write_eof()
     except OSError:
-        pass
+        return False
+    return True

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 from sparring.errors import EnvError, HarnessError, LimitReached, boundary, refusal
@@ -52,13 +53,15 @@ class WorkerHarness:
         """
         leases = self._leases()
         if leases is None:
-            raise refusal(KEY, "a run with a server for workers", "none", "leave out rollout.gateway")
+            raise refusal(KEY, "a run that serves workers", "none", "play it by `sparring run` or `sparring eval`")
         with boundary(EnvError, f"environment {episode.task.env}, task {episode.task.id}: open"):
             observation = await episode.env.open(episode.task, episode.box)
         if observation.done:
             return
         session, tools = CountedSession(episode.session()), WorldTools(episode.env)
-        async with self._open_door(session) as door:
+        async with AsyncExitStack() as stack:
+            with episode.queue():  # for the gateway
+                door = await stack.enter_async_context(self._open_door(session))
             door.tools = tools if episode.env.tools else None
             shown = self._shown(episode, door, session, (*episode.task.messages, *observation.messages))
             with leases.offer(episode.task.env, shown, session.rewards) as offer:
@@ -69,7 +72,7 @@ class WorkerHarness:
                 finally:
                     episode.note("program", _noted(offer, session))
         _judge(end, offer, session)
-        last = session.last if end.answer is None else Message(role="assistant", content=end.answer)
+        last = session.last_words if end.answer is None else Message(role="assistant", content=end.answer)
         if last is not None:
             await tools.answer(last)
 

@@ -24,7 +24,7 @@ class KeysFile(msgspec.Struct, frozen=True, kw_only=True):
     """Content of that file."""
 
     url: str
-    """Address of the server, as this machine reaches it."""
+    """Address of the server, as this machine reaches it, or of `sparring gateway`."""
 
     worker_key: str
     """Key of workers."""
@@ -34,20 +34,21 @@ class KeysFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def outside(config: RolloutConfig, folder: Path, sink: Sink) -> AsyncIterator[None]:
+async def outside(config: RolloutConfig, folder: Path, sink: Sink, gateway: str = "") -> AsyncIterator[None]:
     """Serve programs elsewhere while the context lasts. The keys are those of the run's earlier processes.
 
     Args:
         config: `[rollout]`.
         folder: of the run.
         sink: told the address.
+        gateway: address of `sparring gateway`, which answers in the place of the run's server; empty for none.
 
     Raises:
         BadInput: the address is taken, or the file of keys is none.
     """
     path = folder / KEYS
     keys = _earlier(path) or RunKeys(worker=f"wk-{secrets.token_urlsafe(24)}", reward=f"rk-{secrets.token_urlsafe(24)}")
-    async with gateway_here().open_outside(keys, config.listen, config.lease_s) as url:
+    async with gateway_here().open_outside(keys, config.listen, config.lease_s, gateway.rstrip("/")) as url:
         _write(path, KeysFile(url=url, worker_key=keys.worker, reward_key=keys.reward))
         sink.event("run", f"programs elsewhere: {url}, keys in {path}")
         yield

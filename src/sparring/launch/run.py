@@ -6,7 +6,7 @@ import importlib
 import time
 import tomllib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -210,11 +210,12 @@ def _worlds(config: RunConfig, judges: Judges) -> tuple[EnvFactory, Harness]:
 
     factories = {key: load_env(env, read_rows, judges) for key, env in config.environments.items()}
     programs = Path(config.rollout.programs)
+    open_door = partial(_open_door, config.rollout.models)
     harnesses = {
         key: load_harness(
             _harness_of(config, key),
             check_roles(each.make()),
-            _open_door,
+            open_door,
             programs,
             _leases,
             config.rollout.shown_to_workers,
@@ -228,12 +229,13 @@ def _worlds(config: RunConfig, judges: Judges) -> tuple[EnvFactory, Harness]:
 
 
 def _open_door(
-    session: Any, *, models: Mapping[str, Any] = {}, leave_out: Sequence[str] = ()
+    of_run: Mapping[str, str], session: Any, *, models: Mapping[str, Any] = {}, leave_out: Sequence[str] = ()
 ) -> AbstractAsyncContextManager[Address]:
-    """Open a session to programs; the gateway is imported by the first that needs it."""
+    """Open a session to programs; the gateway is imported by the first that needs it. `of_run`: names of models that
+    the run's recipe adds to those of the program."""
     from sparring.gateway.server import open_door
 
-    return open_door(session, models=models, leave_out=leave_out)
+    return open_door(session, models={**of_run, **models, **of_run}, leave_out=leave_out)
 
 
 def _leases() -> Leases | None:
@@ -243,11 +245,12 @@ def _leases() -> Leases | None:
     return gateway_here().workers.leases
 
 
-def answered_outside(
+@asynccontextmanager
+async def answered_outside(
     config: RunConfig, folder: Path, sink: Sink, *, linked_too: bool = True
-) -> AbstractAsyncContextManager[object]:
-    """Answer programs elsewhere for as long as stages run: `sparring gateway` where the recipe names one; else workers
-    and whoever rewards rollouts, where it lets them.
+) -> AsyncIterator[None]:
+    """Answer programs elsewhere for as long as the context lasts: workers and whoever rewards rollouts, where the
+    recipe lets them, and `sparring gateway` where it names one, which answers them then.
 
     Args:
         config: of the run.
@@ -256,18 +259,17 @@ def answered_outside(
         linked_too: whether `sparring gateway` is answered.
     """
     workers = "workers" in {_harness_of(config, key) for key in config.environments}
-    if config.rollout.gateway and workers:
-        do = "unset it, and set rollout.listen"
-        raise refusal("rollout.gateway", "none: workers reach the run's own server", config.rollout.gateway, do)
-    if config.rollout.gateway and linked_too:
-        from sparring.gateway.link_server import linked
+    gateway = config.rollout.gateway if linked_too else ""
+    async with AsyncExitStack() as stack:
+        if workers or config.rollout.rewards_within_s is not None:
+            from sparring.launch.outside import outside
 
-        return linked(folder, config.rollout.gateway, partial(sink.event, "gateway"))
-    if not workers and config.rollout.rewards_within_s is None:
-        return nullcontext()
-    from sparring.launch.outside import outside
+            await stack.enter_async_context(outside(config.rollout, folder, sink, gateway))
+        if gateway:
+            from sparring.gateway.link_server import linked
 
-    return outside(config.rollout, folder, sink)
+            await stack.enter_async_context(linked(folder, gateway, partial(sink.event, "gateway")))
+        yield
 
 
 def _harness_of(config: RunConfig, key: str) -> str:

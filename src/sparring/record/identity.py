@@ -49,8 +49,8 @@ def message_key(message: Message) -> bytes:
     return _head(message) + content.encode("utf-8", "surrogatepass")
 
 
-def other_keys(reply: Message) -> list[bytes]:
-    """Return the keys of the other forms in which clients send a reply back, which only one with a malformed call has:
+def other_forms(reply: Message) -> list[Message]:
+    """Return the other forms in which clients send a reply back, which only one with a malformed call has:
     as it is shown where arguments are no text, as text alone, and as a call, where what was written is JSON all the
     same."""
     malformed = [call for call in reply.tool_calls if call.arguments is None]
@@ -69,7 +69,7 @@ def other_keys(reply: Message) -> list[bytes]:
         left = iter(parsed)
         calls = tuple(next(left) if call.arguments is None else call for call in reply.tool_calls)
         forms.append(replace(reply, tool_calls=calls))
-    return [message_key(form) for form in forms]
+    return forms
 
 
 def shown_arguments(call: ToolCall) -> Mapping[str, Any] | None:
@@ -103,7 +103,7 @@ def put_together(messages: Sequence[Message], recorded: Mapping[str, tuple[int, 
             if interleaved and any(between.role != "tool" for between in merged[reply + 1 :]):
                 interleaved = False
             if merged and merged[-1].role == "assistant" or interleaved:
-                merged[reply] = _joined(merged[reply], message)
+                merged[reply] = joined((merged[reply], message))
                 continue
             reply = len(merged)
         merged.append(message)
@@ -118,14 +118,36 @@ def _as_written(reply: Message, recorded: Mapping[str, tuple[int, ToolCall]]) ->
     return reply if calls == reply.tool_calls else replace(reply, tool_calls=calls)
 
 
-def _joined(first: Message, second: Message) -> Message:
-    """Return the reply of which two messages are parts."""
+def joined(parts: Sequence[Message]) -> Message:
+    """Return the reply of which messages are parts."""
     return replace(
-        first,
-        content=first.content + second.content,
-        reasoning=(first.reasoning or "") + (second.reasoning or "") or None,
-        tool_calls=first.tool_calls + second.tool_calls,
+        parts[0],
+        content="".join(part.content for part in parts),
+        reasoning="".join(part.reasoning or "" for part in parts) or None,
+        tool_calls=tuple(call for part in parts for call in part.tool_calls),
     )
+
+
+class ReplyDigest:
+    """Digest of a conversation up to a reply that goes on call by call: each time it is that of `chained`, of the reply
+    with the calls so far.
+
+    Args:
+        before: digest of the conversation before the reply.
+        reply: as it begins.
+    """
+
+    def __init__(self, before: bytes, reply: Message) -> None:
+        self._hashed = xxhash.xxh3_128(before, seed=_SEED)
+        self._hashed.update(message_key(reply))
+        self._calls = bool(reply.tool_calls)
+
+    def goes_on(self, calls: Sequence[ToolCall]) -> bytes:
+        """Add calls. Return the digest."""
+        text = "\0".join((*[""] * self._calls, *map(_call_key, calls)))
+        self._hashed.update(text.encode("utf-8", "surrogatepass"))
+        self._calls = True
+        return self._hashed.digest()
 
 
 def thought_of(message: Message) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sparring.errors import BadInput, WorkerLost, refusal
+from sparring.errors import BadInput, InfraError, SparringError, WorkerLost, refusal
 from sparring.record.rewards import OutsideReward, OutsideRewards, RewardsClosed
 
 MOST_OVER = 4096
@@ -36,6 +36,10 @@ class LeaseConflict(BadInput):
 
 class RunOver(BadInput):
     """The run offers no more rollouts."""
+
+
+class RunStopped(InfraError):
+    """The run has stopped before its end: another process may go on with it."""
 
 
 class LeaseEnd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,12 +112,14 @@ class Lease:
     Attributes:
         id: known to its worker alone.
         offer: which the worker has.
-        timer: lets it run out.
+        claim: id of the claim that has got it; empty for none.
+        timer: lets it run out; None while no lease does.
     """
 
     id: str
     offer: RolloutOffer
-    timer: asyncio.TimerHandle
+    claim: str = ""
+    timer: asyncio.TimerHandle | None = None
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -121,6 +127,7 @@ class _Claim:
     """Claim that waits for an offer."""
 
     environments: Sequence[str]
+    id: str
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     offer: RolloutOffer | None = None
 
@@ -143,8 +150,10 @@ class Leases:
         self._offers: OrderedDict[int, RolloutOffer] = OrderedDict()
         self._claims: OrderedDict[int, _Claim] = OrderedDict()
         self._leases: dict[str, Lease] = {}
+        self._of_claim: dict[str, Lease] = {}
+        self._paused = False
         self._over: OrderedDict[str, LeaseEnd | None] = OrderedDict()
-        self._closed = False
+        self._closed: SparringError | None = None
 
     @contextmanager
     def offer(
@@ -164,28 +173,37 @@ class Leases:
         finally:
             self._withdraw(offer)
 
-    async def claim(self, environments: Sequence[str] = (), wait_s: float = 0.0, worker: str = "") -> Lease | None:
-        """Lease the first offer, or wait for one.
+    async def claim(
+        self, environments: Sequence[str] = (), wait_s: float = 0.0, worker: str = "", id: str = ""
+    ) -> Lease | None:
+        """Lease the first offer, or wait for one. A claim with the id of one that has got a lease gets that lease, and
+        one with the id of another that waits takes its place.
 
         Args:
             environments: of which one is wanted; empty: any.
             wait_s: longest wait, in seconds.
             worker: name of who claims, for reports.
+            id: of the claim, the same when it is made again; empty for none.
 
         Returns:
             The lease; None where there was no offer in time.
 
         Raises:
             RunOver: no more rollouts are offered.
+            RunStopped: none by this process.
         """
         clock = asyncio.get_running_loop().time
         until = clock() + wait_s
+        if id in self._of_claim:
+            lease = self._of_claim[id]
+            self.renew(lease.id)
+            return lease
         while True:
-            offer = await self._next(_Claim(environments=environments), until - clock())
+            offer = await self._next(_Claim(environments=environments, id=id), until - clock())
             if offer is None:
                 return None
             if not offer.withdrawn:
-                return self._leased(offer, worker)
+                return self._leased(offer, worker, id)
 
     def renew(self, id: str) -> None:
         """Let a lease last for its whole time again.
@@ -193,9 +211,19 @@ class Leases:
         Raises:
             UnknownLease, LeaseExpired: there is none.
         """
-        lease = self._lease(id)
-        lease.timer.cancel()
-        lease.timer = self._timer(id)
+        self._start(self._lease(id))
+
+    def pause(self) -> None:
+        """Let no lease run out until `go_on`: nothing of the workers is heard."""
+        self._paused = True
+        for lease in self._leases.values():
+            self._start(lease)
+
+    def go_on(self) -> None:
+        """Let every lease last for its whole time from now on."""
+        self._paused = False
+        for lease in self._leases.values():
+            self._start(lease)
 
     def finish(self, id: str, end: LeaseEnd) -> None:
         """End the rollout of a lease. The same end twice is one.
@@ -219,22 +247,34 @@ class Leases:
             offer.rewards.give(OutsideReward(reward=end.reward))
         self._end(id, end)
 
-    def close(self) -> None:
-        """Offer no more: claims that wait are refused."""
-        self._closed = True
+    def close(self, *, stopped: bool = False) -> None:
+        """Offer no more: claims that wait are refused.
+
+        Args:
+            stopped: whether another process may go on with the run.
+        """
+        if stopped:
+            closed: SparringError = RunStopped("the run has stopped; claim again when it goes on")
+        else:
+            do = "stop claiming, or start the run again"
+            closed = RunOver(str(refusal("claim", "a run that is going on", "one that is over", do)))
+        self._closed = self._closed or closed
         for claim in self._claims.values():
             claim.answered.set()
 
     async def _next(self, claim: _Claim, wait_s: float) -> RolloutOffer | None:
         """Return the offer that a claim gets, which nobody else gets then; None where there is none in time."""
-        if self._closed:
-            do = "stop claiming, or start the run again"
-            raise RunOver(str(refusal("claim", "a run that is going on", "one that is over", do)))
+        if self._closed is not None:
+            raise self._closed
         for offer in self._offers.values():
             if claim.takes(offer):
                 return self._offers.pop(id(offer))
         if wait_s <= 0:
             return None
+        if claim.id:
+            for other in [other for other in self._claims.values() if other.id == claim.id]:
+                del self._claims[id(other)]
+                other.answered.set()
         self._claims[id(claim)] = claim
         try:
             async with asyncio.timeout(wait_s):
@@ -247,7 +287,7 @@ class Leases:
             raise
         finally:
             self._claims.pop(id(claim), None)
-        return claim.offer if claim.offer is not None or not self._closed else await self._next(claim, 0.0)
+        return claim.offer if claim.offer is not None or self._closed is None else await self._next(claim, 0.0)
 
     def _put(self, offer: RolloutOffer, *, first: bool = False) -> None:
         """Give an offer to the first claim that takes it, else let it wait for one."""
@@ -270,21 +310,30 @@ class Leases:
         if offer.lease is not None and offer.lease.id in self._leases:
             self._end(offer.lease.id, None)
 
-    def _leased(self, offer: RolloutOffer, worker: str) -> Lease:
+    def _leased(self, offer: RolloutOffer, worker: str, claim: str) -> Lease:
         """Return a new lease of an offer."""
         id = f"lease-{secrets.token_urlsafe(18)}"
-        lease = self._leases[id] = Lease(id=id, offer=offer, timer=self._timer(id))
+        lease = self._leases[id] = Lease(id=id, offer=offer, claim=claim)
+        if claim:
+            self._of_claim[claim] = lease
+        self._start(lease)
         offer.worker, offer.lease = worker, lease
         offer.claimed.set()
         return lease
 
-    def _timer(self, id: str) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(self.lease_s, self._end, id, None)
+    def _start(self, lease: Lease) -> None:
+        """Let a lease last for its whole time from now on, or for as long as none runs out."""
+        if lease.timer is not None:
+            lease.timer.cancel()
+        loop = asyncio.get_running_loop()
+        lease.timer = None if self._paused else loop.call_later(self.lease_s, self._end, lease.id, None)
 
     def _end(self, id: str, end: LeaseEnd | None) -> None:
         """End a lease; None: it ran out."""
         lease = self._leases.pop(id)
-        lease.timer.cancel()
+        if lease.timer is not None:
+            lease.timer.cancel()
+        self._of_claim.pop(lease.claim, None)
         lease.offer.end = end
         lease.offer.over.set()
         self._over[id] = end

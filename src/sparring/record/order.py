@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from sparring.types import Message, Segment, ToolSpec
+from sparring.types import Message, Segment, ToolSpec, main_replies
 
 
 def settled(segments: Iterable[Segment]) -> tuple[Segment, ...]:
@@ -76,3 +76,9 @@ def tools_of(segments: Sequence[Segment], index: int) -> tuple[ToolSpec, ...]:
             return segment.tools
         at = segment.parent if segment.parent is not None or segment.fork is None else segment.fork.of
     return ()
+
+
+def last_words(segments: Sequence[Segment]) -> Message | None:
+    """Return the main agent's last reply that called nothing; None where there is none."""
+    spoken = (segment.message for segment in reversed(main_replies(segments)))
+    return next((message for message in spoken if message is not None and not message.tool_calls), None)

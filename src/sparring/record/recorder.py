@@ -15,7 +15,7 @@ from sparring.protocols import Engine, Renderer, Store
 from sparring.record.branches import Transcript
 from sparring.record.budget import Budget
 from sparring.record.lines import Turn
-from sparring.record.order import conversation_of
+from sparring.record.order import conversation_of, last_words
 from sparring.record.replies import RecordedPlaces, RecordedReplies, RecordedReply
 from sparring.record.request import Rank, ReplyRequest, at_most, joined_stop, overflows
 from sparring.record.streaming import ShowingReader, named, without_stop
@@ -337,6 +337,11 @@ class RecordedSession:
     def conversation(self, reply: str) -> tuple[Message, ...] | None:
         """Return all messages up to a reply, itself included; None where there is no such reply."""
         return conversation_of(self.segments, self.id, reply)
+
+    @property
+    def last_words(self) -> Message | None:
+        """The main agent's last reply that called nothing; None where there is none."""
+        return last_words(self.segments)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation that is rendered whole."""

@@ -8,13 +8,13 @@ from functools import partial
 
 from sparring.generation import Constraint
 from sparring.record.branches import Transcript, transcripts_of
+from sparring.record.forms import Forms
 from sparring.record.forks import is_quoted, texts_of_calls
-from sparring.record.identity import chained, digest, other_keys, put_together
 from sparring.record.lines import START
 from sparring.record.order import conversation
 from sparring.record.tool_lists import ToolLists
 from sparring.reply import NO_EVIDENCE
-from sparring.types import UNTRAINED, Evidence, Fork, Message, Segment, Source, ToolCall, ToolSpec
+from sparring.types import UNTRAINED, Evidence, Fork, Message, Segment, Source, ToolSpec
 
 
 @dataclass(slots=True)
@@ -32,9 +32,7 @@ class TextTree:
     _tool_lists: ToolLists = field(default_factory=ToolLists)
     _replies: dict[bytes, int] = field(default_factory=dict)
     _inputs: dict[tuple[int | None, bytes], int] = field(default_factory=dict)
-    _aliases: dict[bytes, bytes] = field(default_factory=dict)
-    _calls: dict[str, tuple[int, ToolCall]] = field(default_factory=dict)
-    _call_ids: set[str] = field(default_factory=set)
+    _forms: Forms = field(default_factory=Forms)
     _leaves: dict[int, Message] = field(default_factory=dict)
     _constraints: dict[int, Constraint] = field(default_factory=dict)
 
@@ -48,16 +46,17 @@ class TextTree:
             ValueError: there is no message.
         """
         tools_digest, specs = self._tool_lists.of(tools)
-        parent, before, keys = self._continued(messages, tools_digest)
+        keys = self._forms.keys(START, messages)
+        parent, before = self._continued(messages, keys, tools_digest)
         if parent is None:
-            together = put_together(messages, self._calls)
-            if together is not messages:
-                joined = self._continued(together, tools_digest)
-                if joined[0] is not None:
-                    messages, (parent, before, keys) = together, joined
+            together, other_keys = self._forms.read(messages)
+            joined = self._continued(together, other_keys, tools_digest)
+            if joined[0] is not None:
+                messages, keys, (parent, before) = together, other_keys, joined
         fork = self._start_of_agent(messages) if parent is None else None
         if parent is not None:
             self._leaves.pop(parent, None)
+        self._forms.told(keys[before - 1] if before else START, messages[before:], keys[before:], 0)
         for message, key in zip(messages[before:], keys[before:], strict=True):
             key += tools_digest
             index = self._inputs.get((parent, key))
@@ -94,16 +93,8 @@ class TextTree:
             evidence=None if evidence == NO_EVIDENCE else evidence,
         )
         self.segments.append(segment)
-        (replied,) = chained(key[: len(START)], [reply])
-        for other in other_keys(reply):
-            self._aliases[digest(key[: len(START)] + other)] = replied
+        replied = self._forms.said(key[: len(START)], reply, 0, index)
         self._replies[replied + tools] = index
-        for call in reply.tool_calls:  # an id that its server gives again tells nothing
-            if call.id in self._call_ids:
-                self._calls.pop(call.id, None)
-            else:
-                self._calls[call.id] = (index, call)
-            self._call_ids.add(call.id)
         self._leaves[index] = reply
         if constraint is not None:
             self._constraints[index] = constraint
@@ -119,13 +110,14 @@ class TextTree:
         """Return the conversation of each branch."""
         return transcripts_of(self.segments, self._constraints, partial(conversation, self.segments))
 
-    def _continued(self, messages: Sequence[Message], tools: bytes) -> tuple[int | None, int, list[bytes]]:
-        """Return the reply that a conversation continues, None where it begins a branch; the number of messages up to
-        it; and the digests of the conversation up to each message."""
-        keys = chained(START, messages, self._aliases)
+    def _continued(
+        self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes
+    ) -> tuple[int | None, int]:
+        """Return the reply that a conversation with these digests continues, None where it begins a branch, and the
+        number of messages up to it."""
         before = next((at for at in range(len(messages) - 1, 0, -1) if messages[at - 1].role == "assistant"), 0)
         parent = self._replies.get(keys[before - 1] + tools) if before else None
-        return parent, 0 if parent is None else before, keys
+        return parent, 0 if parent is None else before
 
     def _start_of_agent(self, messages: Sequence[Message]) -> Fork | None:
         """Return the fork of a conversation that a call began, which nothing continues yet and which it quotes; None

@@ -10,7 +10,7 @@ from sparring.errors import LimitReached
 from sparring.generation import Constraint
 from sparring.record.branches import Transcript
 from sparring.record.lines import place_named
-from sparring.record.order import conversation
+from sparring.record.order import conversation, last_words
 from sparring.record.replies import RecordedReplies
 from sparring.record.text_tree import TextTree
 from sparring.reply import NO_EVIDENCE, Evidence, ReplyHead, SampledReply, Show, ShownReply, in_pieces
@@ -141,6 +141,11 @@ class TextSession:
         place = place_named(reply)
         if place is not None and place < len(self._tree.segments) and reply == f"{self._id}#{place}":
             self._tree.deliver(place, delivered)
+
+    @property
+    def last_words(self) -> Message | None:
+        """The main agent's last reply that called nothing; None where there is none."""
+        return last_words(self._tree.segments)
 
     def conversation(self, reply: str) -> tuple[Message, ...] | None:
         """Return all messages up to a reply, itself included; None where there is no such reply."""

@@ -24,13 +24,14 @@ from itertools import chain
 from sparring.generation import Completion, Sampling
 from sparring.protocols import Renderer
 from sparring.record.branches import Transcript, transcripts_of
+from sparring.record.forms import Forms
 from sparring.record.forks import fork_of, is_quoted, summaries_in, texts_of_calls
-from sparring.record.identity import DIGEST_BYTES, chained, digest, other_keys, put_together, thought_of
+from sparring.record.identity import DIGEST_BYTES, chained, thought_of
 from sparring.record.lines import START, Lane, Node, Request, Turn, begins, place_named
 from sparring.record.order import settled
 from sparring.record.tool_lists import ToolLists
 from sparring.reply import NO_EVIDENCE
-from sparring.types import Evidence, Label, Message, Segment, Source, ToolCall, ToolSpec
+from sparring.types import Evidence, Label, Message, Segment, Source, ToolSpec
 
 MOST_QUOTED = 64
 """Replies, the latest that nothing continues, in which quotes are looked for."""
@@ -50,15 +51,13 @@ class Tree:
     _written: dict[int, Segment] = field(default_factory=dict)
     _unwritten: dict[int, Segment] = field(default_factory=dict)
     _nodes: dict[bytes, Node] = field(default_factory=dict)
-    _aliases: dict[bytes, bytes] = field(default_factory=dict)
-    _prefixes: dict[bytes, int] = field(default_factory=dict)
+    _forms: Forms = field(default_factory=Forms)
     _requests: dict[bytes, int] = field(default_factory=dict)
     _abandoned: dict[bytes, list[tuple[int, int, int, int]]] = field(default_factory=dict)
     _inputs: dict[tuple[int | None, tuple[int, ...]], int] = field(default_factory=dict)
     _lanes: dict[int, Lane] = field(default_factory=dict)
     _lane_of_reply: dict[int, int] = field(default_factory=dict)
     _leaves: dict[int, Node] = field(default_factory=dict)
-    _calls: dict[str, tuple[int, ToolCall]] = field(default_factory=dict)
     _summaries: dict[int, list[int]] = field(default_factory=dict)
     _agents: set[str] = field(default_factory=set)
     _reserved: frozenset[int] = frozenset()
@@ -117,8 +116,9 @@ class Tree:
         if node is None or added is None:
             # A first request is the prompt; any later whole render is the harness's own doing: it rewrote the history.
             source: Source = "harness" if any(message.role == "assistant" for message in messages) else "prompt"
+            messages = self._forms.with_thoughts(messages)
             added = self.renderer.render(messages, tools).tokens
-            keys = keys if node is None else chained(START, messages, self._aliases)
+            keys = keys if node is None else self._forms.keys(START, messages)
             node, before = None, 0
         else:
             source = "tool" if any(message.role == "tool" for message in messages[before:]) else "prompt"
@@ -284,8 +284,7 @@ class Tree:
         lane = self._same_objects(messages, tools)
         if lane is not None:
             return messages, lane.node, lane.replied, chained(lane.key, messages[lane.replied :])
-        messages = put_together(messages, self._calls)
-        keys = chained(START, messages, self._aliases)
+        messages, keys = self._forms.read(messages)
         node, before = self._deepest(messages, keys, tools, evidence)
         return messages, node, before, keys[before:]
 
@@ -339,15 +338,13 @@ class Tree:
             self._leaves.pop(node.place, None)
         lane.heard += request.messages[request.before :]
         lane.spans.append((len(lane.heard), input_place))
-        for key in request.keys:
-            self._prefixes[key] = number
+        start = START if node is None else node.key
+        self._forms.told(start, request.messages[request.before :], request.keys, number)
         return number
 
     def _hear(self, turn: Turn, reply: Message, ids: hashlib.blake2b, length: int) -> None:
         """Add a reply to the line of turns in which it was asked for, and to the nodes."""
-        (key,) = chained(turn.key, [reply])
-        for other in other_keys(reply):
-            self._aliases[digest(turn.key + other)] = key
+        key = self._forms.said(turn.key, reply, turn.lane, turn.place)
         lane = self._lanes[turn.lane]
         if lane.replied:
             self._lane_of_reply.pop(id(lane.heard[lane.replied - 1]), None)
@@ -368,8 +365,6 @@ class Tree:
         lane.replied, lane.key, lane.node = node.count, key, node
         self._nodes[key + turn.tools] = node
         self._lane_of_reply[id(reply)] = turn.lane
-        self._calls.update((call.id, (turn.place, call)) for call in reply.tool_calls)
-        self._prefixes[key] = turn.lane
         self._leaves[turn.place] = node
         if len(self._leaves) > MOST_QUOTED:
             del self._leaves[next(iter(self._leaves))]
@@ -422,6 +417,8 @@ class Tree:
 
     def _thinks_alike(self, node: Node, messages: Sequence[Message]) -> bool:
         """Return whether each thought in a conversation is the recorded one."""
+        if not any(sent.reasoning for sent in messages):
+            return True
         heard = self._lanes[node.lane].heard
         return all(
             thought_of(sent) == thought_of(recorded)
@@ -461,14 +458,14 @@ class Tree:
     def _nearest(self, request: Request) -> tuple[Lane, int]:
         """Return the line that has most of a request's first messages, the latest one, and the number of these."""
         for at in range(len(request.keys), 0, -1):
-            number = self._prefixes.get(request.keys[at - 1])
+            number = self._forms.lines.get(request.keys[at - 1])
             if number is not None:
                 lane = self._lanes[number]
                 return lane, min(request.before + at, len(lane.heard))
         node = request.node
         if node is None:
             return self._lanes[0], 0
-        return self._lanes[self._prefixes.get(node.key, node.lane)], node.count
+        return self._lanes[self._forms.lines.get(node.key, node.lane)], node.count
 
     def _quoted(self, segment: Segment, request: Request) -> list[Node]:
         """Return the replies of other branches that nothing continues and that a request quotes."""

@@ -19,6 +19,6 @@ class RenderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     thoughts: Thoughts = "kept"
     """Treatment of a reply's thought in later prompts, of a model that thinks: `kept` leaves it where it was
-    sampled, so that a conversation is one sequence of ids; `template` does what the checkpoint's template does, which
-    mostly drops the thoughts before a user's message: the conversation begins anew there, as a fork whose reason is
-    `template`."""
+    sampled, so that a conversation is one sequence of ids, and puts it there where one begins anew; `template` does
+    what the checkpoint's template does, which mostly drops the thoughts before a user's message: the conversation
+    begins anew there, as a fork whose reason is `template`."""

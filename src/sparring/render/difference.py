@@ -21,6 +21,7 @@ from sparring.render.escaping import TextEscaper
 from sparring.render.hermes import THINK, THINK_END, parse_reply
 from sparring.render.reading import HoldingReader, TextReader
 from sparring.render.text_rules import TextRules
+from sparring.render.thoughts import drops_thoughts, has_dropped, with_thoughts
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolSpec
 
@@ -57,7 +58,8 @@ class TemplateRenderer:
         ends = (self._added[self._end], *stop_ids)
         self._stop_ids = tuple(dict.fromkeys(ends))
         self._text_rules = TextRules(tokenizer, self._stop_ids, self)
-        self._drops_thoughts = not keeps_thoughts and self._template_drops_thoughts()
+        drops = drops_thoughts(self)
+        self._drops_thoughts, self._mends_thoughts = drops and not keeps_thoughts, drops and keeps_thoughts
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -77,6 +79,13 @@ class TemplateRenderer:
         Raises:
             BadInput: the template refuses the conversation.
         """
+        rendered = None
+        if self._mends_thoughts and has_dropped(messages):
+            rendered = with_thoughts(self, messages, tools, generation)
+        return rendered or self.plain(messages, tools, generation)
+
+    def plain(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
+        """Return a conversation as the template itself writes it. Raises as `render` does."""
         text = self._text(self._escaper.messages(messages), tools, generation)
         tokens: list[int] = []
         sampled: list[bool] = []
@@ -166,15 +175,6 @@ class TemplateRenderer:
                 "name a renderer that knows this model, or repair the template",
             )
         return end[1]
-
-    def _template_drops_thoughts(self) -> bool:
-        """Return whether the template leaves the thought of a reply out before a user's next message."""
-        reply = {"role": "assistant", "content": "hi", "reasoning_content": PLACEHOLDER}
-        try:
-            before, after = (self._text([_user("hi"), reply, *new], (), False) for new in ([], [_user("hi")]))
-        except BadInput:
-            return False
-        return PLACEHOLDER in before and PLACEHOLDER not in after
 
     def _first_added(self, text: str, start: int) -> tuple[int, str] | None:
         """Return the first added token at or after `start`: its place and its text (the longest where several begin

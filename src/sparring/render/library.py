@@ -18,6 +18,7 @@ from sparring.render.hermes import THINK, parse_reply
 from sparring.render.reading import HoldingReader, TaggedReader
 from sparring.render.tags import FORMAT_TAGS, Marks, marks_of
 from sparring.render.text_rules import TextRules
+from sparring.render.thoughts import drops_thoughts, has_dropped, with_thoughts
 from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolCall, ToolSpec
 
@@ -34,9 +35,12 @@ _REMEMBERED_TOKENS = 8192
 
 
 class LibraryRenderer:
-    """Adapter of one hand-written renderer of the library. `name` is the library's own name of it."""
+    """Adapter of one hand-written renderer of the library. `name` is the library's own name of it; `keeps_thoughts`:
+    whether the thoughts of earlier replies stay where they are, also where the format itself drops them."""
 
-    def __init__(self, library: Any, tokenizer: FileTokenizer, name: str, escaper: TextEscaper) -> None:
+    def __init__(
+        self, library: Any, tokenizer: FileTokenizer, name: str, escaper: TextEscaper, *, keeps_thoughts: bool = False
+    ) -> None:
         self._library = library
         own = MARK in tokenizer.decode(library.render([{"role": "user", "content": MARK}]).token_ids)
         self._escaper = escaper.without_marks() if own else escaper
@@ -51,6 +55,7 @@ class LibraryRenderer:
         tags = FORMAT_TAGS.get(name)
         self._strips = tags is not None and tags.goes_on
         self._remembered: dict[bytes, Rendered] = {}
+        self._mends_thoughts = keeps_thoughts and drops_thoughts(self)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -73,12 +78,19 @@ class LibraryRenderer:
         remembered = None if key is None else self._remembered.get(key)
         if remembered is not None:
             return remembered
-        rendered = self._rendered(self._escaper.messages(messages), self._escaper.tools(tools), generation)
+        rendered = None
+        if self._mends_thoughts and has_dropped(messages):
+            rendered = with_thoughts(self, messages, tools, generation)
+        rendered = rendered or self.plain(messages, tools, generation)
         if key is not None and len(rendered.tokens) <= _REMEMBERED_TOKENS:
             self._remembered[key] = rendered
             if len(self._remembered) > _REMEMBERED_RENDERS:
                 del self._remembered[next(iter(self._remembered))]
         return rendered
+
+    def plain(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
+        """Return a conversation as the format itself writes it. Raises as `render` does."""
+        return self._rendered(self._escaper.messages(messages), self._escaper.tools(tools), generation)
 
     def bridge(
         self,

@@ -94,7 +94,8 @@ def _library_renderer(
     with boundary(
         BadInput, f"renderer {name}", f"a tokenizer of its family in {tokenizer.name_or_path}", "name another"
     ):
-        return LibraryRenderer(create_renderer(tokenizer, config), tokenizer, name, escaper)
+        library = create_renderer(tokenizer, config)
+        return LibraryRenderer(library, tokenizer, name, escaper, keeps_thoughts=thoughts == "kept")
 
 
 def _recognise(

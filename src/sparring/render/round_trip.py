@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from sparring.errors import BadInput, refusal
 from sparring.protocols import Renderer
+from sparring.render.bridges import ANSWER, QUESTION, said_of, without_bridge
 from sparring.render.demonstrate import demonstration_tokens, reply_tokens
 from sparring.render.unforgeable import unforgeable
 from sparring.types import Message, ToolCall, ToolSpec
@@ -45,8 +46,11 @@ def check_round_trip(
         reply = Message(role="assistant", tool_calls=(call,))
         facts.append(_tool_calls(renderer, reply, tools))
         facts.append(_several_answers(renderer, call, tools))
-    elif _no_bridge(renderer, reply) and _branches(renderer, reply):
-        return [*facts, "a new question rewrites the thoughts before it: sessions begin a new branch there"]
+    missing = without_bridge(renderer, tools)
+    if missing:
+        facts.append(said_of(missing))
+    if (ANSWER if tools else QUESTION) in missing:
+        return facts
     facts.append(_bridges(renderer, reply, tools))
     facts.append(_truncated(renderer, reply, tools))
     facts.append(_whole(renderer, reply, tools))
@@ -78,19 +82,6 @@ def _tool_calls(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -
     if calls != [(reply.tool_calls[0].name, _ARGUMENTS)] or parsed.content != reply.content:
         raise _failed("a tool call that parses to the same name and arguments", repr(parsed))
     return "a tool call with quotes, newlines and Unicode parses to the same name and arguments"
-
-
-def _no_bridge(renderer: Renderer, reply: Message) -> bool:
-    prompt = renderer.render([Message(role="user", content=_TRICKY)], ()).tokens
-    return renderer.bridge(prompt, reply_tokens(renderer, reply), _next(reply), ()) is None
-
-
-def _branches(renderer: Renderer, reply: Message) -> bool:
-    """Return whether the format truly changes earlier text when a new question comes, so that it is right to refuse a
-    bridge."""
-    question = Message(role="user", content=_TRICKY)
-    before = (*renderer.render([question], ()).tokens, *reply_tokens(renderer, reply))
-    return renderer.render([question, reply, *_next(reply)], ()).tokens[: len(before)] != before
 
 
 def _bridges(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> str:

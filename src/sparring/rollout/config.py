@@ -35,6 +35,11 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Folder in which agent programs are looked for before PATH: `node_modules` of npm and `venv`, a virtual
     environment."""
 
+    models: dict[str, Literal["policy", "auxiliary"]] = {}
+    """Other names that an agent has for models, each with what answers to it, such as `"gpt-4o" = "policy"` or
+    `"*-mini" = "auxiliary"`: what is said as the auxiliary model is recorded and not trained. `*` stands for any
+    letters. They go before those of a preset."""
+
     gateway: str = ""
     """Address of `sparring gateway`, such as `http://10.0.0.5:9000`, that programs get in the place of the run's own
     server (docs/path/gateway.md). Empty: the run's process answers them."""

@@ -288,6 +288,11 @@ class LimitedSession:
         """Most ids of one reply."""
         return self._session.max_reply
 
+    @property
+    def last_words(self) -> Message | None:
+        """The main agent's last reply that called nothing; None where there is none."""
+        return self._session.last_words
+
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:

@@ -110,6 +110,7 @@ class RolloutRunner:
         self._successes: defaultdict[str, Successes] = defaultdict(Successes)  # by environment
         self._under_way: dict[str, Suspension] = {}
         self._metrics = Metrics()
+        self._harness_failed = False
         self.report = report
         places = factory.places if isinstance(factory, Domains) else {}
         self._places = {name: asyncio.Semaphore(number) for name, number in places.items()}
@@ -319,8 +320,13 @@ class RolloutRunner:
         return Phases(self.waits, rollout_id=name, recorded=self._note)
 
     def _note(self, kind: str, name: str, data: Mapping[str, Any]) -> None:
-        """Take note of an event; that an environment was abandoned is also said."""
+        """Take note of an event; that an environment was abandoned is also said, and the first harness that failed."""
         self.log.note(kind, name, data)
+        if kind == "harness" or kind == "program" and data.get("failed"):
+            if not self._harness_failed:
+                self.report(f"{name}: {_failure_in(data)}; rollout/harness_failed counts more of these")
+            self._harness_failed = True
+            self._metrics.add("rollout/harness_failed", 1, "sum")
         if kind == "abandoned":
             self.report(f"{name}: its environment ignores cancellation in {data['call']} and is left behind")
 
@@ -424,9 +430,11 @@ class RolloutRunner:
                 await InlineExecutor().run(self._harness.run, episode)
         except LimitReached as limit:
             return outcome_at(limit)
-        except HarnessError:
+        except HarnessError as error:
             if episode.limit is None:
                 raise
+            if not _is_about(error, episode.limit):
+                episode.note("harness", {"error": str(error)})
             return outcome_at(episode.limit)
         except PolicyFailure:
             return MALFORMED
@@ -460,3 +468,20 @@ class RolloutRunner:
 def _ended(rollout: Rollout, outcome: Outcome) -> Rollout:
     """Return the rollout with another outcome."""
     return replace(rollout, trajectories=tuple(replace(t, outcome=outcome) for t in rollout.trajectories))
+
+
+def _is_about(error: BaseException | None, limit: LimitReached) -> bool:
+    """Return whether an error is the refusal of a limit, which a client raises in an error of its own."""
+    while error is not None:
+        if error is limit or str(limit) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _failure_in(data: Mapping[str, Any]) -> str:
+    """Return what the note of a harness that raised, or of a program that ended with another status than 0, says."""
+    if "error" in data:
+        return f"a limit ended it, and behind that its harness raised: {data['error']}"
+    last = (data["stderr"].strip() or data["stdout"].strip()).splitlines()
+    return f"{data['harness']} ended with status {data['exit_code']}{f': {last[-1]}' if last else ''}"

@@ -25,6 +25,7 @@ from sparring.rollout.seeds import rollout_seed
 from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import rendered, spoken
 from sparring.stages.data.traces import trace_row, transcript_of
+from sparring.stages.models.context_length import outline_of
 from sparring.stages.models.role_models import open_role_engines, with_roles
 from sparring.stages.models.teachers import room_of, teacher_folder
 from sparring.tasks.files import messages_of
@@ -44,8 +45,8 @@ async def run(context: Context) -> dict[str, Any]:
     Returns:
         `data`, the file; `tasks`; `traces`, how many conversations it holds; `rollouts`; of these `failed`, which the
         infrastructure broke and which say nothing, `unscored`, to which the world gave no reward, and `unfinished`,
-        which a limit cut short: none of them is kept; and `unsaid`, conversations left out because the chat format of
-        the policy that is to imitate them cannot say them.
+        which a limit cut short: none of them is kept; and `unsaid`, conversations left out because the policy that is
+        to imitate them cannot say them: its chat format cannot, or they are longer than its context.
 
     Raises:
         BadInput: no rollout earned enough to be kept, or more than one in ten cannot be imitated.
@@ -73,12 +74,11 @@ async def run(context: Context) -> dict[str, Any]:
         name: sum(collected.get(name, 0) for collected in done)
         for name in ("rollouts", "failed", "unscored", "unfinished")
     }
+    failure = next((collected["failure"] for collected in done if collected.get("failure")), "")
     if not rows:
-        why = "{failed} failed, {unscored} had no reward, {unfinished} were cut short".format(**totals)
-        got = f"none among {totals['rollouts']} rollouts: {why}"
-        raise refusal(
-            "collect.min_reward", "a rollout with at least this reward", got, "lower it, or take another teacher"
-        )
+        raise _nothing(totals, failure)
+    if totals["failed"]:
+        context.sink.event("collect", f"{totals['failed']} of {totals['rollouts']} rollouts failed; {failure}")
     for index, collected in enumerate(done):
         context.store.put(f"collect/{index}", collected)
     sayable = _said(context, rows) if "sft" in context.config.run.stages else rows
@@ -89,6 +89,15 @@ async def run(context: Context) -> dict[str, Any]:
     staging.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in sayable), encoding="utf-8")
     staging.rename(out)
     return {"data": str(out), "tasks": len(tasks), "traces": len(sayable), **totals}
+
+
+def _nothing(totals: Mapping[str, int], failure: str) -> BadInput:
+    """Return the refusal of a teacher of whom nothing is kept; `failure` is the first one's message."""
+    why = "{failed} failed, {unscored} had no reward, {unfinished} were cut short".format(**totals)
+    got = f"none among {totals['rollouts']} rollouts: {why}{failure and '; '}{failure}"
+    return refusal(
+        "collect.min_reward", "a rollout with at least this reward", got, "lower it, or take another teacher"
+    )
 
 
 async def _task(
@@ -143,24 +152,28 @@ def _kept(task: Task, finished: Sequence[Finished], context: Context) -> dict[st
         "unfinished": sum(each.score is not None and each.rollout.outcome.kind != "completed" for each in finished),
     }
     prompt = "\n".join(message.content for message in task.messages)
-    return {"prompt": prompt, "identity": identity(task), "traces": kept, **counts}
+    failures = [each.rollout.outcome.failure for each in finished if each.score is None]
+    failure = next((f"{each.where}: {each.message}" for each in failures if each is not None), None)
+    why = {} if failure is None else {"failure": failure}
+    return {"prompt": prompt, "identity": identity(task), "traces": kept, **counts, **why}
 
 
 def _said(context: Context, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the traces that the policy could have sampled: a chat template may change a malformed reply, such as one
-    with half a tool call in its text.
+    with half a tool call in its text, and a teacher may have said more than the policy has positions for.
 
     Raises:
         BadInput: fewer than nine in ten remain; it names the reason for the first that does not.
     """
-    renderer, tools = context.renderer(context.input("sft")), context.factory.make().tools
+    source, tools = context.input("sft"), context.factory.make().tools
+    renderer, longest = context.renderer(source), outline_of(source).max_positions
     sayable: list[dict[str, Any]] = []
     refused: list[BadInput] = []
     for number, row in enumerate(rows, 1):
         name = f"trace {number}"
         try:
             transcript = transcript_of(row, messages_of(row["messages"], name), tools, name)
-            rendered(spoken(name, transcript), renderer)
+            rendered(spoken(name, transcript), renderer, longest)
         except BadInput as error:
             refused.append(error)
         else:

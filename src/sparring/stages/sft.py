@@ -10,6 +10,7 @@ from sparring.protocols import TrainPlan
 from sparring.stages.context import POLICY, Context
 from sparring.stages.data.demonstrations import demonstrations
 from sparring.stages.models.adapters import trained_folder
+from sparring.stages.models.context_length import outline_of
 from sparring.stages.runtime.offline import supervise
 
 
@@ -26,7 +27,7 @@ async def run(context: Context) -> dict[str, Any]:
     source = trained_folder(context, context.input("sft"))
     rows = [
         demonstration(rendered.tokens, rendered.sampled, name)
-        for name, rendered in await demonstrations(context, context.renderer(source))
+        for name, rendered in await demonstrations(context, context.renderer(source), outline_of(source).max_positions)
     ]
     if not rows:
         raise refusal(

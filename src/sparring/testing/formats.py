@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
 
+from sparring.render.config import Thoughts
 from sparring.render.library import LibraryRenderer
 from sparring.render.load import load_renderer
 from sparring.render.train_tokenizer import train_tokenizer
@@ -107,9 +108,9 @@ def format_folder(name: str, folder: Path) -> Path:
 
 
 @functools.cache
-def format_renderer(name: str, thinking: bool = False) -> LibraryRenderer:
+def format_renderer(name: str, thinking: bool = False, thoughts: Thoughts = "template") -> LibraryRenderer:
     """Return the library's renderer of a format; made once per process."""
     with tempfile.TemporaryDirectory() as folder:
-        renderer = load_renderer(format_folder(name, Path(folder)), name, thinking)
+        renderer = load_renderer(format_folder(name, Path(folder)), name, thinking, thoughts=thoughts)
     assert isinstance(renderer, LibraryRenderer)
     return renderer

@@ -40,6 +40,7 @@ from sparring.types.record import (
     Trajectory as Trajectory,
     UNTRAINED as UNTRAINED,
     Usage as Usage,
+    main_replies as main_replies,
 )
 from sparring.types.training import (
     Batch as Batch,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -232,27 +232,9 @@ class Trajectory:
 
     @property
     def answer(self) -> Segment | None:
-        """The last reply of the main agent, the one that asked first, whoever wrote it; None where no agent replied.
-        Titles, summaries, what its client never got and what sub-agents say are no answers."""
-        replies = [s for s in self.segments if s.message is not None and s.message.role == "assistant"]
-        of_agents = [reply for reply in replies if reply.label == "agent" and reply.source != "harness"]
-        if not of_agents:
-            return None
-        main = _agent_of(of_agents[0])
-        begun = self._begun_by_others() if len(of_agents) > 1 else {}
-        return next(
-            (r for r in reversed(of_agents) if _agent_of(r) == main and (main or not begun.get(r.index))), of_agents[0]
-        )
-
-    def _begun_by_others(self) -> dict[int, bool]:
-        """Return for each segment whether it belongs to an agent that a reply of another began, as the tree tells where
-        clients name no agents."""
-        others: dict[int, bool] = {}
-        for s in self.segments:
-            before = s.parent if s.parent is not None or s.fork is None else s.fork.of
-            begins = s.parent is None and s.fork is not None and s.fork.reason == "agent"
-            others[s.index] = begins or before is not None and others.get(before, False)
-        return others
+        """The last reply of the main agent, see `main_replies`; None where no agent replied."""
+        replies = main_replies(self.segments)
+        return replies[-1] if replies else None
 
     def branches(self) -> Iterator[tuple[Segment, ...]]:
         """Yield every root-to-leaf path, in the order the leaves were made."""
@@ -272,6 +254,29 @@ class Trajectory:
             path.append(self.segments[at])
             at = self.segments[at].parent
         return tuple(reversed(path))
+
+
+def main_replies(segments: Sequence[Segment]) -> list[Segment]:
+    """Return the replies of the main agent, the one that asked first, whoever wrote them, in the order in which they
+    were asked for. Titles, summaries, what its client never got and what sub-agents say are none."""
+    replies = [s for s in segments if s.message is not None and s.message.role == "assistant"]
+    of_agents = [reply for reply in replies if reply.label == "agent" and reply.source != "harness"]
+    if len(of_agents) < 2:
+        return of_agents
+    main, begun = _agent_of(of_agents[0]), _begun_by_others(segments)
+    own = [r for r in of_agents if _agent_of(r) == main and (main or not begun.get(r.index))]
+    return own or of_agents[:1]
+
+
+def _begun_by_others(segments: Sequence[Segment]) -> dict[int, bool]:
+    """Return for each segment whether it belongs to an agent that a reply of another began, as the tree tells where
+    clients name no agents."""
+    others: dict[int, bool] = {}
+    for s in segments:
+        before = s.parent if s.parent is not None or s.fork is None else s.fork.of
+        begins = s.parent is None and s.fork is not None and s.fork.reason == "agent"
+        others[s.index] = begins or before is not None and others.get(before, False)
+    return others
 
 
 def _agent_of(reply: Segment) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -218,7 +219,8 @@ def test_the_client_of_workers_plays_until_the_run_is_over() -> None:
             runner = RolloutRunner(ToyWorld(), NoBoxes(), recorder, harness, config)
             working = asyncio.create_task(asyncio.to_thread(work, url))
             finished = await runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=7)
-            gateway.workers.close()
+            assert gateway.workers.leases is not None
+            gateway.workers.leases.close()
             await working
         return finished
 
@@ -249,3 +251,23 @@ def test_before_the_run_a_chat_stands_in_the_place_of_workers() -> None:
     assert isinstance(several, HarnessByEnvironment) and all(
         isinstance(each, ChatHarness) for each in several._harnesses.values()
     )
+
+
+def test_claims_that_wait_when_a_run_breaks_are_told_to_come_again() -> None:
+    async def main() -> list[tuple[int, str]]:
+        gateway, waiting = gateway_here(), []
+        for error in (None, ConnectionResetError()):
+            with suppress(ConnectionResetError):
+                async with gateway.open_outside(KEYS, "127.0.0.1:0", 60.0) as url:
+                    client = httpx.AsyncClient(base_url=url, headers={"x-api-key": KEYS.worker}, timeout=60)
+                    waiting.append(asyncio.create_task(client.post("/v1/rollouts/claim", json={"wait_s": 60})))
+                    while gateway.workers.leases is None or not gateway.workers.leases._claims:
+                        await asyncio.sleep(0)
+                    if error is not None:
+                        raise error
+        answers = await asyncio.gather(*waiting)
+        return [(answer.status_code, answer.json()["error"]["message"]) for answer in answers]
+
+    over, stopped = asyncio.run(main())
+    assert over[0] == 410 and "a run that is going on, got one that is over" in over[1]
+    assert stopped == (503, "the run has stopped; claim again when it goes on")

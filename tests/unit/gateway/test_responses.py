@@ -318,3 +318,22 @@ def test_a_reference_stands_for_the_item_of_a_reply() -> None:
     through(session, talk)
     parents = [segment.parent for segment in session.segments]
     assert parents == [None, *range(len(parents) - 1)] and ids_agree(session, engine)
+
+
+def test_a_thought_that_its_client_leaves_out_begins_no_branch() -> None:
+    """openai-agents sends a reply back without the items of its reasoning, and under ids of its own."""
+    reply = dataclasses.replace(said("I add.", ("add", {"a": 2, "b": 1e4})), reasoning="So.")
+    engine = says(reply, said("Done."), renderer=THINKING)
+    session = opened(engine, renderer=THINKING)
+
+    async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
+        settings: Any = {"model": "policy", "tools": [FUNCTION]}
+        first = await client.responses.create(input=[user("Sums?")], **settings)
+        assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
+        text = {"role": "assistant", "content": first.output[1].content[0].text}
+        call = {"type": "function_call", "call_id": "x1", "name": "add", "arguments": '{"b":10000,"a":2}'}
+        output = {"type": "function_call_output", "call_id": "x1", "output": "10002"}
+        await client.responses.create(input=[user("Sums?"), text, call, output], **settings)
+
+    through(session, talk)
+    assert [segment.parent for segment in session.segments] == [None, 0, 1, 2] and ids_agree(session, engine)

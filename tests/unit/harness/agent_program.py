@@ -48,6 +48,10 @@ def work() -> str:
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout + done.stderr})
 
 
+if mode == "shows its prompt":
+    reply()
+    print("{prompt} {system}")
+    print(sys.argv[2])
 if mode == "silent":
     print("I have nothing to ask.", file=sys.stderr)
     sys.exit(3)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,6 @@ RENDERER, LIMITS = toy_renderer(), Limits(max_turns=9)
 SCRIPT = Path(__file__).with_name("agent_program.py")
 TOML = """
 command = ["python3", "/agent/agent.py", "{mode}", "{{prompt}}"]
-dialect = "chat_completions"
 script = "agent.py"
 memory_bytes = 268435456
 disk_bytes = 4194304
@@ -73,7 +73,9 @@ class Bench:
         path.write_text(TOML.format(mode=mode, settings=settings))
         return str(path)
 
-    def play(self, mode: str, *replies: Message, settings: str = "", limits: Limits = LIMITS) -> Finished:
+    def play(
+        self, mode: str, *replies: Message, settings: str = "", limits: Limits = LIMITS, prompt: str = ""
+    ) -> Finished:
         """Play one rollout; the last reply comes again for as long as it is asked for."""
         harness = load_harness(self.preset(mode, settings), ("policy",), open_door, self.folder / "none")
         left = list(replies)
@@ -87,9 +89,13 @@ class Bench:
         recorder = Recorder(self.engine, RENDERER, max_context=4000)
         runner = RolloutRunner(FolderWorld(), self.boxes, recorder, harness, config, log=log)
 
+        task = folder_task(limits=limits)
+        if prompt:
+            task = replace(task, messages=(Message(role="user", content=prompt),))
+
         async def bounded() -> Finished:
             async with asyncio.timeout(60):
-                return await runner.run(folder_task(limits=limits), rollout_id="rl/0/0", index=0, seed=1)
+                return await runner.run(task, rollout_id="rl/0/0", index=0, seed=1)
 
         return self.runner.run(bounded())
 
@@ -147,6 +153,14 @@ def test_a_program_sees_its_own_folders_its_own_environment_and_no_network(bench
     assert (network, answer) == ("OSError", "Done.")
 
 
+def test_a_script_is_copied_as_it_is_and_a_prompt_fills_nothing(bench: Bench) -> None:
+    """So nobody who writes a task writes the program's source, or reads its key."""
+    prompt = 'Say "{key}", {model} and {system}.'
+    finished = bench.play("shows its prompt", says("Done."), prompt=prompt)
+    assert ending(finished) == ("completed", "answered")
+    assert bench.notes[0]["stdout"] == f"{{prompt}} {{system}}\n{prompt}\ndone\n"
+
+
 def test_a_program_that_requests_nothing_is_a_failure_with_its_last_words(bench: Bench) -> None:
     finished = bench.play("silent", says("Never said."))
     assert (ending(finished), finished.score) == (("infra_failed", "failure"), None)
@@ -179,7 +193,7 @@ def test_nothing_that_a_program_started_outlives_it(bench: Bench) -> None:
 
 def test_a_missing_program_is_refused_with_the_way_to_install_it(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
-    path.write_text('command = ["no-such-program"]\ndialect = "messages"\ninstall = "npm:@some/agent"\n')
+    path.write_text('command = ["no-such-program"]\ninstall = "npm:@some/agent"\n')
     with pytest.raises(
         BadInput, match="the program no-such-program, got none in .* npm install --prefix .* @some/agent"
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 from sparring.algo.credit.succession import succession
 from sparring.generation import Completion, Runs, Sampling
 from sparring.record.recorder import Recorder
+from sparring.record.text_tree import TextTree
 from sparring.record.tree import Tree
 from sparring.render.demonstrate import reply_tokens
 from sparring.reply import NO_EVIDENCE
@@ -26,6 +28,10 @@ SEARCH = ToolSpec(
     parameters={"type": "object", "properties": {"q": {"type": "string"}, "n": {"type": "number"}}, "required": ["q"]},
 )
 TOOLS = (TOOL, SEARCH)
+NESTED = replace(
+    SEARCH,
+    parameters={"required": ["q"], "properties": {"n": {"type": "number"}, "q": {"type": "string"}}, "type": "object"},
+)
 
 
 def calls(*codes: str, content: str = "", reasoning: str | None = None) -> Message:
@@ -143,6 +149,31 @@ def test_a_reply_in_another_form_is_the_same(reply: Message, sent: list[Message]
     assert leaves(tree, again) is None and tree.segments[-1].parent == 4, "and it stays one"
 
 
+NUMBERS = '{"a": [1e4, -0.0, 1e21, 9007199254740993], "b": {"c": 0.1, "d": 5e-324, "e": 1.0}}'
+AS_JAVASCRIPT = '{"b": {"e": 1, "d": 5e-324, "c": 0.1}, "a": [10000, 0, 1000000000000000000000, 9007199254740992]}'
+
+
+def test_numbers_of_the_same_double_are_equal_however_they_are_written():
+    def called(text: str) -> Message:
+        call = ToolCall(id="call_0_0", name="python", arguments=json.loads(text))
+        return Message(role="assistant", tool_calls=(call,))
+
+    tree = Tree(RENDERER)
+    record(tree, START, called(NUMBERS))
+    assert leaves(tree, [*START, called(AS_JAVASCRIPT), answer("1")]) is None
+    for other in (("1e4", "10001"), ("0.1", "0.10000000000000002"), ('"e": 1.0', '"e": true'), ("1e4", '"10000"')):
+        fork = leaves(tree, [*START, called(NUMBERS.replace(*other)), answer("1")])
+        assert fork is not None and fork.reason == "edited", other
+
+
+@pytest.mark.parametrize("change", [lambda a: {**a, "more": None}, lambda a: {"code": a["code"]}, lambda a: {}])
+def test_an_argument_that_is_added_or_dropped_is_an_edit(change: Callable[[dict], dict]):
+    tree = Tree(RENDERER)
+    record(tree, START, REPLY)
+    fork = leaves(tree, [*START, with_arguments(change), answer("1"), answer("2")])
+    assert fork is not None and fork.reason == "edited" and fork.before != fork.after
+
+
 def test_what_a_client_makes_of_a_malformed_call_is_known_by_the_sessions_own_ids_alone():
     theirs = replace(MALFORMED, tool_calls=tuple(replace(c, id=f"f:{n}") for n, c in enumerate(MALFORMED.tool_calls)))
     tree = Tree(RENDERER)
@@ -164,10 +195,56 @@ def test_calls_that_stand_each_before_its_answer_are_one_reply():
     assert leaves(others, [*START, first, answer("1"), other, answer("2")]) is None, "two replies stay two"
 
 
+@pytest.mark.parametrize("reply", [calls("1", "2", "3", content="So:"), MALFORMED], ids=["calls", "malformed"])
+def test_calls_that_stand_each_before_its_answer_are_one_reply_under_other_ids_too(reply: Message):
+    tree = Tree(RENDERER)
+    record(tree, START, reply)
+    first, *others = renumbered(reply).tool_calls
+    sent = [replace(reply, tool_calls=(first,)), answer("0")]
+    for number, one in enumerate(others, 1):
+        sent += [Message(role="assistant", tool_calls=(one,)), answer(str(number))]
+    assert leaves(tree, [*START, *sent]) is None
+    assert leaves(tree, [*START, *sent, say("Then."), user("And?")]) is None
+    assert [s.parent for s in tree.segments] == [None, 0, 1, 2, 3, 4], "one branch"
+
+
+def test_calls_of_an_expert_that_stand_each_before_its_answer_are_one_reply_under_other_ids_too():
+    tree, reply = TextTree("expert"), calls("1", "2", "3", content="So:")
+    tree.answer(tree.ask(START, TOOLS), reply, NO_EVIDENCE, None)
+    first, *others = renumbered(reply).tool_calls
+    sent = [replace(reply, tool_calls=(first,)), answer("0")]
+    for number, one in enumerate(others, 1):
+        sent += [Message(role="assistant", tool_calls=(one,)), answer(str(number))]
+    tree.ask([*START, *sent], TOOLS)
+    assert [s.parent for s in tree.segments] == [None, 0, 1, 2, 3, 4]
+    assert [s.message.role for s in tree.segments] == ["system", "user", "assistant", "tool", "tool", "tool"]
+
+
+def test_calls_that_were_sampled_one_by_one_are_no_parts_of_a_reply_that_had_them_at_once():
+    tree, (first, second) = Tree(RENDERER), (calls("1"), replace(calls("2"), tool_calls=calls("1", "2").tool_calls[1:]))
+    record(tree, START, calls("1", "2"))
+    record(tree, START, first)
+    sent = [*START, renumbered(first), answer("1")]
+    place = record(tree, sent, second)
+    assert tree.plan([*sent, renumbered(second), answer("2")], TOOLS).parent == place
+    again = [*START, renumbered(first), answer("other"), renumbered(second), answer("2")]
+    assert tree.plan(again, TOOLS).parent == 1, "nothing else is known of it: the reply that had both"
+
+
+def test_two_replies_to_which_a_format_gave_one_id_stay_two():
+    """Formats that write ids themselves begin to count anew."""
+    tree = Tree(RENDERER)
+    first, second = (replace(calls(c), tool_calls=(replace(calls(c).tool_calls[0], id="f:0"),)) for c in "12")
+    record(tree, START, first)
+    record(tree, [*START, first, answer("1")], second)
+    assert leaves(tree, [*START, replace(first), answer("1"), replace(second), answer("2")]) is None
+
+
 @pytest.mark.parametrize(
     "sent",
     [
         pytest.param([SEARCH, TOOL], id="order of tools"),
+        pytest.param([TOOL, NESTED], id="order of keys at depth"),
         pytest.param([TOOL, replace(SEARCH, parameters=dict(reversed(SEARCH.parameters.items())))], id="order of keys"),
     ],
 )

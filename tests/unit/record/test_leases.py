@@ -151,3 +151,27 @@ def test_many_workers_never_hold_one_rollout_and_all_are_played() -> None:
         return sorted(finished), lost
 
     assert virtual(main())[0] == (list(range(60)), 4)
+
+
+def test_a_claim_that_is_made_again_is_one_and_no_lease_runs_out_while_they_pause() -> None:
+    async def main() -> None:
+        leases = Leases(10.0)
+        gone = asyncio.create_task(leases.claim(wait_s=60.0, id="c-1"))
+        await asyncio.sleep(1)
+        again = asyncio.create_task(leases.claim(wait_s=60.0, id="c-1"))
+        await asyncio.sleep(1)
+        with leases.offer("a", {}) as offer:
+            lease = await again
+            assert await gone is None and lease is not None and offer.lease is lease
+            assert await leases.claim(id="c-1") is lease, "its answer was lost"
+            leases.pause()
+            await asyncio.sleep(100)
+            leases.renew(lease.id)
+            await asyncio.sleep(100)
+            leases.go_on()
+            await asyncio.sleep(9)
+            leases.finish(lease.id, DONE)
+            assert await offer.ended() == DONE
+        assert await leases.claim(id="c-1") is None, "the lease is over"
+
+    assert virtual(main())[1] == 211.0

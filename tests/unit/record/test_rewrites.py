@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.generation import Completion, GenerateRequest, Sampling
-from sparring.record.order import conversation
+from sparring.record.order import conversation, settled, tools_of
 from sparring.record.identity import UNREAD, shown_arguments
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.reply import SampledReply
+from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
 from sparring.testing.conversations import SYSTEM, TOOL
 from sparring.testing.scripted_engine import ScriptedEngine
@@ -69,8 +72,6 @@ class Talk:
     agent: str = ""
     goes_on: str | None = None
     edited_from: str | None = None
-    renumbered: bool = False
-    interleaved: bool = False
     tools: tuple[ToolSpec, ...] = TOOLS
     asked: list[asyncio.Task[SampledReply]] = field(default_factory=list)
 
@@ -85,11 +86,7 @@ def each(change: Callable[[Message], list[Message]]) -> Callable[[Talk], None]:
 
 
 def renumber(talk: Talk) -> None:
-    """The client has its own ids of calls. One that also sends each before its answer would leave no trace of what
-    was one reply."""
-    if talk.interleaved:
-        return
-    talk.renumbered = True
+    """The client has its own ids of calls."""
     names: dict[str, str] = {}
 
     def own(id: str) -> str:
@@ -105,16 +102,19 @@ def renumber(talk: Talk) -> None:
     ]
 
 
-def malformed_as_text(message: Message) -> list[Message]:
-    """A malformed call as text, as in a dialect that has no place for it."""
-    raw = "".join(call.raw for call in message.tool_calls if call.arguments is None)
-    return [
-        replace(
-            message,
-            content=message.content + raw,
-            tool_calls=tuple(call for call in message.tool_calls if call.arguments is not None),
-        )
-    ]
+def malformed_as_text(talk: Talk) -> None:
+    """A malformed call as text, behind that of its reply, as in a dialect that has no place for it."""
+    shown: list[Message] = []
+    for message in talk.messages:
+        raw = "".join(call.raw for call in message.tool_calls if call.arguments is None)
+        if raw:
+            calls = tuple(call for call in message.tool_calls if call.arguments is not None)
+            text = shown.pop() if shown[-1].role == "assistant" else Message(role="assistant")
+            text = replace(text, content=text.content.strip() + message.content.strip() + raw)
+            message = replace(message, content=text.content, reasoning=text.reasoning or message.reasoning)
+            message = replace(message, tool_calls=text.tool_calls + calls)
+        shown.append(message)
+    talk.messages = shown
 
 
 def malformed_as_shown(message: Message) -> list[Message]:
@@ -154,9 +154,6 @@ def split(message: Message) -> list[Message]:
 
 def interleave(talk: Talk) -> None:
     """Each call before its answer."""
-    if talk.renumbered:
-        return
-    talk.interleaved = True
     rewritten: list[Message] = []
     calls: dict[str, ToolCall] = {}
     for message in talk.messages:
@@ -181,7 +178,7 @@ REWRITES: dict[str, Callable[[Talk], None]] = {
     "thoughts dropped": each(lambda m: [replace(m, reasoning=None)]),
     "blanks": each(lambda m: [replace(m, content=f" {m.content}\n")]),
     "as JavaScript writes": each(as_javascript),
-    "malformed as text": each(malformed_as_text),
+    "malformed as text": malformed_as_text,
     "malformed as shown": each(malformed_as_shown),
     "split": each(split),
     "interleaved": interleave,
@@ -210,9 +207,10 @@ def edit(talk: Talk, choice: int) -> None:
 class World:
     """A session, its clients and what they do."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: SqliteStore | None = None) -> None:
         self.engine = Engine()
-        recorder = Recorder(self.engine, RENDERER, sampling=Sampling(max_tokens=400), max_context=1_000_000)
+        recorder = Recorder(self.engine, RENDERER, store, sampling=Sampling(max_tokens=400), max_context=1_000_000)
+        self.asked: dict[str, tuple[Talk, list[Message], tuple[ToolSpec, ...]]] = {}
         self.session: RecordedSession = recorder.open(toy_task(limits=LIMITS), rollout_id="r", seed=7)
         self.talks = [Talk([SYSTEM, Message(role="user", content="Begin.")])]
         self.number = 0
@@ -248,7 +246,10 @@ class World:
         for gate in self.engine.gates.values():
             gate.set()
         self.check(talk, replies := [await task for task in asked])
+        self.asked.update((reply.id, (talk, list(talk.messages), talk.tools)) for reply in replies)
         reply = replies[-1]
+        for other in replies[: choice % 2 and -1]:  # what its client goes on from was delivered
+            self.session.deliver(other.id, False)
         answers = [
             Message(role="tool", content=f"answer {self.number}", tool_call_id=call.id, name=call.name)
             for call in reply.message.tool_calls
@@ -298,6 +299,17 @@ class World:
         assert all(conversation(segments, s.index) for s in segments)
 
 
+def told(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    """What a conversation told, replies aside, which come back in other forms."""
+    return [(message.role, message.content) for message in messages if message.role != "assistant"]
+
+
+def called(messages: Sequence[Message]) -> list[str]:
+    """The calls in a conversation that parsed, in order."""
+    calls = [c for m in messages for c in m.tool_calls if c.arguments is not None and UNREAD not in c.arguments]
+    return [f"{c.name} {sorted((k, str(v).removesuffix('.0')) for k, v in c.arguments.items())}" for c in calls]
+
+
 ACTIONS = ("ask", "answer", "ask", "answer", "agent", "cancel", "edit", *REWRITES)
 PROGRAMS = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 200)), min_size=6, max_size=30)
 
@@ -318,6 +330,33 @@ def run(program: list[tuple[str, int]]) -> None:
 @given(PROGRAMS)
 def test_a_branch_is_what_the_engine_saw_whatever_clients_do(program):
     run(program)
+
+
+@settings(max_examples=60, deadline=None)
+@given(PROGRAMS)
+def test_the_store_alone_has_the_whole_tree_whatever_clients_do(program):
+    async def main() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            store = SqliteStore(Path(folder) / "store.sqlite")
+            world = World(store)
+            for action, choice in program:
+                await world.act(action, choice)
+            await world.end()
+            await asyncio.sleep(1)  # of the virtual clock: notes that nobody waits for are written
+            segments = settled(store.turns("r"))
+            store.close()
+        held = [replace(s, delivered=False if s.delivered is False else None) for s in world.session.segments]
+        stored = [replace(s, delivered=False if s.delivered is False else None) for s in segments]
+        assert stored == held, "fork reasons, labels, evidence, told messages, tools; what nobody says is delivered"
+        for id, segment in world.by_id(segments).items():
+            if id in world.asked:
+                talk, messages, tools = world.asked[id]
+                before = conversation(segments, segment.parent)
+                assert told(before) == told(messages) and called(before) == called(messages)
+                assert {tool.name for tool in tools_of(segments, segment.index)} == {tool.name for tool in tools}
+                assert (segment.evidence or Evidence()).agent == talk.agent
+
+    run_virtual(main())
 
 
 @pytest.mark.slow

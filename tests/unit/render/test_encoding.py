@@ -90,7 +90,7 @@ def test_several_threads_encode_at_once(tokenizer: Tokenizer, quick: TextEncoder
 
 def test_every_token_is_tried(tokenizer: Tokenizer) -> None:
     tried = {id for text in proofs(tokenizer) for id in plain(tokenizer, text)}
-    assert len(tried) > 0.9 * tokenizer.get_vocab_size(), "the others have the bytes of half a character"
+    assert len(tried) > 0.8 * tokenizer.get_vocab_size(), "others are halves of characters, or merge with neighbours"
 
 
 def test_it_is_loaded_where_much_text_comes_and_nothing_changes() -> None:

@@ -92,3 +92,25 @@ def test_a_program_that_raises_what_it_was_answered_with_ended_by_that(
     ended = done.rollout.outcome
     assert outcome is None or ended == outcome
     assert (ended.failure.error if ended.failure else None) == failure
+
+
+async def breaks_behind_a_cut_reply(episode: Episode) -> None:
+    """A program with a mistake of its own, which has nothing to do with the reply that was cut."""
+    await episode.session().reply(episode.task.messages)
+    raise KeyError("no such name")
+
+
+def test_a_mistake_of_the_harness_behind_a_limit_is_told_and_counted() -> None:
+    """A limit of the rollout is its outcome, whatever its harness makes of it; but nobody would see the mistake."""
+    stack = make_stack(engine=ScriptedEngine(toy_script(toy_renderer())), retries=0, max_tokens=3)
+    said: list[str] = []
+    harness = CallableHarness(breaks_behind_a_cut_reply)
+    runner = RolloutRunner(
+        FatedWorld(stack.fates), FatedBoxes(stack.fates), stack.recorder, harness, stack.config, report=said.append
+    )
+    ended = run_virtual(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1))[0].rollout.outcome
+    assert (ended.kind, ended.reason) == ("truncated", "max_tokens")
+    assert runner.metrics()["rollout/harness_failed"] == 1
+    (sentence,) = said
+    assert sentence.startswith("rl/0/0: a limit ended it, and behind that its harness raised: ")
+    assert "breaks_behind_a_cut_reply: KeyError: 'no such name'" in sentence

@@ -22,6 +22,10 @@ from sparring.tasks.files import located, read_conversations
 from sparring.types import POLICY, Message, Score, Task, ToolSpec
 
 
+AT_ONCE = 32
+"""Most demonstrations that are played at a time, where `[rollout]` allows as many rollouts."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
     """Finished conversation of one branch of one role. `task` and `score`, the one of the world's own scorer, are None
@@ -39,12 +43,18 @@ class Conversation:
     prompt: int | None = None
 
 
-async def demonstrations(context: Context, renderer: Renderer) -> list[tuple[str, Rendered]]:
+async def demonstrations(context: Context, renderer: Renderer, longest: int) -> list[tuple[str, Rendered]]:
     """Return every demonstration of the run, as (name, tokens with their sampled marks): the rows of `[sft] data`, or
     the expert's conversations that solve their task, in task order.
 
+    Args:
+        context: of the run.
+        renderer: of the policy.
+        longest: most tokens of one.
+
     Raises:
-        BadInput: there is nothing to imitate, a row does not parse, or the expert solves fewer than nine in ten.
+        BadInput: there is nothing to imitate, a row does not parse or is longer, or the expert solves fewer than nine
+            in ten.
     """
     shown = await conversations(context, None)
     solved = [c for c in shown if c.task is None or (c.score is not None and c.score.success is not False)]
@@ -52,19 +62,24 @@ async def demonstrations(context: Context, renderer: Renderer) -> list[tuple[str
         raise refusal(
             "[env]", "an expert that solves nine in ten tasks", f"{len(solved)} of {len(shown)}", "correct the expert"
         )
-    return [(c.name, rendered(c, renderer)) for c in solved]
+    return [(c.name, rendered(c, renderer, longest)) for c in solved]
 
 
-def rendered(conversation: Conversation, renderer: Renderer) -> Rendered:
+def rendered(conversation: Conversation, renderer: Renderer, longest: int) -> Rendered:
     """Return the conversation as tokens, the replies marked.
 
+    Args:
+        conversation: to imitate.
+        renderer: of the policy.
+        longest: most tokens of it, those that the policy has positions for.
+
     Raises:
-        BadInput: the format cannot say it.
+        BadInput: the format cannot say it, or it is longer.
     """
     from sparring.render.demonstrate import demonstration_tokens
 
     try:
-        return demonstration_tokens(
+        tokens = demonstration_tokens(
             renderer,
             conversation.messages,
             conversation.tools,
@@ -73,6 +88,15 @@ def rendered(conversation: Conversation, renderer: Renderer) -> Rendered:
         )
     except BadInput as error:
         raise BadInput(f"{conversation.name}: {error}") from error
+    if len(tokens.tokens) > longest:
+        raise too_long(conversation.name, longest, f"a demonstration of {len(tokens.tokens)}")
+    return tokens
+
+
+def too_long(where: str, positions: int, got: str) -> BadInput:
+    """Return the refusal of more tokens than the policy has positions for."""
+    expected = f"fewer tokens than the {positions} positions of the model"
+    return refusal(where, expected, got, "shorten it, raise models.policy.init.max_positions, or take another model")
 
 
 def given_data(context: Context) -> str | None:
@@ -130,7 +154,7 @@ async def conversations(context: Context, count: int | None) -> list[Conversatio
         raise refusal(
             "[env]", "tasks to demonstrate", "none", "give the environment demonstrations, or leave out the sft stage"
         )
-    gate = asyncio.Semaphore(32)
+    gate = asyncio.Semaphore(min(AT_ONCE, context.config.rollout.max_concurrent_rollouts))
 
     async def one(task: Task) -> list[Conversation]:
         async with gate:
@@ -195,7 +219,7 @@ async def converse(context: Context, task: Task, replies: Expert | Mapping[str, 
         if error is not None:
             raise error
     if not played.transcripts:
-        do = "let it call `await episode.session().complete(messages)` for every reply"
+        do = "let it ask for every reply: `await episode.session().complete(messages)`, or by the client it is handed"
         got = f"{context.config.rollout.harness!r}, which requested no reply for task {task.id}"
         raise refusal("rollout.harness", "a harness that requests its replies from the session", got, do)
     score, several = played.score, len(played.transcripts) > 1

@@ -11,6 +11,9 @@ from sparring.stages.preflight.harness import play_silently, playable
 from sparring.stages.preflight.rendering import SOME
 from sparring.types import Score, Task
 
+LOOKED_AT = 1000
+"""Tasks of a split that are looked at for a field, until one has it."""
+
 
 async def check_environment(context: Context, task: Task) -> tuple[list[str], list[Conversation], list[Conversation]]:
     """Open one world of each kind of task; an empty answer must not be rewarded, and its expert must succeed or earn
@@ -56,6 +59,28 @@ def first_tasks(context: Context) -> Sequence[Task]:
     if not tasks:
         raise refusal("[env]", "at least one training task", "none", "add data")
     return tasks
+
+
+def check_shown(context: Context) -> None:
+    """Refuse a field of `rollout.shown_to_workers` that no task has, of the first `LOOKED_AT` for training and those
+    held out.
+
+    Raises:
+        BadInput: there is one.
+    """
+    missing, fields = set(context.config.rollout.shown_to_workers), set[str]()
+    for split in ("train", "eval"):
+        source = context.factory.tasks(split, context.config.run.seed)
+        for _ in range(LOOKED_AT if missing else 0):
+            task = source.next()
+            if task is None or not missing:
+                break
+            fields |= task.data.keys()
+            missing -= task.data.keys()
+    if missing:
+        expected = f"fields of a task's data: {', '.join(sorted(fields)) or 'none has any'}"
+        got = ", ".join(map(repr, sorted(missing)))
+        raise refusal("rollout.shown_to_workers", expected, got, "correct it, or leave it out")
 
 
 def _one_of_each(context: Context) -> Sequence[Task]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from sparring.errors import EnvError, refusal
+from sparring.errors import EnvError, HarnessError, refusal
 from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import Conversation, converse
 from sparring.types import Message, Task
@@ -31,7 +31,7 @@ async def playable(task: Task) -> AsyncIterator[None]:
     try:
         yield
     except EnvError as error:
-        do = "correct the environment"
-        raise refusal(
-            f"task {task.id}", "an environment that opens it and answers every turn", f"{error}", do
-        ) from error
+        expected, do = "an environment that opens it and answers every turn", "correct the environment"
+        if isinstance(error, HarnessError):
+            expected, do = "a harness that plays it to its end", "correct the harness (rollout.harness)"
+        raise refusal(f"task {task.id}", expected, f"{error}", do) from error

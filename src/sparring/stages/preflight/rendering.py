@@ -13,7 +13,7 @@ from sparring.model.hub import local_folder
 from sparring.model.outline import Outline
 from sparring.protocols import Renderer
 from sparring.stages.context import POLICY, Context
-from sparring.stages.data.demonstrations import Conversation, rendered
+from sparring.stages.data.demonstrations import Conversation, rendered, too_long
 from sparring.stages.init import trained_tokenizer
 from sparring.stages.models.context_length import max_context
 from sparring.types import Task
@@ -59,7 +59,7 @@ def check_rendering(
         lengths = [len(renderer.render(task.messages, tools).tokens) for task in prompted]
         room = max_context(shape, context.config.engine, context.config.models[POLICY].dtype)
         if min(lengths) >= shape.max_positions:
-            raise _too_long(f"task {prompted[0].id}", shape, f"a prompt of {lengths[0]}, tools included")
+            raise too_long(f"task {prompted[0].id}", shape.max_positions, f"a prompt of {lengths[0]}, tools included")
         if min(lengths) >= room:
             got = f"a prompt of {min(lengths)}, tools included"
             raise refusal(
@@ -69,9 +69,7 @@ def check_rendering(
                 "raise it, or kv_tokens",
             )
         for conversation in shown[:SOME]:
-            length = len(rendered(conversation, renderer).tokens)
-            if length > shape.max_positions:
-                raise _too_long(conversation.name, shape, f"a demonstration of {length}")
+            rendered(conversation, renderer, shape.max_positions)
     fitting = [length for length in lengths if length < room]
     facts.append(f"context: prompts of up to {max(fitting)} tokens leave {room - max(fitting)} for the rest")
     if len(fitting) < len(lengths):
@@ -133,8 +131,3 @@ def _renderer(context: Context, shape: Outline, shown: Sequence[Conversation]) -
     with tempfile.TemporaryDirectory() as folder:
         trained_tokenizer(shown[:SOME], shape.vocab_size, Path(folder))
         yield context.renderer(Path(folder))
-
-
-def _too_long(where: str, shape: Outline, got: str) -> Exception:
-    expected = f"fewer tokens than the {shape.max_positions} positions of the model"
-    return refusal(where, expected, got, "shorten it, raise models.policy.init.max_positions, or take another model")

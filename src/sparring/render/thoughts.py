@@ -1,0 +1,92 @@
+"""Whole renders that keep the thoughts of earlier replies, of formats that drop them before a user's message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from sparring.errors import BadInput
+from sparring.generation import Rendered
+from sparring.types import Message, ToolCall, ToolSpec
+
+_QUESTION = Message(role="user", content="?")
+_THOUGHT = "sparring thinks 7f3a"
+
+
+class Format(Protocol):
+    """Format of conversations: its own whole render, and its bridge."""
+
+    def plain(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
+        """Return a conversation as the format writes it."""
+        ...
+
+    def bridge(
+        self, prompt: Sequence[int], completion: Sequence[int], new: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> tuple[int, ...] | None:
+        """Return the next prompt; see `Renderer.bridge`."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of some ids."""
+        ...
+
+
+def drops_thoughts(format: Format) -> bool:
+    """Return whether a format leaves the thought of a reply, in words or a call, out before a user's next message."""
+    spoken = Message(role="assistant", content="hi", reasoning=_THOUGHT)
+    call = ToolCall(id="call_0", name="look", arguments={"at": "it"})
+    answer = Message(role="tool", content="it", tool_call_id=call.id, name=call.name)
+    called = replace(spoken, content="", tool_calls=(call,))
+    for reply, later in ((spoken, []), (called, [answer, replace(spoken, reasoning=None)])):
+        try:
+            before, after = (format.plain([_QUESTION, reply, *new], (), False) for new in ([], [*later, _QUESTION]))
+        except BadInput:
+            continue
+        if _THOUGHT in format.decode(before.tokens) and _THOUGHT not in format.decode(after.tokens):
+            return True
+    return False
+
+
+def has_dropped(messages: Sequence[Message]) -> bool:
+    """Return whether a thought stands in a conversation before a user's message."""
+    last = max((at for at, message in enumerate(messages) if message.role == "user"), default=0)
+    return any(message.reasoning for message in messages[:last])
+
+
+def with_thoughts(
+    format: Format, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool
+) -> Rendered | None:
+    """Return a conversation put together as a session does that keeps thoughts: the first prompt, then each reply as it
+    is sampled, and a bridge of what follows.
+
+    Returns:
+        The ids; None where the format does not write one of the replies behind its generation prompt, or has no bridge
+        over what follows one.
+    """
+    replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
+    if not replies or replies[0] == 0:
+        return None
+    added = format.plain(messages[: replies[0]], tools, True).tokens
+    tokens, sampled = list(added), [False] * len(added)
+    question_ids = format.plain([_QUESTION], (), True).tokens
+    for at, end in zip(replies, [*replies[1:], len(messages)], strict=True):
+        try:
+            reply = format.plain([_QUESTION, messages[at]], (), False)
+        except BadInput:
+            return None
+        ends = [place for place, own in enumerate(reply.sampled) if own and place >= len(question_ids)]
+        if reply.tokens[: len(question_ids)] != question_ids or not ends:
+            return None
+        reply_ids = reply.tokens[len(question_ids) : ends[-1] + 1]
+        tokens += reply_ids
+        sampled += [True] * len(reply_ids)
+        if at + 1 == len(messages) and not generation:
+            break
+        bridged = format.bridge(added, reply_ids, messages[at + 1 : end], tools)
+        if bridged is None:
+            return None
+        added = bridged[len(added) + len(reply_ids) :]
+        tokens += added
+        sampled += [False] * len(added)
+    return Rendered(tokens=tuple(tokens), sampled=tuple(sampled))

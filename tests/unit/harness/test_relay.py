@@ -1,0 +1,65 @@
+"""The relay between a program in its box and the server, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+
+from sparring.harness.relay import Relay
+
+
+async def relayed(server: asyncio.Server, play: Callable[[int], Awaitable[None]]) -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = server.sockets[0].getsockname()[1]
+    serving = asyncio.create_task(Relay("127.0.0.1", port).serve(listening))
+    try:
+        await play(listening.getsockname()[1])
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        server.close()
+
+
+def test_a_program_may_close_its_side_before_it_reads() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"you said " + await reader.read())
+        writer.close()
+
+    async def play(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"all")
+        writer.write_eof()
+        assert await reader.read() == b"you said all"
+        writer.close()
+
+    async def main() -> None:
+        await relayed(await asyncio.start_server(answer, "127.0.0.1", 0), play)
+
+    asyncio.run(main())
+
+
+def test_a_program_that_breaks_its_connection_ends_that_of_the_server() -> None:
+    async def main() -> None:
+        left = asyncio.Event()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                while await reader.read(100):
+                    pass
+            except ConnectionError:
+                pass
+            left.set()
+            writer.close()
+
+        async def play(port: int) -> None:
+            connection = socket.create_connection(("127.0.0.1", port))
+            connection.sendall(b"half")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close breaks it
+            connection.close()
+            await left.wait()
+
+        await relayed(await asyncio.start_server(answer, "127.0.0.1", 0), play)
+
+    asyncio.run(main())
