@@ -42,10 +42,16 @@ def dialect_of(request: Request) -> Dialect:
     return Messages() if "anthropic-version" in request.headers else ChatCompletions()
 
 
+WITHOUT_VERSION = frozenset(("/chat/completions", "/responses", "/models", "/messages"))
+"""Paths that a client asks for whose base URL lacks the version."""
+
+
 async def no_endpoint(scope: Scope, receive: Receive, send: Send) -> None:
     """Refuse a path that no endpoint has, such as that of a vendor's own compaction."""
     request = Request(scope)
-    text = str(refusal("path", "an endpoint of /openapi.json", repr(request.url.path), "leave this request out"))
+    path = request.url.path
+    do = "end the client's base URL with /v1" if path in WITHOUT_VERSION else "leave this request out"
+    text = str(refusal("path", "an endpoint of /openapi.json", repr(path), do))
     body = msgspec.json.encode(dialect_of(request).error(404, text))
     response = Response(body, status_code=404, media_type="application/json", headers=NO_RETRY)
     await response(scope, receive, send)

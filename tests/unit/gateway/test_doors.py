@@ -145,3 +145,5 @@ def test_a_path_that_is_not_there_is_refused_in_the_vendors_shape() -> None:
     assert [answer.status_code for answer in answers] == [404] * 3 and session.segments == ()
     for answer in answers:
         assert "expected an endpoint of /openapi.json" in answer.json()["error"]["message"]
+    (answer,) = posted(session, [("/chat/completions", {"x-api-key": "KEY"}, {})])
+    assert answer.json()["error"]["message"].endswith("got '/chat/completions'; end the client's base URL with /v1")
