@@ -22,16 +22,34 @@ def _one_of(name: str, *values: str) -> dict[str, Any]:
 
 def _list_of(properties: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of a list of objects that have all these properties."""
-    return {"type": "array", "items": {"type": "object", "required": list(properties), "properties": properties}}
+    return {"type": "array", "items": _object(properties)}
+
+
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object that has all these properties."""
+    return {"type": "object", "required": list(properties), "properties": properties}
 
 
 def _tool(schema: str) -> dict[str, Any]:
     """Return the schema of a tool whose own schema is in the field of this name."""
-    properties = {"name": FILLED, schema: {"type": "object"}}
-    return {"type": "object", "required": list(properties), "properties": properties}
+    return _object({"name": FILLED, schema: {"type": "object"}})
 
 
 PARTS = {**_list_of({"text": TEXT}), "minItems": 1}
+
+CALLING = _one_of("mode", "AUTO", "ANY", "VALIDATED", "NONE")
+CONFIG: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(sorted(gemini.CONFIG_OBEYED | gemini.CONFIG_NOTED), ANYTHING),
+    "maxOutputTokens": COUNT,
+    "candidateCount": {"type": "integer", "minimum": 1, "maximum": 8},
+    "stopSequences": {"type": "array", "items": FILLED},
+    "responseMimeType": {"enum": ["", "text/plain", "application/json"]},
+    "responseSchema": {"type": "object"},
+    "responseJsonSchema": {"type": "object"},
+    "responseLogprobs": SWITCH,
+    "responseModalities": {"type": "array", "items": {"const": "TEXT"}, "maxItems": 1},
+}
+"""Types of the settings of Gemini's requests."""
 
 TYPES: Mapping[str, Mapping[str, Any]] = {
     "model": TEXT,
@@ -55,20 +73,22 @@ TYPES: Mapping[str, Mapping[str, Any]] = {
     "system": {"anyOf": [TEXT, ITEMS]},
     "systemInstruction": {"type": "object", "required": ["parts"], "properties": {"parts": PARTS}},
     "contents": {"type": "array", "minItems": 1, "items": {"type": "object", "properties": {"parts": PARTS}}},
-    "generationConfig": {"type": "object", "properties": {"maxOutputTokens": COUNT, "candidateCount": COUNT}},
-    "toolConfig": {"type": "object", "properties": {"functionCallingConfig": _one_of("mode", "AUTO", "ANY", "NONE")}},
+    "generationConfig": {"type": "object", "properties": CONFIG, "additionalProperties": False},
+    "toolConfig": {"type": "object", "properties": {"functionCallingConfig": CALLING}},
     "output_config": {"type": "object"},
     "output_format": {"type": "object"},
     "stop_sequences": {"type": "array", "items": FILLED},
-    "include": {"type": "array", "items": TEXT},
+    "include": {"type": "array", "items": {"enum": sorted(responses.INCLUDED | responses.NOT_MADE)}},
 }
 """Types of fields, which are the same in every dialect that has them; of the others all are allowed here."""
 
 CHOICE = {"anyOf": [{"enum": ["auto", "none", "required"]}, _one_of("type", "function", "custom", "allowed_tools")]}
+CHAT_FUNCTION = _object({"type": {"const": "function"}, "function": _tool("parameters")})
+CHAT_FREEFORM = _object({"type": {"const": "custom"}, "custom": _object({"name": FILLED})})
 OWN: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "chat": {
         "tool_choice": CHOICE,
-        "tools": _list_of({"type": {"const": "function"}, "function": _tool("parameters")}),
+        "tools": {"type": "array", "items": {"anyOf": [CHAT_FUNCTION, CHAT_FREEFORM]}},
     },
     "responses": {"tool_choice": CHOICE, "tools": ITEMS},
     "messages": {

@@ -1,9 +1,9 @@
 """The page of fields is what the dialects do with them."""
 
-import json
 import runpy
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from sparring.errors import BadInput
@@ -12,11 +12,20 @@ from sparring.gateway.dialects.dialect import ClientCall
 from sparring.gateway.dialects.gemini import Gemini
 from sparring.gateway.dialects.messages import Messages
 from sparring.gateway.dialects.responses import Responses
+from sparring.gateway.openapi import document
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/harnesses.md"
 WRITER = runpy.run_path(str(PAGE.with_name("write_harnesses.py")))
 HI = [{"role": "user", "content": "Hi"}]
 CONTENTS = [{"role": "user", "parts": [{"text": "Hi"}]}]
+VALUES = ([3], 3.5, "false", True, {"a": 1}, [[1]], 0, False, "", -1)
+NAMES = {"gemini.generationConfig": "generationConfig."}
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+    "gemini": "/v1beta/models/{model}:generateContent",
+}
 READ = {
     "chat": lambda field: ChatCompletions().read(ClientCall(body={"model": "policy", "messages": HI, **field})),
     "responses": lambda field: Responses().read(ClientCall(body={"model": "policy", "input": "Hi", **field})),
@@ -34,7 +43,6 @@ def test_the_page_is_written_from_the_sets() -> None:
 
 @pytest.mark.parametrize("name", READ)
 def test_each_field_is_obeyed_noted_or_refused(name: str) -> None:
-    """An obeyed field of a wrong type may be refused for that, and never as one that cannot be obeyed."""
     obeyed, noted = WRITER["SETS"][name]
     refused = {*WRITER["REFUSED"][name].split(), "a_new_field"}
     assert not obeyed & noted and not (obeyed | noted) & refused and WRITER["REMARKS"][name].keys() <= obeyed
@@ -46,8 +54,20 @@ def test_each_field_is_obeyed_noted_or_refused(name: str) -> None:
             READ[name]({field: {"a": 1}})
     for field in obeyed | refused:
         assert READ[name]({field: None} if field not in ("model", "messages", "input", "contents") else {}).noted == ()
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_wrong_type_of_an_obeyed_field_is_refused(name: str) -> None:
+    """What the OpenAPI document does not allow in a field is refused, and the refusal names the field."""
+    obeyed, _ = WRITER["SETS"][name]
+    posts = document()["paths"]
+    fields = posts[PATHS[name.partition(".")[0]]]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    if "." in name:
+        fields = fields["properties"]["generationConfig"]
     for field in obeyed:
-        try:
-            READ[name]({field: json.loads("[3]")})
-        except BadInput as error:
-            assert "a field that can be obeyed" not in str(error)
+        schema = fields["properties"][field]
+        wrong = [value for value in VALUES if not jsonschema.Draft202012Validator(schema).is_valid(value)]
+        assert len(wrong) >= 5, f"{field}: the document allows anything"
+        for value in wrong:
+            with pytest.raises(BadInput, match=f"^{NAMES.get(name, '')}{field}"):
+                READ[name]({field: value})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -14,17 +13,20 @@ from sparring.gateway.dialects.dialect import (
     ClientCall,
     ClientRequest,
     Decode,
+    count_in,
     encoded,
+    given,
     in_order,
     sorted_fields,
+    switched,
     text_in,
     texts_in,
     typed,
 )
 from sparring.gateway.dialects.evidence import evidence_of
 from sparring.gateway.dialects.freeform import UNREADABLE
+from sparring.gateway.dialects.reply_format import format_in
 from sparring.gateway.dialects.tool_choice import without_parallel
-from sparring.generation import Constraint
 from sparring.reply import ReplyHead, SampledReply
 from sparring.types import Message, ReplyPiece
 
@@ -64,16 +66,14 @@ class ChatCompletions:
         body = call.body
         noted = sorted_fields(body, OBEYED, NOTED)
         messages = typed(body.get("messages"), "messages", list, "a list of messages")
-        limits = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
-        most = typed(limits[0], "max_tokens", int, "a whole number") if limits else None
-        if most is not None and most < 1:
-            raise refusal("max_tokens", "at least 1", str(most), "raise it")
-        samples = typed(body.get("n") or 1, "n", int, "a whole number")
+        limits = [count_in(body, name) for name in ("max_completion_tokens", "max_tokens")]
+        samples = given(body, "n", int, "a whole number", 1)
         if not 1 <= samples <= 128:
             raise refusal("n", "from 1 to 128", str(samples), "correct the request")
-        options = typed(body.get("stream_options") or {}, "stream_options", dict, "settings of the stream")
-        if body.get("top_logprobs"):
+        options = given(body, "stream_options", dict, "settings of the stream", {})
+        if given(body, "top_logprobs", int, "a whole number", 0):
             raise refusal("top_logprobs", "0: the likeliest tokens are not sent", "more", "leave it out")
+        format = format_in(body.get("response_format"), "response_format", inside="json_schema")
         tools, freeform = tools_in(body.get("tools"))
         forced, allowed = choice_in(body, tools)
         noted = without_parallel(noted, forced or allowed)
@@ -81,12 +81,12 @@ class ChatCompletions:
             messages=in_order([_message(message, f"messages[{at}]") for at, message in enumerate(messages)]),
             tools=() if body.get("tool_choice") == "none" else tools,
             model=typed(body.get("model"), "model", str, "the name of a model"),
-            max_tokens=most,
-            constraint=forced or _constraint(body.get("response_format")) or allowed,
+            max_tokens=limits[1] if limits[0] is None else limits[0],
+            constraint=forced or format or allowed,
             samples=samples,
-            stream=bool(body.get("stream")),
-            logprobs=bool(body.get("logprobs")),
-            counts=bool(options.get("include_usage")),
+            stream=switched(body, "stream"),
+            logprobs=switched(body, "logprobs"),
+            counts=switched(options, "include_usage", "stream_options."),
             noted=noted,
             stop=texts_in([stop] if isinstance(stop := body.get("stop"), str) else stop, "stop"),
             evidence=evidence_of(call, noted),
@@ -209,19 +209,6 @@ def _text(content: Any, where: str) -> str:
             raise refusal(f"{where}[{at}]", "a part that is text", repr(kind), "this model reads text alone")
         texts.append(text_in(typed(part.get("refusal" if kind == "refusal" else "text"), where, str, "text"), where))
     return "".join(texts)
-
-
-def _constraint(format: Any) -> Constraint | None:
-    kind = None if format is None else typed(format, "response_format", dict, "a format").get("type")
-    if kind in (None, "text"):
-        return None
-    if kind == "json_object":
-        return Constraint(kind="json_schema", source='{"type":"object"}')
-    if kind == "json_schema":
-        named = typed(format.get("json_schema"), "response_format.json_schema", dict, "a schema with a name")
-        schema = typed(named.get("schema"), "response_format.json_schema.schema", dict, "a JSON schema")
-        return Constraint(kind="json_schema", source=json.dumps(schema))
-    raise refusal("response_format.type", "text, json_object or json_schema", repr(kind), "correct the request")
 
 
 def _message_sent(message: Message, freeform: Collection[str]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def tools_in(tools: Any) -> tuple[tuple[ToolSpec, ...], frozenset[str]]:
     """
     specs: list[ToolSpec] = []
     kinds: dict[str, str] = {}
-    for at, tool in enumerate(typed(tools or [], "tools", list, "a list of tools")):
+    for at, tool in enumerate(typed([] if tools is None else tools, "tools", list, "a list of tools")):
         where = f"tools[{at}]"
         kind = typed(tool, where, dict, "a tool").get("type")
         if kind not in KINDS:

@@ -168,6 +168,45 @@ def typed(data: Any, where: str, kind: type | tuple[type, ...], expected: str) -
     return data
 
 
+def given(values: Mapping[str, Any], name: str, kind: type, expected: str, default: Any, before: str = "") -> Any:
+    """Return a value of a request that may be left out; the default where it is.
+
+    Args:
+        values: by their names.
+        name: of the value.
+        kind: its type.
+        expected: the type in words.
+        default: what it is where it is left out, or null.
+        before: what the values stand in, with a dot.
+
+    Raises:
+        BadInput: it has another type.
+    """
+    value = values.get(name)
+    return default if value is None else typed(value, f"{before}{name}", kind, expected)
+
+
+def switched(values: Mapping[str, Any], name: str, before: str = "") -> bool:
+    """Return whether a switch of a request is on; one that is left out is off.
+
+    Raises:
+        BadInput: it is neither true nor false.
+    """
+    return bool(given(values, name, bool, "true or false", False, before))
+
+
+def count_in(values: Mapping[str, Any], name: str, before: str = "") -> int | None:
+    """Return a number of a request, at least 1; None where it is left out.
+
+    Raises:
+        BadInput: it is no whole number, or less.
+    """
+    count: int | None = given(values, name, int, "a whole number", None, before)
+    if count is not None and count < 1:
+        raise refusal(f"{before}{name}", "at least 1", str(count), "raise it")
+    return count
+
+
 def sorted_fields(body: Mapping[str, Any], obeyed: frozenset[str], noted: frozenset[str]) -> tuple[str, ...]:
     """Return the fields of a request that have no effect.
 
@@ -192,7 +231,7 @@ def texts_in(texts: Any, where: str) -> tuple[str, ...]:
     Raises:
         BadInput: it is no list of such texts.
     """
-    for text in typed(texts or [], where, list, "a list of texts"):
+    for text in typed([] if texts is None else texts, where, list, "a list of texts"):
         if not text_in(typed(text, where, str, "a list of texts"), where):
             raise refusal(where, "texts that are not empty", '""', "leave it out")
     return tuple(texts or ())

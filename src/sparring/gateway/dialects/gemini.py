@@ -12,14 +12,18 @@ from sparring.gateway.dialects.dialect import (
     ClientCall,
     ClientRequest,
     Decode,
+    count_in,
     encoded,
+    given,
     in_order,
+    switched,
     texts_in,
     typed,
 )
 from sparring.gateway.dialects.evidence import evidence_of
 from sparring.gateway.dialects.gemini_contents import conversation_in, json_schema, named_calls, text_of, tools_in
 from sparring.gateway.dialects.handles import sealed
+from sparring.gateway.dialects.reply_format import JSON_OBJECT, schema_in
 from sparring.gateway.dialects.tool_choice import allowed_calls, forced_call
 from sparring.generation import Constraint
 from sparring.record.identity import shown_arguments
@@ -80,7 +84,7 @@ class Gemini:
         body = call.body if body is None else typed(body, "generateContentRequest", dict, "a request")
         body = {SNAKE.get(name, name): value for name, value in body.items()}
         noted = sorted_in(body, OBEYED, NOTED, "")
-        config = typed(body.get("generationConfig") or {}, "generationConfig", dict, "settings")
+        config = given(body, "generationConfig", dict, "settings", {})
         noted += sorted_in(config, CONFIG_OBEYED, CONFIG_NOTED, "generationConfig.")
         messages: list[Message] = []
         system = body.get("systemInstruction")
@@ -88,24 +92,24 @@ class Gemini:
             messages.append(Message(role="system", content=text_of(system, "systemInstruction")))
         contents, handle = conversation_in(body.get("contents"))
         tools = tools_in(body.get("tools"), call.leave_out)
-        most = _count(config, "maxOutputTokens", None)
-        samples = _count(config, "candidateCount", 1) or 1
+        given(body, "model", str, "the name of a model", "")
+        samples = count_in(config, "candidateCount", "generationConfig.") or 1
         if samples > 8 or samples > 1 and self._streams:
             raise refusal("generationConfig.candidateCount", "1 in a stream, else up to 8", str(samples), "lower it")
-        modalities = config.get("responseModalities") or ["TEXT"]
-        if modalities != ["TEXT"]:
+        modalities = given(config, "responseModalities", list, "a list of names", [], "generationConfig.")
+        if modalities not in ([], ["TEXT"]):
             raise refusal("generationConfig.responseModalities", '["TEXT"]', json.dumps(modalities), "leave it out")
-        calling = _calling(body.get("toolConfig"))
+        calling = _calling(body)
         forced, allowed = _choice(calling, tools)
         return ClientRequest(
             messages=in_order([*messages, *named_calls(contents)]),
             tools=() if calling.get("mode") == "NONE" else tools,
             model=call.path.get("model", ""),
-            max_tokens=most,
+            max_tokens=count_in(config, "maxOutputTokens", "generationConfig."),
             constraint=forced or _constraint(config) or allowed,
             samples=samples,
             stream=self._streams,
-            logprobs=bool(config.get("responseLogprobs")),
+            logprobs=switched(config, "responseLogprobs", "generationConfig."),
             noted=noted,
             stop=texts_in(config.get("stopSequences"), "generationConfig.stopSequences"),
             evidence=evidence_of(call, noted, handle),
@@ -185,20 +189,10 @@ def sorted_in(values: Mapping[str, Any], obeyed: frozenset[str], noted: frozense
     return tuple(sorted(f"{before}{name}" for name in values.keys() & noted if values[name] is not None))
 
 
-def _count(config: Mapping[str, Any], name: str, default: int | None) -> int | None:
-    """Return a number of the settings, at least 1."""
-    value = config.get(name)
-    if value is None:
-        return default
-    if typed(value, f"generationConfig.{name}", int, "a whole number") < 1:
-        raise refusal(f"generationConfig.{name}", "at least 1", str(value), "raise it")
-    return int(value)
-
-
-def _calling(config: Any) -> Mapping[str, Any]:
+def _calling(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings of how tools are called."""
-    config = typed(config or {}, "toolConfig", dict, "settings")
-    calling: Mapping[str, Any] = typed(config.get("functionCallingConfig") or {}, CALLING, dict, "settings")
+    config = given(body, "toolConfig", dict, "settings", {})
+    calling: Mapping[str, Any] = given(config, "functionCallingConfig", dict, "settings", {}, "toolConfig.")
     return calling
 
 
@@ -226,7 +220,7 @@ def _choice(calling: Mapping[str, Any], tools: Sequence[ToolSpec]) -> tuple[Cons
 
 def _constraint(config: Mapping[str, Any]) -> Constraint | None:
     """Return what the text of the reply must be."""
-    kind = config.get("responseMimeType") or "text/plain"
+    kind = given(config, "responseMimeType", str, "a type", "text/plain", "generationConfig.") or "text/plain"
     if kind not in ("text/plain", "application/json"):
         where = "generationConfig.responseMimeType"
         raise refusal(where, "text/plain or application/json", repr(kind), "correct the request")
@@ -234,9 +228,8 @@ def _constraint(config: Mapping[str, Any]) -> Constraint | None:
     if schema is None and config.get("responseSchema") is not None:
         schema = json_schema(config["responseSchema"], "generationConfig.responseSchema")
     if schema is not None:
-        typed(schema, "generationConfig.responseJsonSchema", dict, "a JSON schema")
-        return Constraint(kind="json_schema", source=json.dumps(schema))
-    return None if kind == "text/plain" else Constraint(kind="json_schema", source='{"type":"object"}')
+        return schema_in(schema, "generationConfig.responseJsonSchema")
+    return None if kind == "text/plain" else JSON_OBJECT
 
 
 def _part(piece: ReplyPiece, handle: str) -> dict[str, Any]:

@@ -27,13 +27,10 @@ def conversation_in(contents: Any) -> tuple[list[Message], str]:
     """
     messages: list[Message] = []
     handle = ""
-    if isinstance(contents, (str, dict)):
+    if isinstance(contents, dict):
         contents = [contents]
     for at, content in enumerate(typed(contents, "contents", list, "a list of contents")):
         where = f"contents[{at}]"
-        if isinstance(content, str):
-            messages.append(Message(role="user", content=text_in(content, where)))
-            continue
         role = typed(content, where, dict, "a content").get("role") or "user"
         if role not in ("user", "model", "function"):
             raise refusal(f"{where}.role", "user, model or function", repr(role), "correct the request")
@@ -75,13 +72,11 @@ def named_calls(messages: Sequence[Message]) -> list[Message]:
 
 
 def text_of(content: Any, where: str) -> str:
-    """Return the text of a content, which may be a text, a part, or a content of parts.
+    """Return the text of a content, which may be a part or a content of parts.
 
     Raises:
         BadInput: it has a part that is no text.
     """
-    if isinstance(content, str):
-        return text_in(content, where)
     typed(content, where, dict, "a content")
     parts = content.get("parts", [content] if "text" in content else None)
     if isinstance(parts, dict):
@@ -97,7 +92,7 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[ToolSpec, ...]:
         BadInput: one is malformed, or one that the vendor's servers run and that is not to be left out.
     """
     specs: list[ToolSpec] = []
-    for at, tool in enumerate(typed(tools or [], "tools", list, "a list of tools")):
+    for at, tool in enumerate(typed([] if tools is None else tools, "tools", list, "a list of tools")):
         for name, value in typed(tool, f"tools[{at}]", dict, "a tool").items():
             where = f"tools[{at}].{name}"
             if name in ("functionDeclarations", "function_declarations"):

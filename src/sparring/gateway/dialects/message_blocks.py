@@ -28,7 +28,7 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[tuple[ToolSpec, ..
     specs: list[ToolSpec] = []
     deferred: dict[str, ToolSpec] = {}
     names: set[str] = set()
-    for at, tool in enumerate(typed(tools or [], "tools", list, "a list of tools")):
+    for at, tool in enumerate(typed([] if tools is None else tools, "tools", list, "a list of tools")):
         where = f"tools[{at}]"
         kind = typed(tool, where, dict, "a tool").get("type")
         if kind not in (None, "custom"):

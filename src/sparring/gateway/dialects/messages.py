@@ -11,16 +11,20 @@ from sparring.gateway.dialects.dialect import (
     ClientCall,
     ClientRequest,
     Decode,
+    count_in,
     encoded,
+    given,
     in_order,
     noted_headers,
     sorted_fields,
+    switched,
     texts_in,
     typed,
 )
 from sparring.gateway.dialects.evidence import evidence_of
 from sparring.gateway.dialects.handles import sealed
 from sparring.gateway.dialects.message_blocks import conversation_in, system_in, tools_in
+from sparring.gateway.dialects.reply_format import format_in
 from sparring.gateway.dialects.tool_choice import forced_call
 from sparring.generation import Constraint
 from sparring.record.identity import shown_arguments
@@ -58,17 +62,14 @@ class Messages:
         system = system_in(body.get("system"))
         messages = [Message(role="system", content=system)] if system else []
         heard, handle = conversation_in(body.get("messages"), deferred)
-        most = body.get("max_tokens")
-        if most is not None and typed(most, "max_tokens", int, "a whole number") < 1:
-            raise refusal("max_tokens", "at least 1", str(most), "raise it")
         forced = _forced(body.get("tool_choice"), tools, deferred)
         return ClientRequest(
             messages=in_order([*messages, *heard]),
             tools=tools if forced is not None or _may_call(body.get("tool_choice")) else (),
             model=typed(body.get("model"), "model", str, "the name of a model"),
-            max_tokens=most,
+            max_tokens=count_in(body, "max_tokens"),
             constraint=forced or _constraint(body),
-            stream=bool(body.get("stream")),
+            stream=switched(body, "stream"),
             noted=noted,
             stop=texts_in(body.get("stop_sequences"), "stop_sequences"),
             evidence=evidence_of(call, noted, handle),
@@ -167,7 +168,7 @@ class EventWriter:
 
 def _forced(choice: Any, tools: Sequence[ToolSpec], deferred: Mapping[str, ToolSpec]) -> Constraint | None:
     """Return the constraint of a choice by which the reply has to call; None where it may."""
-    kind = typed(choice or {"type": "auto"}, "tool_choice", dict, "a choice").get("type")
+    kind = typed({"type": "auto"} if choice is None else choice, "tool_choice", dict, "a choice").get("type")
     if kind not in ("any", "tool"):
         return None
     several = not choice.get("disable_parallel_tool_use")
@@ -183,7 +184,7 @@ def _may_call(choice: Any) -> bool:
     Raises:
         BadInput: an unknown choice.
     """
-    kind = (choice or {"type": "auto"}).get("type")
+    kind = ({"type": "auto"} if choice is None else choice).get("type")
     if kind not in ("auto", "none"):
         raise refusal("tool_choice", "auto, none, any or tool", repr(kind), "leave it out: the policy decides")
     return bool(kind == "auto")
@@ -191,15 +192,10 @@ def _may_call(choice: Any) -> bool:
 
 def _constraint(body: Mapping[str, Any]) -> Constraint | None:
     """Return what the text of the reply must be."""
-    config = typed(body.get("output_config") or {}, "output_config", dict, "settings of the output")
-    format = config.get("format") or body.get("output_format")
-    if format is None:
-        return None
-    kind = typed(format, "output_config.format", dict, "a format").get("type")
-    if kind != "json_schema":
-        raise refusal("output_config.format.type", "json_schema", repr(kind), "correct the request")
-    schema = typed(format.get("schema"), "output_config.format.schema", dict, "a JSON schema")
-    return Constraint(kind="json_schema", source=json.dumps(schema))
+    config = given(body, "output_config", dict, "settings of the output", {})
+    if config.get("format") is not None:
+        return format_in(config["format"], "output_config.format", kinds=("json_schema",))
+    return format_in(body.get("output_format"), "output_format", kinds=("json_schema",))
 
 
 def _blocks(message: Message, handle: str) -> list[dict[str, Any]]:

@@ -54,7 +54,7 @@ def tools_in(
     """
     specs: list[ToolSpec] = []
     forms: dict[str, ToolForm] = {}
-    for at, tool in enumerate(typed(tools or [], where, list, "a list of tools")):
+    for at, tool in enumerate(typed([] if tools is None else tools, where, list, "a list of tools")):
         place = f"{where}[{at}]"
         kind = typed(tool, place, dict, "a tool").get("type")
         if kind == "namespace":

@@ -12,13 +12,17 @@ from sparring.gateway.dialects.dialect import (
     ClientCall,
     ClientRequest,
     Decode,
+    count_in,
+    given,
     in_order,
     sorted_fields,
+    switched,
     text_in,
     typed,
 )
 from sparring.gateway.dialects.evidence import evidence_of
 from sparring.gateway.dialects.handles import unsealed
+from sparring.gateway.dialects.reply_format import format_in
 from sparring.gateway.dialects.response_events import ResponseWriter, event, response_of
 from sparring.gateway.dialects.response_items import conversation_in, replies_referenced
 from sparring.gateway.dialects.response_tools import ToolForm, names_of, tools_in
@@ -40,7 +44,13 @@ TOO_LONG = "Your input exceeds the context window of this model. Please adjust y
 """Words of the vendor for a prompt that is too long."""
 
 INCLUDED = frozenset(("reasoning.encrypted_content", "message.output_text.logprobs"))
-"""Additions that a client gets where it wants them. The vendor's others are of tools that its servers run."""
+"""Additions that a client gets where it wants them."""
+
+NOT_MADE = frozenset(
+    "web_search_call.results web_search_call.action.sources file_search_call.results code_interpreter_call.outputs"
+    " computer_call_output.output.image_url message.input_image.image_url".split()
+)
+"""Additions of the vendor's that are of images and of tools that its servers run: no answer here has such a thing."""
 
 
 class Responses:
@@ -56,24 +66,23 @@ class Responses:
         """
         body = call.body
         noted = sorted_fields(body, OBEYED, NOTED)
-        if body.get("background"):
+        if switched(body, "background"):
             raise refusal("background", "false", "true", "leave it out")
-        most = body.get("max_output_tokens")
-        if most is not None and typed(most, "max_output_tokens", int, "a whole number") < 1:
-            raise refusal("max_output_tokens", "at least 1", str(most), "raise it")
         messages, handle = _conversation(call)
         tools, forms = tools_in(body.get("tools"), call.leave_out)
         forced, allowed = _choice(body, tools, forms)
         noted = without_parallel(noted, forced or allowed)
-        include = typed(body.get("include") or [], "include", list, "a list of names")
-        samples_nothing = body.get("generate") is False
+        text = given(body, "text", dict, "settings of the text", {})
+        include = _included(body)
+        samples_nothing = not given(body, "generate", bool, "true or false", True)
+        switched(body, "store")
         return ClientRequest(
             messages=tuple(messages) if samples_nothing else in_order(messages),
             tools=() if body.get("tool_choice") == "none" else tools,
             model=typed(body.get("model"), "model", str, "the name of a model"),
-            max_tokens=most,
-            constraint=forced or _constraint(body.get("text")) or allowed,
-            stream=bool(body.get("stream")),
+            max_tokens=count_in(body, "max_output_tokens"),
+            constraint=forced or format_in(text.get("format"), "text.format") or allowed,
+            stream=switched(body, "stream"),
             logprobs="message.output_text.logprobs" in include,
             noted=noted,
             evidence=evidence_of(call, noted, handle),
@@ -123,6 +132,20 @@ _ECHOED = frozenset(
 """Fields of a request that its answer repeats."""
 
 
+def _included(body: Mapping[str, Any]) -> list[str]:
+    """Return the additions that a client wants.
+
+    Raises:
+        BadInput: one is unknown.
+    """
+    include: list[str] = given(body, "include", list, "a list of names", [])
+    for at, name in enumerate(include):
+        if typed(name, f"include[{at}]", str, "a name") not in INCLUDED | NOT_MADE:
+            expected = f"one of {', '.join(sorted(INCLUDED | NOT_MADE))}"
+            raise refusal(f"include[{at}]", expected, repr(name), "leave it out")
+    return include
+
+
 def replies_named(body: Mapping[str, Any]) -> frozenset[str]:
     """Return the ids of the replies whose conversations the reading of a request needs."""
     items = body.get("input")
@@ -137,9 +160,9 @@ def _previous(id: object) -> frozenset[str]:
 def _conversation(call: ClientCall) -> tuple[list[Message], str]:
     """Return the messages of a request, and the id of the reply that they continue where the client names one."""
     body, messages = call.body, []
-    instructions = body.get("instructions")
+    instructions = given(body, "instructions", str, "text", "")
     if instructions:
-        text = text_in(typed(instructions, "instructions", str, "text"), "instructions")
+        text = text_in(instructions, "instructions")
         messages.append(Message(role="system", content=text))
     previous = body.get("previous_response_id")
     before = ""
@@ -183,17 +206,3 @@ def _choice(
         return None, allowed_calls(tools, names, parallel=parallel, where=where)
     expected = '"auto", "none", "required", a tool, or allowed_tools'
     raise refusal("tool_choice", expected, json.dumps(choice), "leave tool_choice out: the policy decides")
-
-
-def _constraint(text: Any) -> Constraint | None:
-    """Return what the text of the reply must be."""
-    format = None if text is None else typed(text, "text", dict, "settings of the text").get("format")
-    kind = None if format is None else typed(format, "text.format", dict, "a format").get("type")
-    if kind in (None, "text"):
-        return None
-    if kind == "json_object":
-        return Constraint(kind="json_schema", source='{"type":"object"}')
-    if kind == "json_schema":
-        schema = typed(format.get("schema"), "text.format.schema", dict, "a JSON schema")
-        return Constraint(kind="json_schema", source=json.dumps(schema))
-    raise refusal("text.format.type", "text, json_object or json_schema", repr(kind), "correct the request")
