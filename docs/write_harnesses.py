@@ -21,7 +21,7 @@ HEAD = """# Agent programs: what they may ask for
 An agent program trains through [the gateway](path/gateway.md). Every field of its requests is *obeyed*, *noted* or
 *refused*. Noted fields have no effect on sampling, which is the trainer's; the answer's header `x-sparring-noted` names
 them, and the record of the turn has them. A refused field is a 400 in the vendor's shape that names it, before anything
-is sampled; so is any field that is not on this page. A field that is `null` is not there. `anthropic-beta` and
+is sampled; so is any field that is not on this page, and an obeyed one of a wrong type. A field that is `null` is not there. `anthropic-beta` and
 `openai-beta` are noted; other headers that are not below are passed over.
 
 *The tables are written by `docs/write_harnesses.py` from the sets in `src/sparring/gateway/dialects`.*
@@ -51,7 +51,8 @@ REMARKS = {
     "responses": {
         "background": "`false` alone",
         "generate": "`false`: the input is told and nothing is sampled",
-        "include": "`reasoning.encrypted_content`: a handle that names the reply; `message.output_text.logprobs`",
+        "include": "`reasoning.encrypted_content`: a handle that names the reply; `message.output_text.logprobs`; the vendor's"
+        " other names add nothing",
         "input": "messages, reasoning, calls and outputs of functions and freeform tools, and an `item_reference` to an item of"
         " a reply; `compaction_trigger` is refused",
         "previous_response_id": "of a response under the same key, stored or not; new instructions stand in the place of its own",

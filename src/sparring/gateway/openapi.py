@@ -37,6 +37,7 @@ def _tool(schema: str) -> dict[str, Any]:
 
 PARTS = {**_list_of({"text": TEXT}), "minItems": 1}
 
+CALLING = _one_of("mode", "AUTO", "ANY", "VALIDATED", "NONE")
 CONFIG: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(sorted(gemini.CONFIG_OBEYED | gemini.CONFIG_NOTED), ANYTHING),
     "maxOutputTokens": COUNT,
@@ -73,10 +74,7 @@ TYPES: Mapping[str, Mapping[str, Any]] = {
     "systemInstruction": {"type": "object", "required": ["parts"], "properties": {"parts": PARTS}},
     "contents": {"type": "array", "minItems": 1, "items": {"type": "object", "properties": {"parts": PARTS}}},
     "generationConfig": {"type": "object", "properties": CONFIG, "additionalProperties": False},
-    "toolConfig": {
-        "type": "object",
-        "properties": {"functionCallingConfig": _one_of("mode", "AUTO", "ANY", "VALIDATED", "NONE")},
-    },
+    "toolConfig": {"type": "object", "properties": {"functionCallingConfig": CALLING}},
     "output_config": {"type": "object"},
     "output_format": {"type": "object"},
     "stop_sequences": {"type": "array", "items": FILLED},

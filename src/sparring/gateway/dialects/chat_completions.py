@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -74,6 +73,7 @@ class ChatCompletions:
         options = given(body, "stream_options", dict, "settings of the stream", {})
         if given(body, "top_logprobs", int, "a whole number", 0):
             raise refusal("top_logprobs", "0: the likeliest tokens are not sent", "more", "leave it out")
+        format = format_in(body.get("response_format"), "response_format", inside="json_schema")
         tools, freeform = tools_in(body.get("tools"))
         forced, allowed = choice_in(body, tools)
         noted = without_parallel(noted, forced or allowed)
