@@ -77,7 +77,6 @@ class ChatCompletions:
         tools, freeform = tools_in(body.get("tools"))
         forced, allowed = choice_in(body, tools)
         noted = without_parallel(noted, forced or allowed)
-        format = format_in(body.get("response_format"), "response_format", inside="json_schema")
         return ClientRequest(
             messages=in_order([_message(message, f"messages[{at}]") for at, message in enumerate(messages)]),
             tools=() if body.get("tool_choice") == "none" else tools,
