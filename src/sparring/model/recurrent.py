@@ -108,20 +108,26 @@ def split(module: nn.Module) -> RecurrentLayers:
     recurrent = {}
     token = torch.zeros_like(module.get_input_embeddings().weight[:1]).unsqueeze(0)
     for mixer in filter(_is_mixer, module.modules()):
-        carried = MixerCache()
-        mixer(token, cache_params=carried)
+        carried, cache = MixerCache(), _cache_of(mixer)
+        mixer(token, **{cache: carried})
         recurrent[mixer.layer_idx] = carried.states
-        mixer.forward = partial(_forward, mixer.forward, mixer.layer_idx)
+        mixer.forward = partial(_forward, mixer.forward, cache, mixer.layer_idx)
     return recurrent
 
 
 def _is_mixer(part: nn.Module) -> bool:
     """Return True if a module takes a cache of states, has a convolution and knows its layer."""
     convolves = isinstance(getattr(part, "conv1d", None), nn.Conv1d) and hasattr(part, "layer_idx")
-    return convolves and "cache_params" in inspect.signature(part.forward).parameters
+    return convolves and bool(_cache_of(part))
 
 
-def _forward(mix: Any, layer: int, hidden_states: torch.Tensor, **options: Any) -> torch.Tensor:
+def _cache_of(part: nn.Module) -> str:
+    """Return the name of the parameter that takes a module's cache of states; empty where it takes none."""
+    parameters = inspect.signature(part.forward).parameters
+    return next((name for name in ("cache", "cache_params") if name in parameters), "")  # cache since transformers 5.24
+
+
+def _forward(mix: Any, cache_name: str, layer: int, hidden_states: torch.Tensor, **options: Any) -> torch.Tensor:
     """Compute hidden_states[1, N, D] -> [1, N, D] where a layout is given, else call the library's own forward."""
     layout: MixerLayout | None = options.pop(LAYOUT, None)
     if layout is None:
@@ -134,7 +140,7 @@ def _forward(mix: Any, layer: int, hidden_states: torch.Tensor, **options: Any) 
         with layout.adapters.assigned(assignment):
             # not hidden_states[0][rows]: torch adds the gradients of a row that several sequences share as threads come
             inputs = hidden_states[0].index_select(0, rows.flatten()).unflatten(0, rows.shape)
-            output = mix(inputs, cache_params=carried)
+            output = mix(inputs, **{cache_name: carried})
         if carried is not None:
             layout.states.write(layer, slots, carried)
         outputs.append(output[:, num_shared:].flatten(0, 1))
