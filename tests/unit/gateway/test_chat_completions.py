@@ -277,6 +277,8 @@ def test_an_engine_that_fails_is_tried_again_by_the_client() -> None:
         ({"tool_choice": "required"}, 400, "tool_choice: expected a tool that may be called, got none"),
         ({"max_tokens": 0}, 400, "max_tokens: expected at least 1"),
         ({"n": 0.5}, 400, "n: expected a whole number, got float"),
+        ({"n": 0}, 400, "n: expected from 1 to 128, got 0"),
+        ({"stream": "false"}, 400, "stream: expected true or false, got str"),
         ({"logit_bias": {"1": 2}}, 400, "logit_bias: expected a field that can be obeyed"),
         ({"response_format": {"type": "xml"}}, 400, "response_format.type: expected text"),
         ({"model": None}, 400, "model: expected the name of a model, got nothing"),

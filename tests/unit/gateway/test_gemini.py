@@ -161,6 +161,7 @@ ANSWER = {"functionResponse": {"name": "add", "response": {"result": "3"}}}
     [
         ({"contents": []}, "messages: expected a message to reply to at the end, got none"),
         ({"contents": None}, "contents: expected a list of contents, got nothing"),
+        ({"contents": "hi"}, "contents: expected a list of contents, got str"),
         ({"contents": [CALL]}, "at the end, got a reply"),
         ({"contents": [{"role": "wizard", "parts": []}]}, "contents[0].role: expected user, model or function"),
         ({"contents": [{"parts": [{"inlineData": {}}]}]}, "contents[0].parts[0]: expected a part that is text"),

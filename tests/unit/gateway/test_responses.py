@@ -233,6 +233,8 @@ CALL = {"type": "function_call", "call_id": "call_0_0", "name": "add", "argument
         ({"tool_choice": "wizard"}, "tool_choice: expected"),
         ({"max_output_tokens": 0}, "max_output_tokens: expected at least 1"),
         ({"background": True}, "background: expected false"),
+        ({"stream": "false"}, "stream: expected true or false, got str"),
+        ({"include": ["foo"]}, "include[0]: expected one of"),
         ({"conversation": "c"}, "conversation: expected a field that can be obeyed"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type: expected text"),
         ({"previous_response_id": "resp_none"}, "expected the id of a response under this key"),
