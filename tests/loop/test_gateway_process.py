@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,16 @@ async def rollout(folder: Path, engine: ScriptedEngine) -> AsyncIterator[tuple[A
         finally:
             await process.kill()
     store.close()
+
+
+@asynccontextmanager
+async def begun_link(folder: Path) -> AsyncIterator[GatewayLink]:
+    """A gateway's link that the run has taken note of: no door opens before."""
+    link = GatewayLink(folder)
+    async with aclosing(link.words()) as words:
+        await anext(words)
+        yield link
+    await link.close()
 
 
 async def streamed(process: Process, key: str, messages: Sequence[Any]) -> Any:
@@ -348,9 +358,12 @@ def test_a_note_comes_behind_its_request_and_before_the_next(tmp_path: Path, hel
     async def main() -> tuple[list[str], int]:
         engine, relay = Gated(), Relay(tmp_path, held)
         session = recorded(engine)
-        async with linked(tmp_path, "http://127.0.0.1:9"), open_door(session) as door, relay.serving() as front:
-            link = GatewayLink(front)
-            await anext(link.words())
+        async with (
+            linked(tmp_path, "http://127.0.0.1:9"),
+            relay.serving() as front,
+            begun_link(front) as link,
+            open_door(session) as door,
+        ):
             exchanges = (await link.door(door.key)).exchanges
 
             def begun() -> Any:
@@ -367,7 +380,6 @@ def test_a_note_comes_behind_its_request_and_before_the_next(tmp_path: Path, hel
             texts.append(await read(second))
             second.deliver(True)
             texts.append(await read(begun()))
-            await link.close()
         return texts, len(engine.requests)
 
     texts, requests = asyncio.run(main())
@@ -381,9 +393,12 @@ def test_what_a_dead_gateway_had_whole_is_lost_only_if_nobody_can_have_it(tmp_pa
     async def main() -> tuple[list[str], list[Any], list[Any]]:
         engine = Gated()
         session = recorded(engine)
-        async with linked(tmp_path, "http://127.0.0.1:9"), open_door(session) as door:
-            links = [GatewayLink(tmp_path), GatewayLink(tmp_path)]
-            await anext(links[0].words())
+        async with (
+            linked(tmp_path, "http://127.0.0.1:9"),
+            begun_link(tmp_path) as first,
+            open_door(session) as door,
+        ):
+            links = [first, GatewayLink(tmp_path)]
             before, after = [(await link.door(door.key)).exchanges for link in links]
 
             def begun(exchanges: Any, *texts: str) -> Any:
@@ -404,8 +419,7 @@ def test_what_a_dead_gateway_had_whole_is_lost_only_if_nobody_can_have_it(tmp_pa
             texts.append(await read(begun(after, "Another.", texts[1], "Go on.")))
             texts.append(await read(begun(after, "The third.", said(2).content, "Go on.")))
             texts.append(await read(begun(after, "The fourth.")))
-            for link in links:
-                await link.close()
+            await links[1].close()
         return texts, labels, [(s.label, s.delivered) for s in session.segments if s.model is not None]
 
     texts, labels, later = asyncio.run(main())
