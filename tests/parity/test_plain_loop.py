@@ -257,10 +257,16 @@ def hand_rate(step: int) -> float:
 
 
 def by_hand(
-    folders: tuple[Path, Path], updates: Sequence[Sequence[Group]], algorithm: Algorithm
+    folders: tuple[Path, Path],
+    updates: Sequence[Sequence[Group]],
+    algorithm: Algorithm,
+    given: Sequence[Mapping[str, torch.Tensor]] = (),
 ) -> tuple[list[Any], Any]:
-    """(loss, gradient norm, learning rate) of each optimiser step, and the model."""
-    model, reference = (plain(folder) for folder in folders)
+    """(loss, gradient norm, learning rate, weights after it) of each optimiser step, and the model, in float64.
+
+    Each step starts from the weights `given` for it. Without them it starts from those of the step before.
+    """
+    model, reference = (plain(folder).double() for folder in folders)
     parameters = list(model.parameters())
     matrices, vectors = ([p for p in parameters if (p.ndim > 1) == wide] for wide in (True, False))
     optimiser = torch.optim.AdamW(
@@ -271,9 +277,13 @@ def by_hand(
     steps: list[Any] = []
     for groups in updates:
         of = conversations(groups, algorithm)
+        if given:
+            model.load_state_dict(given[len(steps)])
         with torch.no_grad():
             rows = [(one, *(judged(m, one.tokens)[0][one.places] for m in (model, reference))) for one in of]
         for _ in range(PASSES):
+            if given:
+                model.load_state_dict(given[len(steps)])
             rate = hand_rate(len(steps))
             for settings in optimiser.param_groups:
                 settings["lr"] = rate
@@ -282,8 +292,12 @@ def by_hand(
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(parameters, algorithm.clip)
             optimiser.step()
-            steps.append((loss.item(), norm.item(), rate))
+            steps.append((loss.item(), norm.item(), rate, weights_of(model)))
     return steps, model
+
+
+def weights_of(module: Any) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().clone() for name, weight in module.state_dict().items()}
 
 
 # Ours.
@@ -292,7 +306,7 @@ def by_hand(
 def ours(
     folders: tuple[Path, Path], updates: Sequence[Sequence[Group]], algorithm: Algorithm, budget: int
 ) -> tuple[list[Any], Any, float]:
-    """The same of our trainer, and how many of its tokens a gate stopped."""
+    """The same of our trainer in float32, and how many of its tokens a gate stopped."""
     config = msgspec.convert(named(algorithm.algo), AlgoConfig)
     train = msgspec.structs.replace(TRAIN, token_budget=budget, gradient_clip=algorithm.clip)
     model, credit = load(folders[0]), load_credit(config, seed=0)
@@ -314,7 +328,8 @@ def ours(
                 for batch in assemble(groups, rows, credit=credit, model="policy", step=number, plan=plan):
                     found = await trainer.forward_backward(batch)
                     done = await trainer.step(ends_update=batch.ends_update)
-                    steps.append((found["loss_policy"], done.metrics["grad_norm"], done.metrics["learning_rate"]))
+                    step = found["loss_policy"], done.metrics["grad_norm"], done.metrics["learning_rate"]
+                    steps.append((*step, weights_of(model.module)))
                     stopped += found["clip_fraction"]
                     assert (found["micro_batches"] > 2) == (budget < 100)  # what fits is computed in two halves
         finally:
@@ -331,15 +346,26 @@ def test_losses_gradient_norms_and_weights_are_those_of_a_loop_by_hand(
     name: str, budget: int, folders: tuple[Path, Path], updates: list[list[Group]]
 ) -> None:
     algorithm = ALGORITHMS[name]
-    expected, theirs = by_hand(folders, updates, algorithm)
     found, mine, stopped = ours(folders, updates, algorithm, budget)
-    losses, norms, rates = (list(column) for column in zip(*expected, strict=True))
-    assert [loss for loss, _, _ in found] == pytest.approx(losses, rel=1e-5)
-    assert [norm for _, norm, _ in found] == pytest.approx(norms, rel=1e-4)
-    assert [rate for _, _, rate in found] == pytest.approx(rates, rel=1e-12)
+    first = weights_of(plain(folders[0]))
+    starts = [first, *(weights for _, _, _, weights in found[:-1])]
+    # step by step, each from our weights: what one step computes, and no weights that drift apart
+    expected, _ = by_hand(folders, updates, algorithm, starts)
+    losses, norms, rates, ends = (list(column) for column in zip(*expected, strict=True))
+    assert [loss for loss, _, _, _ in found] == pytest.approx(losses, rel=1e-5)
+    assert [norm for _, norm, _, _ in found] == pytest.approx(norms, rel=1e-5)
+    assert [rate for _, _, rate, _ in found] == pytest.approx(rates, rel=1e-12)
+    for start, end, (_, _, _, weights) in zip(starts, ends, found, strict=True):
+        assert apart(weights, end) < 2e-2 * apart(start, end)
     assert stopped > 0, "no ratio reached a bound"
     assert max(norms) > algorithm.clip
-    before = plain(folders[0]).state_dict()
-    moved = max(float((p - before[n]).abs().max()) for n, p in theirs.state_dict().items())
-    apart = max(float((p - mine.state_dict()[n]).abs().max()) for n, p in theirs.state_dict().items())
-    assert moved > 1e-3 and apart < 1e-2 * moved
+    # and each loop by itself, from the first step to the last
+    expected, theirs = by_hand(folders, updates, algorithm)
+    assert [norm for _, norm, _, _ in found] == pytest.approx([norm for _, norm, _, _ in expected], rel=1e-4)
+    moved = apart(first, weights_of(theirs))
+    assert moved > 1e-3 and apart(weights_of(mine), weights_of(theirs)) < 1e-2 * moved
+
+
+def apart(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
+    """The largest difference between two models' weights."""
+    return max(float((weight - other[name]).abs().max()) for name, weight in one.items())
