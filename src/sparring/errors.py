@@ -13,7 +13,15 @@ class SparringError(Exception):
 
 
 class BadInput(SparringError):
-    """The user's input (recipe, checkpoint, data, machine) is refused. The CLI exits with status 2."""
+    """The user's input (recipe, checkpoint, data, machine) is refused. The CLI exits with status 2.
+
+    Attributes:
+        where: the place of what is refused, as in `refusal`; empty where only the message says it.
+    """
+
+    def __init__(self, message: str, where: str = "") -> None:
+        super().__init__(message)
+        self.where = where
 
 
 class PolicyFailure(SparringError):
@@ -121,7 +129,7 @@ def refusal(where: str, expected: str, got: str, do: str) -> BadInput:
         got: what came, quoted by the caller where it is a value.
         do: the way out, an imperative.
     """
-    return BadInput(f"{where}: expected {expected}, got {got}; {do}")
+    return BadInput(f"{where}: expected {expected}, got {got}; {do}", where)
 
 
 class boundary:

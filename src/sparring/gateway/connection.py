@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from sparring.errors import SparringError, refusal
 from sparring.gateway.dialects.dialect import AnswerWriter, ClientRequest, Decode, Dialect, encoded
 from sparring.gateway.exchange import Part, ReadExchange
+from sparring.gateway.refusals import client_error, refused
 from sparring.reply import ReplyHead, SampledReply
 
 T = TypeVar("T")
@@ -119,8 +120,6 @@ class ExchangeResponse(Response):
         client_request: what it asked for.
         decode: ids to text.
         headers: of the answer.
-        refused: makes the answer that stands in the place of one that has not begun.
-        error_event: makes the event that ends one that has.
         ping_s: seconds after which a client that waits for events is sent one that says nothing.
     """
 
@@ -132,15 +131,12 @@ class ExchangeResponse(Response):
         decode: Decode,
         *,
         headers: Mapping[str, str],
-        refused: Callable[[SparringError], Response],
-        error_event: Callable[[SparringError], bytes],
         ping_s: float = PING_S,
     ) -> None:
         self._exchange, self._dialect = exchange, dialect
         self._client_request, self._decode = client_request, decode
         self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
-        self._refused, self._error_event, self._ping_s = refused, error_event, ping_s
-        self._sent = False
+        self._ping_s, self._sent = ping_s, False
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -153,7 +149,7 @@ class ExchangeResponse(Response):
         except ClientDisconnect:
             return
         except SparringError as error:
-            await self._refused(error)(scope, receive, send)
+            await refused(self._dialect, error)(scope, receive, send)
 
     def _when_broken(self) -> None:
         """Take note that nobody knows whether the client read the answer, which was sent to its end."""
@@ -176,17 +172,17 @@ class ExchangeResponse(Response):
         parts = await connection.parts(self._ping_s)
         if not parts and exchange.error is not None:
             raise exchange.error
-        await self._start(send, [(b"content-type", b"text/event-stream; charset=utf-8")])
+        await self._start(send, [(b"content-type", writer.content_type.encode())])
         begun = False
         while parts or not exchange.over:
-            data = b"" if parts else self._dialect.ping()
+            data = b"" if parts else writer.ping()
             for sample, part in parts:
                 data += _written(writer, sample, part, begun)
                 begun = True
             if data:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             parts = await connection.parts(self._ping_s)
-        last = writer.close() if exchange.error is None else self._error_event(exchange.error)
+        last = writer.close() if exchange.error is None else writer.fail(client_error(exchange.error))
         connection.check()
         await send({"type": "http.response.body", "body": last})
         connection.delivered = exchange.error is None

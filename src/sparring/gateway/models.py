@@ -93,7 +93,7 @@ class ModelTable(Generic[S_co]):
         if pattern is None:
             expected = f"one of {', '.join((*self.names, *self._patterns))}"
             do = "name one of these, or add the name to rollout.models"
-            raise UnknownModel(str(refusal("model", expected, repr(name), do)))
+            raise UnknownModel(str(refusal("model", expected, repr(name), do)), "model")
         return self._targets.get(pattern, pattern)
 
     def listed(self) -> dict[str, Any]:

@@ -2,56 +2,138 @@
 
 from __future__ import annotations
 
+import re
+import secrets
+from collections.abc import Awaitable
+
 import msgspec
-from starlette.requests import Request
+from starlette.datastructures import Headers
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError, refusal
 from sparring.gateway.dialects.chat_completions import ChatCompletions
-from sparring.gateway.dialects.dialect import NO_RETRY, Dialect
+from sparring.gateway.dialects.dialect import NO_RETRY, ClientCall, ClientError, ClientRequest, Dialect
 from sparring.gateway.dialects.gemini import Gemini
 from sparring.gateway.dialects.messages import Messages
+from sparring.gateway.dialects.responses import Responses
 from sparring.gateway.keys import WrongKey
 from sparring.gateway.models import UnknownModel
 
+_KEY = re.compile(r"/k/[^/]+(?=/)")
+"""Beginning of a path that has the key."""
 
-def refused(dialect: Dialect, error: SparringError) -> Response:
-    """Return the refusal of a request in a dialect's words. A `LimitReached` says how much too long its prompt was."""
-    status, message, headers = status_of(error)
-    too_long = error.too_long if isinstance(error, LimitReached) else None
-    body = msgspec.json.encode(dialect.error(status, message, too_long=too_long))
-    return Response(body, status_code=status, media_type="application/json", headers=headers)
-
-
-def status_of(error: SparringError) -> tuple[int, str, dict[str, str]]:
-    """Return the status, the text and the headers of an error."""
-    if isinstance(error, WrongKey):
-        return 401, str(error), NO_RETRY
-    if isinstance(error, UnknownModel):
-        return 404, str(error), NO_RETRY
-    if isinstance(error, (BadInput, PolicyFailure)):
-        return 400, str(error), NO_RETRY
-    return 503, str(error), {"retry-after": "1"}
-
-
-def dialect_of(request: Request) -> Dialect:
-    """Return the dialect of a client at an endpoint that several vendors have."""
-    if "/v1beta/" in request.url.path or "x-goog-api-key" in request.headers:
-        return Gemini()
-    return Messages() if "anthropic-version" in request.headers else ChatCompletions()
-
+VERSION_TWICE = re.compile(r"/v1(?:beta)?(?=/v1(?:beta)?/)")
+"""Beginning of a path that a client asks for whose base URL has the version that it adds itself."""
 
 WITHOUT_VERSION = frozenset(("/chat/completions", "/responses", "/models", "/messages"))
 """Paths that a client asks for whose base URL lacks the version."""
 
 
+class RefusedField(BadInput):
+    """Refusal of what a client asks for; `where` is the field of its request."""
+
+
+def read_request(dialect: Dialect, call: ClientCall) -> ClientRequest:
+    """Read a request in a dialect.
+
+    Raises:
+        RefusedField: it is malformed, or asks for what cannot be had.
+    """
+    try:
+        return dialect.read(call)
+    except BadInput as error:
+        raise RefusedField(str(error), error.where) from error
+
+
+def refused(dialect: Dialect, error: SparringError) -> Response:
+    """Return the refusal of a request in a dialect's words. A `LimitReached` says how much too long its prompt was."""
+    return _written(dialect, client_error(error))
+
+
+def client_error(error: SparringError) -> ClientError:
+    """Return an error as a client is told of it."""
+    text = str(error)
+    if isinstance(error, WrongKey):
+        return ClientError(status=401, message=text)
+    if isinstance(error, UnknownModel):
+        return ClientError(status=404, message=text, field="model")
+    if isinstance(error, RefusedField):
+        return ClientError(status=400, message=text, field=error.where)
+    if isinstance(error, LimitReached):
+        return ClientError(status=400, message=text, too_long=error.too_long)
+    return ClientError(status=400 if isinstance(error, (BadInput, PolicyFailure)) else 503, message=text)
+
+
+def retrying(status: int) -> dict[str, str]:
+    """Return the headers by which clients know whether to send a request again."""
+    return {"retry-after": "1"} if status == 503 else NO_RETRY
+
+
+def dialect_of(scope: Scope) -> Dialect:
+    """Return the dialect of the client of any request: that of its path, or of its headers where several vendors have
+    the path."""
+    path = _KEY.sub("", scope["path"], count=1)
+    if "/messages" in path:
+        return Messages()
+    if "/responses" in path:
+        return Responses()
+    if "/chat/completions" in path:
+        return ChatCompletions()
+    headers = Headers(scope=scope)
+    if "/v1beta/" in path or "x-goog-api-key" in headers or scope["method"] == "POST" and "/models/" in path:
+        return Gemini()
+    return Messages() if "anthropic-version" in headers else ChatCompletions()
+
+
 async def no_endpoint(scope: Scope, receive: Receive, send: Send) -> None:
     """Refuse a path that no endpoint has, such as that of a vendor's own compaction."""
-    request = Request(scope)
-    path = request.url.path
-    do = "end the client's base URL with /v1" if path in WITHOUT_VERSION else "leave this request out"
-    text = str(refusal("path", "an endpoint of /openapi.json", repr(path), do))
-    body = msgspec.json.encode(dialect_of(request).error(404, text))
-    response = Response(body, status_code=404, media_type="application/json", headers=NO_RETRY)
-    await response(scope, receive, send)
+    path, do = _KEY.sub("", scope["path"], count=1), "leave this request out"
+    twice = VERSION_TWICE.match(path)
+    if path in WITHOUT_VERSION:
+        do = "end the client's base URL with /v1"
+    elif twice is not None:
+        do = f"leave {twice[0]} out of the client's base URL"
+    error = ClientError(status=404, message=str(refusal("path", "an endpoint of /openapi.json", repr(path), do)))
+    await _written(dialect_of(scope), error)(scope, receive, send)
+
+
+class Endpoint(Route):
+    """Route whose refusal of another method is in the words of the client's vendor."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request at this path."""
+        if not self.methods or scope["method"] in self.methods:
+            await self.app(scope, receive, send)
+        elif scope["method"] == "POST" and ":" in scope["path"]:
+            await no_endpoint(scope, receive, send)  # Google's methods stand in the path
+        else:
+            allowed = ", ".join(sorted(self.methods))
+            text = refusal("method", allowed, scope["method"], "send the request by one of these")
+            response = _written(dialect_of(scope), ClientError(status=405, message=str(text)))
+            response.headers["allow"] = allowed
+            await response(scope, receive, send)
+
+
+def identified(application: ASGIApp) -> ASGIApp:
+    """Return an application whose answers each have an id, in the header that the client's vendor has for it."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        name = dialect_of(scope).request_id
+        header = (name.encode(), f"req_{secrets.token_hex(12)}".encode())
+
+        def sending(message: Message) -> Awaitable[None]:
+            if name and message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), header]
+            return send(message)
+
+        await application(scope, receive, sending)
+
+    return answer
+
+
+def _written(dialect: Dialect, error: ClientError) -> Response:
+    """Return an error in a dialect's words."""
+    body = msgspec.json.encode(dialect.error(error))
+    return Response(body, status_code=error.status, media_type="application/json", headers=retrying(error.status))

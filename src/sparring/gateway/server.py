@@ -29,7 +29,7 @@ from starlette.types import ASGIApp
 from sparring.errors import SparringError
 from sparring.gateway.connection import PING_S, ExchangeResponse, read_body, server_settings
 from sparring.gateway.dialects.chat_completions import ChatCompletions
-from sparring.gateway.dialects.dialect import ClientCall, ClientRequest, Dialect, body_of, encoded
+from sparring.gateway.dialects.dialect import ClientCall, ClientError, ClientRequest, Dialect, body_of, encoded
 from sparring.gateway.dialects.gemini import Gemini
 from sparring.gateway.dialects.messages import Messages
 from sparring.gateway.dialects.responses import Responses, replies_named
@@ -38,7 +38,16 @@ from sparring.gateway.keys import PATH, key_of, wrong_key
 from sparring.gateway.link import AnsweredDoor, RunLink
 from sparring.gateway.models import DecodingSession, ModelTable, model_listed, model_listed_for_google
 from sparring.gateway.openapi import document
-from sparring.gateway.refusals import dialect_of, no_endpoint, refused, status_of
+from sparring.gateway.refusals import (
+    Endpoint,
+    client_error,
+    dialect_of,
+    identified,
+    no_endpoint,
+    read_request,
+    refused,
+    retrying,
+)
 from sparring.gateway.rewards import RewardDesk
 from sparring.gateway.rewards import refused as word_refused
 from sparring.gateway.tool_server import CallResponse, ToolCalls, answer_tools
@@ -222,14 +231,15 @@ class Gateway:
         posted[Messages.path + "/count_tokens"] = self._counting(Messages(), "input_tokens")
         for version in ("v1beta", "v1"):
             posted[f"/{version}/models/{{model}}:countTokens"] = self._counting(Gemini(), "totalTokens")
-        routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()]
-        routes.append(Route(Responses.path, self._no_socket, methods=["GET"]))
+        routes = [Endpoint(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()]
+        routes.append(Endpoint(Responses.path, self._no_socket, methods=["GET"]))
         for version in ("v1beta", "v1"):
-            routes.append(Route(f"/{version}/models", self._models))
-            routes.append(Route(f"/{version}/models/{{name:path}}", self._model))
+            routes.append(Endpoint(f"/{version}/models", self._models))
+            routes.append(Endpoint(f"/{version}/models/{{name:path}}", self._model))
         routes += self.routes_of_run(self._run)
-        routes += [Route("/health", self._health), Route("/openapi.json", self._openapi)]
-        return Router([*routes, Mount(PATH, app=Router(routes, default=no_endpoint))], default=no_endpoint)
+        routes += [Endpoint("/health", self._health), Endpoint("/openapi.json", self._openapi)]
+        behind_key = Mount(PATH, app=Router(routes, default=no_endpoint))
+        return identified(Router([*routes, behind_key], default=no_endpoint))
 
     def routes_of_run(
         self, run: RunLink | None = None, hold: Callable[[Request, CallResponse], None] | None = None
@@ -245,8 +255,8 @@ class Gateway:
         tools: Answer = partial(self._tools, hold)
         if run is not None:
             posted, tools = dict.fromkeys(posted, _forwarded(run.forward)), _forwarded(run.forward_to_tools)
-        routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()]
-        return [*routes, Route("/mcp", tools, methods=["GET", "POST", "DELETE"])]
+        routes = [Endpoint(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()]
+        return [*routes, Endpoint("/mcp", tools, methods=["GET", "POST", "DELETE"])]
 
     def _endpoint(self, dialect: Dialect) -> Any:
         async def endpoint(request: Request) -> Response:
@@ -265,7 +275,7 @@ class Gateway:
         async def endpoint(request: Request) -> Response:
             try:
                 door = await self._door(request)
-                client_request = dialect.read(await _call(request, door))
+                client_request = read_request(dialect, await _call(request, door))
                 session = door.models.session(client_request.model)
                 count = await door.exchanges.count(session, client_request)
             except ClientDisconnect:
@@ -278,7 +288,7 @@ class Gateway:
 
     async def _models(self, request: Request) -> Response:
         """List the models in the words of the client's vendor."""
-        dialect = dialect_of(request)
+        dialect = dialect_of(request.scope)
         try:
             models = (await self._door(request)).models
         except SparringError as error:
@@ -288,7 +298,7 @@ class Gateway:
 
     async def _model(self, request: Request) -> Response:
         """Show one model in the words of the client's vendor."""
-        dialect, name = dialect_of(request), request.path_params["name"]
+        dialect, name = dialect_of(request.scope), request.path_params["name"]
         try:
             (await self._door(request)).models.session(name)
         except SparringError as error:
@@ -298,8 +308,8 @@ class Gateway:
 
     async def _no_socket(self, request: Request) -> Response:
         """Refuse a WebSocket: a client that gets this status goes on by HTTP at once."""
-        body = msgspec.json.encode(Responses().error(426, "expected POST, got a WebSocket; send requests by POST"))
-        return Response(body, status_code=426, media_type="application/json")
+        error = ClientError(status=426, message="expected POST, got a WebSocket; send requests by POST")
+        return Response(msgspec.json.encode(Responses().error(error)), status_code=426, media_type="application/json")
 
     async def _tools(self, hold: Callable[[Request, CallResponse], None] | None, request: Request) -> Response:
         """Answer a client of the world's tools."""
@@ -313,8 +323,8 @@ class Gateway:
         except ClientDisconnect:
             return Response(status_code=499)
         except SparringError as error:
-            status, text, headers = status_of(error)
-            return Response(text, status_code=status, headers=headers)
+            status = client_error(error).status
+            return Response(str(error), status_code=status, headers=retrying(status))
 
     async def _health(self, request: Request) -> Response:
         return Response(b"{}", media_type="application/json")
@@ -330,7 +340,7 @@ class Gateway:
         """
         door = await self._door(request)
         call = await _call(request, door)
-        client_request = _labelled(dialect.read(call), door.models)
+        client_request = _labelled(read_request(dialect, call), door.models)
         session = door.models.session(client_request.model)
         headers = {NOTED: ", ".join(client_request.noted)} if client_request.noted else {}
         if client_request.samples_nothing:
@@ -345,8 +355,6 @@ class Gateway:
             client_request,
             session.decode,
             headers=headers,
-            refused=partial(refused, dialect),
-            error_event=lambda error: dialect.error_event(*status_of(error)[:2]),
             ping_s=door.ping_s,
         )
 
@@ -449,6 +457,7 @@ async def _call(request: Request, door: AnsweredDoor) -> ClientCall:
         body=body,
         headers=request.headers,
         path=request.path_params,
+        query=request.query_params,
         leave_out=door.leave_out,
         conversation=earlier.get,
     )
@@ -474,7 +483,7 @@ def _nothing(dialect: Dialect, client_request: ClientRequest, id: str, headers: 
         return Response(body, media_type="application/json", headers=headers)
     writer = dialect.writer(client_request, decode)
     events = writer.begin(ReplyHead(id=reply.id, prompt_tokens=0)) + writer.end(0, reply) + writer.close()
-    return Response(events, media_type="text/event-stream", headers=headers)
+    return Response(events, media_type=writer.content_type, headers=headers)
 
 
 def _paths(dialect: Dialect) -> tuple[str, ...]:

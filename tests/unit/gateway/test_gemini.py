@@ -11,6 +11,7 @@ import httpx
 import pytest
 from sessions import RENDERER, ids_agree, opened, said, says
 
+from sparring.gateway.dialects.handles import sealed
 from sparring.gateway.server import Door, open_door
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message
@@ -76,7 +77,8 @@ def test_gemini_clis_habits_are_one_line_of_sampled_ids(ids: str) -> None:
         return first, second
 
     first, second = through(session, talk)
-    assert second["candidates"][0]["content"]["parts"][-1] == {"text": "Done."}
+    last = second["candidates"][0]["content"]["parts"][-1]
+    assert last == {"text": "Done.", "thoughtSignature": sealed(second["responseId"])}
     assert [segment.parent for segment in session.segments] == [None, 0, 1, 2] and ids_agree(session, engine)
     usage = first["usageMetadata"]
     assert usage["promptTokenCount"] == len(engine.requests[0].tokens)
@@ -106,6 +108,62 @@ def test_a_stream_says_what_the_whole_answer_says() -> None:
     assert chunks[-1]["usageMetadata"]["candidatesTokenCount"] == len(session.segments[-1].tokens)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("meant", [0, 1])
+def test_a_handle_on_text_says_which_of_two_equal_replies_is_meant(meant: int, streamed: bool) -> None:
+    engine = says(said("Yes."), said("Yes."), said("Good."))
+    session = opened(engine)
+
+    async def talk(client: httpx.AsyncClient, door: Door) -> list[Any]:
+        histories = []
+        for _ in range(2):
+            if streamed:
+                answer = await client.post(PATH + "streamGenerateContent?alt=sse", json=request(user("Well?")))
+                chunks = [json.loads(event.removeprefix("data: ")) for event in answer.text.strip().split("\r\n\r\n")]
+            else:
+                chunks = [(await client.post(PATH + "generateContent", json=request(user("Well?")))).json()]
+            parts = [part for chunk in chunks for part in chunk["candidates"][0]["content"]["parts"]]
+            assert [part for part in parts if "thoughtSignature" in part] == parts[-1:]
+            histories.append([user("Well?"), {"role": "model", "parts": parts}, user("Go on.")])
+        await client.post(PATH + "generateContent", json=request(*histories[meant]))
+        return histories
+
+    first, second = through(session, talk)
+    texts = ["".join(part["text"] for part in history[1]["parts"]) for history in (first, second)]
+    assert texts == ["Yes.", "Yes."] and first != second
+    assert [segment.source for segment in session.segments] == ["prompt", "policy", "policy", "prompt", "policy"]
+    assert session.segments[3].parent == 1 + meant and ids_agree(session, engine)
+
+
+def test_a_stream_is_one_json_array_unless_events_are_asked_for() -> None:
+    """Each element of the array is the chunk that an event would have had."""
+    reply = said("Let me see.", ("add", {"a": 1, "b": 2}))
+
+    async def talk(client: httpx.AsyncClient, door: Door) -> Any:
+        body = request(user("1 + 2?"))
+        events = await client.post(PATH + "streamGenerateContent?alt=sse", json=body)
+        return events, [await client.post(PATH + f"streamGenerateContent{end}", json=body) for end in ("", "?alt=json")]
+
+    events, arrays = through(opened(says(reply, reply, reply)), talk)
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events.text.strip().split("\r\n\r\n")]
+    assert len(chunks) > 1 and events.headers["content-type"].startswith("text/event-stream")
+    for array in arrays:
+        elements = array.json()
+        assert array.headers["content-type"].startswith("application/json")
+        assert array.text.startswith('[{"candidates"') and array.text.endswith("}]")
+        said_twice = [[each["candidates"] for each in answer] for answer in (elements, chunks)]
+        assert without_names(said_twice[0]) == without_names(said_twice[1])
+
+
+def without_names(value: Any) -> Any:
+    """Return an answer without what names its reply."""
+    if isinstance(value, list):
+        return [without_names(each) for each in value]
+    if isinstance(value, dict):
+        return {key: without_names(each) for key, each in value.items() if key not in ("thoughtSignature", "id")}
+    return value
+
+
 def test_settings_of_the_generation() -> None:
     schema = {"type": "OBJECT", "properties": {"sum": {"type": "INTEGER", "nullable": True}}, "required": ["sum"]}
     engine = says(said("A long answer indeed"), said('{"sum": 3}'), said("A"), said("B"))
@@ -130,7 +188,7 @@ def test_settings_of_the_generation() -> None:
     candidates = several.json()["candidates"]
     assert sorted(candidate["content"]["parts"][0]["text"] for candidate in candidates) == ["A", "B"]
     assert all(candidate["logprobsResult"]["chosenCandidates"] for candidate in candidates)
-    assert formed.json()["candidates"][0]["content"]["parts"] == [{"text": '{"sum": 3}'}]
+    assert [part["text"] for part in formed.json()["candidates"][0]["content"]["parts"]] == ['{"sum": 3}']
 
 
 def test_tokens_are_counted_and_models_listed() -> None:
@@ -159,7 +217,7 @@ ANSWER = {"functionResponse": {"name": "add", "response": {"result": "3"}}}
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"contents": []}, "messages: expected a message to reply to at the end, got none"),
+        ({"contents": []}, "contents: expected a message to reply to at the end, got none"),
         ({"contents": None}, "contents: expected a list of contents, got nothing"),
         ({"contents": "hi"}, "contents: expected a list of contents, got str"),
         ({"contents": [CALL]}, "at the end, got a reply"),

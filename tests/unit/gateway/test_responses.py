@@ -217,7 +217,7 @@ CALL = {"type": "function_call", "call_id": "call_0_0", "name": "add", "argument
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"input": []}, "messages: expected a message to reply to at the end, got none"),
+        ({"input": []}, "input: expected a message to reply to at the end, got none"),
         ({"input": None}, "input: expected text or a list of items, got nothing"),
         ({"input": [user("A"), {"role": "assistant", "content": "B"}]}, "at the end, got a reply"),
         ({"input": [{"role": "wizard", "content": "A"}]}, "input[0].role: expected one of system"),

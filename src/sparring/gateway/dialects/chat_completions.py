@@ -10,9 +10,12 @@ from typing import Any
 from sparring.errors import refusal
 from sparring.gateway.dialects.chat_tools import call_read, call_written, choice_in, tools_in
 from sparring.gateway.dialects.dialect import (
+    EVENTS,
     ClientCall,
+    ClientError,
     ClientRequest,
     Decode,
+    Placed,
     count_in,
     encoded,
     given,
@@ -25,6 +28,7 @@ from sparring.gateway.dialects.dialect import (
 )
 from sparring.gateway.dialects.evidence import evidence_of
 from sparring.gateway.dialects.freeform import UNREADABLE
+from sparring.gateway.dialects.openai_errors import REQUEST_ID, error_written
 from sparring.gateway.dialects.reply_format import format_in
 from sparring.gateway.dialects.tool_choice import without_parallel
 from sparring.reply import ReplyHead, SampledReply
@@ -48,14 +52,12 @@ TOO_LONG = (
 )
 """Words by which clients know that they have to compact."""
 
-CODES = {401: "invalid_api_key", 404: "model_not_found"}
-"""Codes of errors, by status."""
-
 
 class ChatCompletions:
     """Dialect of OpenAI's chat completions. Implements `Dialect`."""
 
     path = "/v1/chat/completions"
+    request_id = REQUEST_ID
 
     def read(self, call: ClientCall) -> ClientRequest:
         """Read a request.
@@ -77,8 +79,10 @@ class ChatCompletions:
         tools, freeform = tools_in(body.get("tools"))
         forced, allowed = choice_in(body, tools)
         noted = without_parallel(noted, forced or allowed)
+        places = [f"messages[{at}]" for at in range(len(messages))]
+        conversation = [Placed(where, _message(data, where)) for where, data in zip(places, messages, strict=True)]
         return ClientRequest(
-            messages=in_order([_message(message, f"messages[{at}]") for at, message in enumerate(messages)]),
+            messages=in_order(conversation, "messages"),
             tools=() if body.get("tool_choice") == "none" else tools,
             model=typed(body.get("model"), "model", str, "the name of a model"),
             max_tokens=limits[1] if limits[0] is None else limits[0],
@@ -110,24 +114,16 @@ class ChatCompletions:
         """Open the writer of one streamed answer."""
         return ChunkWriter(client_request, decode)
 
-    def error(self, status: int, message: str, *, too_long: tuple[int, int] | None = None) -> dict[str, Any]:
+    def error(self, error: ClientError) -> dict[str, Any]:
         """Write an error."""
-        kinds = {401: "authentication_error", 404: "invalid_request_error", 400: "invalid_request_error"}
-        code, param = ("context_length_exceeded", "messages") if too_long else (CODES.get(status), None)
-        text = TOO_LONG.format(*reversed(too_long)) if too_long else message
-        return {"error": {"message": text, "type": kinds.get(status, "server_error"), "param": param, "code": code}}
-
-    def error_event(self, status: int, message: str) -> bytes:
-        """Write an error that comes when the answer has begun."""
-        return _event(self.error(status, message))
-
-    def ping(self) -> bytes:
-        """Write a comment, which clients pass over."""
-        return b": ping\n\n"
+        too_long = "" if error.too_long is None else TOO_LONG.format(*reversed(error.too_long))
+        return error_written(error, "messages", too_long)
 
 
 class ChunkWriter:
     """Writer of one answer as chunks. Implements `AnswerWriter`."""
+
+    content_type = EVENTS
 
     def __init__(self, client_request: ClientRequest, decode: Decode) -> None:
         self._client_request = client_request
@@ -170,9 +166,18 @@ class ChunkWriter:
             usage = _event({**self._head, "choices": [], "usage": _usage(self._replies)})
         return usage + b"data: [DONE]\n\n"
 
+    def fail(self, error: ClientError) -> bytes:
+        """Write an error in the place of a chunk."""
+        return _event(ChatCompletions().error(error))
+
+    def ping(self) -> bytes:
+        """Write a comment, which clients pass over."""
+        return b": ping\n\n"
+
     def _event(self, sample: int, delta: Mapping[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
         choice = {"index": sample, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
-        return _event({**self._head, "choices": [choice]})
+        not_yet = {"usage": None} if self._client_request.counts else {}
+        return _event({**self._head, "choices": [choice], **not_yet})
 
 
 def _message(data: Any, where: str) -> Message:

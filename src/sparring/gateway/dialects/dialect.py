@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -31,6 +31,7 @@ class ClientCall:
         body: the JSON object that it sent.
         headers: of its request, by names in lower case.
         path: parameters that the path of the endpoint has.
+        query: parameters behind the path.
         leave_out: types of tools of the vendor's own servers that the door leaves out of a request, in the place of
             refusing them.
         conversation: gives the conversation up to a reply of this session, the reply included, by the reply's id; None
@@ -40,6 +41,7 @@ class ClientCall:
     body: Mapping[str, Any]
     headers: Mapping[str, str] = field(default_factory=dict)
     path: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
     leave_out: frozenset[str] = frozenset()
     conversation: Callable[[str], Sequence[Message] | None] = _forgets
 
@@ -81,14 +83,34 @@ class ClientRequest:
     echo: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientError:
+    """Error as a client is told of it.
+
+    Attributes:
+        status: of HTTP.
+        message: of ours.
+        field: of the request that it is about, as the client sent it, such as `input[1].role`; empty for none.
+        too_long: ids of a prompt that leaves no room for a reply, and the room; None of other errors. Dialects say this
+            in the vendor's words: clients look for these.
+    """
+
+    status: int
+    message: str
+    field: str = ""
+    too_long: tuple[int, int] | None = None
+
+
 class Dialect(Protocol):
     """One vendor's API.
 
     Attributes:
         path: of the endpoint.
+        request_id: name of the header in which the vendor names each request; empty where it does not.
     """
 
     path: str
+    request_id: str
 
     def read(self, call: ClientCall) -> ClientRequest:
         """Read a request.
@@ -103,26 +125,23 @@ class Dialect(Protocol):
     def writer(self, client_request: ClientRequest, decode: Decode) -> AnswerWriter:
         """Open the writer of one streamed answer."""
 
-    def error(self, status: int, message: str, *, too_long: tuple[int, int] | None = None) -> dict[str, Any]:
-        """Write an error, of a prompt that leaves no room for a reply in the vendor's words: clients look for these.
+    def error(self, error: ClientError) -> dict[str, Any]:
+        """Write an error that stands in the place of an answer."""
 
-        Args:
-            status: of HTTP.
-            message: of ours.
-            too_long: ids of such a prompt, and the room; None of other errors.
-        """
 
-    def error_event(self, status: int, message: str) -> bytes:
-        """Write an error that comes when the answer has begun."""
-
-    def ping(self) -> bytes:
-        """Write the event that says that the answer is under way."""
+EVENTS = "text/event-stream; charset=utf-8"
+"""Type of an answer that is written as server-sent events."""
 
 
 class AnswerWriter(Protocol):
-    """Writer of one answer as server-sent events. Its replies come side by side, one for each sample: the pieces of one
-    in order, then its end. All that was shown of a reply is what `Dialect.answer` says of it. Any method may return
-    nothing."""
+    """Writer of one answer as events. Its replies come side by side, one for each sample: the pieces of one in order,
+    then its end. All that was shown of a reply is what `Dialect.answer` says of it. Any method may return nothing.
+
+    Attributes:
+        content_type: of what is written.
+    """
+
+    content_type: str
 
     def begin(self, head: ReplyHead) -> bytes:
         """Write what stands before all replies.
@@ -139,6 +158,12 @@ class AnswerWriter(Protocol):
 
     def close(self) -> bytes:
         """Write what stands behind all replies."""
+
+    def fail(self, error: ClientError) -> bytes:
+        """Write the error that stands in the place of the rest of the answer."""
+
+    def ping(self) -> bytes:
+        """Write that the answer is under way, before its beginning too."""
 
 
 class Decode(Protocol):
@@ -260,34 +285,47 @@ def arguments_of(call: ToolCall) -> str:
     return call.raw if call.arguments is None else json.dumps(dict(call.arguments), ensure_ascii=False)
 
 
-def in_order(messages: Sequence[Message]) -> tuple[Message, ...]:
+class Placed(NamedTuple):
+    """Message of a conversation, and the place in the request where the client tells it, such as `input[1]`."""
+
+    where: str
+    message: Message
+
+
+def in_order(conversation: Sequence[Placed], field: str, system: str = "") -> tuple[Message, ...]:
     """Return a conversation whose answers stand in the order of the calls that they name: clients send them as they
     came.
+
+    Args:
+        conversation: of the request.
+        field: that has it.
+        system: text that stands before it, in a field of its own; empty for none.
 
     Raises:
         BadInput: an answer names no call of the reply before it, the last message is a reply, or there is none.
     """
-    ordered: list[Message] = []
+    ordered = [Message(role="system", content=system)] if system else []
     at = 0
-    while at < len(messages):
+    while at < len(conversation):
         end = at
-        while end < len(messages) and messages[end].role == "tool":
+        while end < len(conversation) and conversation[end].message.role == "tool":
             end += 1
         if end > at:
             calls = next((m.tool_calls for m in reversed(ordered) if m.role == "assistant"), ())
             place = {call.id: number for number, call in enumerate(calls)}
-            for answer in messages[at:end]:
+            for where, answer in conversation[at:end]:
                 if answer.tool_call_id not in place:
                     got = f"one to {answer.tool_call_id!r}"
-                    raise refusal(f"messages[{at}]", "an answer to a call of the reply before it", got, "send the call")
-            ordered += sorted(messages[at:end], key=lambda answer: place[answer.tool_call_id or ""])
+                    raise refusal(where, "an answer to a call of the reply before it", got, "send the call")
+            answers = [placed.message for placed in conversation[at:end]]
+            ordered += sorted(answers, key=lambda answer: place[answer.tool_call_id or ""])
             at = end
         else:
-            ordered.append(messages[at])
+            ordered.append(conversation[at].message)
             at += 1
-    if not ordered or ordered[-1].role == "assistant":
-        got = "none" if not ordered else "a reply"
-        raise refusal("messages", "a message to reply to at the end", got, "add one")
+    if not conversation or ordered[-1].role == "assistant":
+        got = "a reply" if conversation else "none"
+        raise refusal(field, "a message to reply to at the end", got, "add one")
     return tuple(ordered)
 
 

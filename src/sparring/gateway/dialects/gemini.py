@@ -8,8 +8,10 @@ from typing import Any
 
 from sparring.errors import refusal
 from sparring.gateway.dialects.dialect import (
+    EVENTS,
     AnswerWriter,
     ClientCall,
+    ClientError,
     ClientRequest,
     Decode,
     count_in,
@@ -70,6 +72,8 @@ class Gemini:
         streams: whether its answers are streamed; the path of a request says so, not its body.
     """
 
+    request_id = ""
+
     def __init__(self, streams: bool = False) -> None:
         self._streams = streams
         self.path = f"/v1beta/models/{{model}}:{'streamGenerateContent' if streams else 'generateContent'}"
@@ -86,10 +90,8 @@ class Gemini:
         noted = sorted_in(body, OBEYED, NOTED, "")
         config = given(body, "generationConfig", dict, "settings", {})
         noted += sorted_in(config, CONFIG_OBEYED, CONFIG_NOTED, "generationConfig.")
-        messages: list[Message] = []
         system = body.get("systemInstruction")
-        if system is not None:
-            messages.append(Message(role="system", content=text_of(system, "systemInstruction")))
+        system = "" if system is None else text_of(system, "systemInstruction")
         contents, handle = conversation_in(body.get("contents"))
         tools = tools_in(body.get("tools"), call.leave_out)
         given(body, "model", str, "the name of a model", "")
@@ -102,7 +104,7 @@ class Gemini:
         calling = _calling(body)
         forced, allowed = _choice(calling, tools)
         return ClientRequest(
-            messages=in_order([*messages, *named_calls(contents)]),
+            messages=in_order(named_calls(contents), "contents", system),
             tools=() if calling.get("mode") == "NONE" else tools,
             model=call.path.get("model", ""),
             max_tokens=count_in(config, "maxOutputTokens", "generationConfig."),
@@ -113,14 +115,17 @@ class Gemini:
             noted=noted,
             stop=texts_in(config.get("stopSequences"), "generationConfig.stopSequences"),
             evidence=evidence_of(call, noted, handle),
+            echo={"as_events": "sse" in (call.query.get("alt"), call.query.get("$alt"))},
         )
 
     def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:
         """Write the answer."""
         candidates = []
         for index, reply in enumerate(replies):
-            parts = [_part(piece, sealed(reply.id)) for piece in ShownReply().rest(reply.message)]
-            candidate = _candidate(parts or [{"text": ""}], index, _reason(reply))
+            handle = sealed(reply.id)
+            parts = [_part(piece, handle) for piece in ShownReply().rest(reply.message)] or [{"text": ""}]
+            parts[-1]["thoughtSignature"] = handle
+            candidate = _candidate(parts, index, _reason(reply))
             if client_request.logprobs:
                 candidate["logprobsResult"] = _logprobs(reply, decode)
             candidates.append(candidate)
@@ -128,25 +133,20 @@ class Gemini:
 
     def writer(self, client_request: ClientRequest, decode: Decode) -> AnswerWriter:
         """Open the writer of one streamed answer."""
-        return GeminiWriter(client_request, decode)
+        return (GeminiWriter if client_request.echo["as_events"] else ArrayWriter)(client_request, decode)
 
-    def error(self, status: int, message: str, *, too_long: tuple[int, int] | None = None) -> dict[str, Any]:
+    def error(self, error: ClientError) -> dict[str, Any]:
         """Write an error."""
-        if too_long:
-            message = TOO_LONG.format(*too_long)
-        return {"error": {"code": status, "message": message, "status": STATUSES.get(status, "INTERNAL")}}
-
-    def error_event(self, status: int, message: str) -> bytes:
-        """Write an error that comes when the answer has begun."""
-        return _event(self.error(status, message))
-
-    def ping(self) -> bytes:
-        """Write a chunk that says nothing: clients of this vendor read every line as data."""
-        return _event({})
+        status = STATUSES.get(error.status, "INTERNAL" if error.status >= 500 else "INVALID_ARGUMENT")
+        text = error.message if error.too_long is None else TOO_LONG.format(*error.too_long)
+        return {"error": {"code": error.status, "message": text, "status": status}}
 
 
 class GeminiWriter:
-    """Writer of one answer as chunks, each of which has the shape of a whole answer. Implements `AnswerWriter`."""
+    """Writer of one answer as chunks, each of which has the shape of a whole answer: as events, which is what clients
+    ask for by `alt=sse`. Implements `AnswerWriter`."""
+
+    content_type = EVENTS
 
     def __init__(self, client_request: ClientRequest, decode: Decode) -> None:
         self._client_request = client_request
@@ -162,18 +162,54 @@ class GeminiWriter:
     def piece(self, sample: int, piece: ReplyPiece) -> bytes:
         """Write a piece of the reply as a part."""
         candidate = _candidate([_part(piece, self._handle)], sample)
-        return _event({"candidates": [candidate], "modelVersion": self._client_request.model, "responseId": self._id})
+        named = {"modelVersion": self._client_request.model, "responseId": self._id}
+        return self._chunk({"candidates": [candidate], **named})
 
     def end(self, sample: int, reply: SampledReply) -> bytes:
-        """Write why the reply ended, and the usage."""
-        candidate = _candidate([{"text": ""}], sample, _reason(reply))
+        """Write why the reply ended, its handle, and the usage."""
+        candidate = _candidate([{"text": "", "thoughtSignature": self._handle}], sample, _reason(reply))
         if self._client_request.logprobs:
             candidate["logprobsResult"] = _logprobs(reply, self._decode)
-        return _event({"candidates": [candidate], **_tail(self._client_request, [reply])})
+        return self._chunk({"candidates": [candidate], **_tail(self._client_request, [reply])})
 
     def close(self) -> bytes:
         """Write nothing: the end of the one reply was the end."""
         return b""
+
+    def fail(self, error: ClientError) -> bytes:
+        """Write an error in the place of a chunk."""
+        return self._chunk(Gemini().error(error))
+
+    def ping(self) -> bytes:
+        """Write a chunk that says nothing: clients of this vendor read every line as data."""
+        return self._chunk({})
+
+    def _chunk(self, data: Mapping[str, Any]) -> bytes:
+        return b"data: " + encoded(data) + b"\r\n\r\n"
+
+
+class ArrayWriter(GeminiWriter):
+    """Writer of the same chunks as one JSON array, an element at a time: what clients get that do not ask for events.
+    Implements `AnswerWriter`."""
+
+    content_type = "application/json; charset=utf-8"
+    _before = b"["
+
+    def close(self) -> bytes:
+        """Write the end of the array."""
+        return b"]"
+
+    def fail(self, error: ClientError) -> bytes:
+        """Write an error as the last element."""
+        return super().fail(error) + b"]"
+
+    def ping(self) -> bytes:
+        """Write a blank, which may stand between the elements."""
+        return b"\n"
+
+    def _chunk(self, data: Mapping[str, Any]) -> bytes:
+        before, self._before = self._before, b",\n"
+        return before + encoded(data)
 
 
 def sorted_in(values: Mapping[str, Any], obeyed: frozenset[str], noted: frozenset[str], before: str) -> tuple[str, ...]:
@@ -271,6 +307,3 @@ def _logprobs(reply: SampledReply, decode: Decode) -> dict[str, Any]:
     ]
     return {"chosenCandidates": chosen}
 
-
-def _event(data: Mapping[str, Any]) -> bytes:
-    return b"data: " + encoded(data) + b"\r\n\r\n"

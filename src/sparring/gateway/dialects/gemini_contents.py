@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.dialect import is_left_out, text_in, typed
+from sparring.gateway.dialects.dialect import Placed, is_left_out, text_in, typed
 from sparring.gateway.dialects.handles import unsealed
 from sparring.types import Message, ToolCall, ToolSpec
 
@@ -16,7 +16,7 @@ TEXT = frozenset(("text", "thought", "thoughtSignature", "thought_signature", "p
 """Names that a part of text may have."""
 
 
-def conversation_in(contents: Any) -> tuple[list[Message], str]:
+def conversation_in(contents: Any) -> tuple[list[Placed], str]:
     """Read the turns of a conversation. The calls of a reply have the ids that the client sent; empty without.
 
     Returns:
@@ -25,7 +25,7 @@ def conversation_in(contents: Any) -> tuple[list[Message], str]:
     Raises:
         BadInput: a turn is malformed or has a part that cannot be shown to the model.
     """
-    messages: list[Message] = []
+    conversation: list[Placed] = []
     handle = ""
     if isinstance(contents, dict):
         contents = [contents]
@@ -38,24 +38,25 @@ def conversation_in(contents: Any) -> tuple[list[Message], str]:
         if role == "model":
             reply, named = _reply(parts, where)
             handle = named or handle
-            if messages and messages[-1].role == "assistant":
-                reply = _joined(messages.pop(), reply)
-            messages.append(reply)
+            if conversation and conversation[-1].message.role == "assistant":
+                where, first = conversation.pop()
+                reply = _joined(first, reply)
+            conversation.append(Placed(where, reply))
         else:
-            messages += _told(parts, where)
-    return messages, handle
+            conversation += _told(parts, where)
+    return conversation, handle
 
 
-def named_calls(messages: Sequence[Message]) -> list[Message]:
+def named_calls(conversation: Sequence[Placed]) -> list[Placed]:
     """Return a conversation whose calls all have ids. Where a client sends none, an answer belongs to the first call of
     its name, or else to the first of all, that has no answer yet.
 
     Raises:
         BadInput: there are more answers than calls.
     """
-    named: list[Message] = []
+    named: list[Placed] = []
     waiting: list[ToolCall] = []
-    for at, message in enumerate(messages):
+    for at, (where, message) in enumerate(conversation):
         if message.role == "assistant":
             calls = tuple(
                 call if call.id else replace(call, id=f"call_of_{at}_{number}")
@@ -64,10 +65,10 @@ def named_calls(messages: Sequence[Message]) -> list[Message]:
             waiting = list(calls)
             message = replace(message, tool_calls=calls)
         elif message.role == "tool":
-            call = _answered(message, waiting, f"contents[{at}]")
+            call = _answered(message, waiting, where)
             waiting.remove(call)
             message = replace(message, tool_call_id=call.id, name=None)
-        named.append(message)
+        named.append(Placed(where, message))
     return named
 
 
@@ -184,7 +185,7 @@ def _joined(first: Message, second: Message) -> Message:
     )
 
 
-def _told(parts: Sequence[Any], where: str) -> list[Message]:
+def _told(parts: Sequence[Any], where: str) -> list[Placed]:
     """Return what a turn of the user has: answers of functions, each by itself, before the text beside them."""
     answers, texts = [], []
     for at, part in enumerate(parts):
@@ -200,8 +201,9 @@ def _told(parts: Sequence[Any], where: str) -> list[Message]:
         if answer.get("parts"):
             raise refusal(f"{place}.functionResponse.parts", "none", "some", "this model reads text alone")
         content = _answer_text(answer.get("response"), place)
-        answers.append(Message(role="tool", content=content, tool_call_id=id, name=name))
-    return [*answers, *([Message(role="user", content="".join(texts))] if texts or not answers else [])]
+        answers.append(Placed(place, Message(role="tool", content=content, tool_call_id=id, name=name)))
+    beside = [Placed(where, Message(role="user", content="".join(texts)))] if texts or not answers else []
+    return [*answers, *beside]
 
 
 def _answer_text(response: Any, where: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.dialect import is_left_out, text_in, typed
+from sparring.gateway.dialects.dialect import Placed, is_left_out, text_in, typed
 from sparring.gateway.dialects.handles import unsealed
 from sparring.types import Message, ToolCall, ToolSpec
 
@@ -62,7 +62,7 @@ def system_in(system: Any) -> str:
     return "\n\n".join(text for text in texts if not text.startswith(BILLING))
 
 
-def conversation_in(messages: Any, loadable: Mapping[str, ToolSpec]) -> tuple[list[Message], str]:
+def conversation_in(messages: Any, loadable: Mapping[str, ToolSpec]) -> tuple[list[Placed], str]:
     """Read the messages of a conversation.
 
     Args:
@@ -75,7 +75,7 @@ def conversation_in(messages: Any, loadable: Mapping[str, ToolSpec]) -> tuple[li
     Raises:
         BadInput: a message is malformed or has a block that cannot be shown to the model.
     """
-    conversation: list[Message] = []
+    conversation: list[Placed] = []
     handle = ""
     for at, message in enumerate(typed(messages, "messages", list, "a list of messages")):
         where = f"messages[{at}]"
@@ -84,12 +84,12 @@ def conversation_in(messages: Any, loadable: Mapping[str, ToolSpec]) -> tuple[li
         if role not in ("user", "assistant", "system"):
             raise refusal(f"{where}.role", "user, assistant or system", repr(role), "correct the request")
         if isinstance(content, str):
-            conversation.append(Message(role=role, content=text_in(content, f"{where}.content")))
+            conversation.append(Placed(where, Message(role=role, content=text_in(content, f"{where}.content"))))
             continue
         blocks = typed(content, f"{where}.content", list, "text or blocks")
         if role == "assistant":
             reply, named = _reply(blocks, where)
-            conversation.append(reply)
+            conversation.append(Placed(where, reply))
             handle = named or handle
         else:
             conversation += _told(blocks, role, where, loadable)
@@ -103,7 +103,7 @@ def _text(block: Any, where: str) -> str:
     return text_in(typed(block.get("text"), f"{where}.text", str, "text"), where)
 
 
-def _told(blocks: Sequence[Any], role: Any, where: str, loadable: Mapping[str, ToolSpec]) -> list[Message]:
+def _told(blocks: Sequence[Any], role: Any, where: str, loadable: Mapping[str, ToolSpec]) -> list[Placed]:
     """Return what a message tells: answers of tools, each by itself, before the text beside them."""
     answers, texts = [], []
     for at, block in enumerate(blocks):
@@ -111,10 +111,11 @@ def _told(blocks: Sequence[Any], role: Any, where: str, loadable: Mapping[str, T
         if typed(block, place, dict, "a block").get("type") == "tool_result":
             id = text_in(typed(block.get("tool_use_id"), f"{place}.tool_use_id", str, "the id of a call"), place)
             content = _answer(block.get("content"), place, loadable)
-            answers.append(Message(role="tool", content=content, tool_call_id=id))
+            answers.append(Placed(place, Message(role="tool", content=content, tool_call_id=id)))
         else:
             texts.append(_text(block, place))
-    return [*answers, *([Message(role=role, content="".join(texts))] if texts or not answers else [])]
+    beside = [Placed(where, Message(role=role, content="".join(texts)))] if texts or not answers else []
+    return [*answers, *beside]
 
 
 def _answer(content: Any, where: str, loadable: Mapping[str, ToolSpec]) -> str:

@@ -8,7 +8,9 @@ from typing import Any
 
 from sparring.errors import refusal
 from sparring.gateway.dialects.dialect import (
+    EVENTS,
     ClientCall,
+    ClientError,
     ClientRequest,
     Decode,
     count_in,
@@ -41,6 +43,9 @@ NOTED = frozenset(
 NOT_CACHED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 """Usage of a prompt of which nothing was cached."""
 
+KINDS = {401: "authentication_error", 404: "not_found_error"}
+"""Types of errors, by status."""
+
 TOO_LONG = "prompt is too long: {} tokens > {} maximum"
 """Words by which clients know that they have to compact, and by how much."""
 
@@ -49,6 +54,7 @@ class Messages:
     """Dialect of Anthropic's Messages. Implements `Dialect`."""
 
     path = "/v1/messages"
+    request_id = "request-id"
 
     def read(self, call: ClientCall) -> ClientRequest:
         """Read a request.
@@ -60,11 +66,10 @@ class Messages:
         noted = sorted_fields(body, OBEYED, NOTED) + noted_headers(call.headers)
         tools, deferred = tools_in(body.get("tools"), call.leave_out)
         system = system_in(body.get("system"))
-        messages = [Message(role="system", content=system)] if system else []
         heard, handle = conversation_in(body.get("messages"), deferred)
         forced = _forced(body.get("tool_choice"), tools, deferred)
         return ClientRequest(
-            messages=in_order([*messages, *heard]),
+            messages=in_order(heard, "messages", system),
             tools=tools if forced is not None or _may_call(body.get("tool_choice")) else (),
             model=typed(body.get("model"), "model", str, "the name of a model"),
             max_tokens=count_in(body, "max_tokens"),
@@ -90,23 +95,17 @@ class Messages:
         """Open the writer of one streamed answer."""
         return EventWriter(client_request)
 
-    def error(self, status: int, message: str, *, too_long: tuple[int, int] | None = None) -> dict[str, Any]:
+    def error(self, error: ClientError) -> dict[str, Any]:
         """Write an error."""
-        kinds = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
-        kind, text = kinds.get(status, "api_error"), TOO_LONG.format(*too_long) if too_long else message
-        return {"type": "error", "error": {"type": kind, "message": text}}
-
-    def error_event(self, status: int, message: str) -> bytes:
-        """Write an error that comes when the answer has begun."""
-        return _event("error", self.error(status, message))
-
-    def ping(self) -> bytes:
-        """Write the event that says that the answer is under way."""
-        return _event("ping", {})
+        text = error.message if error.too_long is None else TOO_LONG.format(*error.too_long)
+        other = "api_error" if error.status >= 500 else "invalid_request_error"
+        return {"type": "error", "error": {"type": KINDS.get(error.status, other), "message": text}}
 
 
 class EventWriter:
     """Writer of one answer as events: blocks one after the other. Implements `AnswerWriter`."""
+
+    content_type = EVENTS
 
     def __init__(self, client_request: ClientRequest) -> None:
         self._client_request = client_request
@@ -145,6 +144,14 @@ class EventWriter:
     def close(self) -> bytes:
         """Write nothing: the end of the one reply was the end."""
         return b""
+
+    def fail(self, error: ClientError) -> bytes:
+        """Write an error that comes when the answer has begun."""
+        return _event("error", Messages().error(error))
+
+    def ping(self) -> bytes:
+        """Write the event that says that the answer is under way."""
+        return _event("ping", {})
 
     def _block(self, kind: str, empty: dict[str, Any]) -> bytes:
         """Begin a block, unless one of this kind is open."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sparring.gateway.dialects.dialect import ClientRequest, Decode, encoded
+from sparring.gateway.dialects.dialect import EVENTS, ClientError, ClientRequest, Decode, encoded
 from sparring.gateway.dialects.handles import sealed
 from sparring.gateway.dialects.response_tools import call_written
 from sparring.reply import ReplyHead, SampledReply, ShownReply
@@ -25,6 +25,8 @@ def response_of(client_request: ClientRequest, reply: SampledReply, decode: Deco
 class ResponseWriter:
     """Writer of one response as events: its items one after the other. Implements `AnswerWriter`."""
 
+    content_type = EVENTS
+
     def __init__(self, client_request: ClientRequest, decode: Decode) -> None:
         self._client_request = client_request
         self._decode = decode
@@ -33,10 +35,11 @@ class ResponseWriter:
         self._open: dict[str, Any] | None = None  # the item of text or thoughts that goes on
         self._texts: list[str] = []  # of it
         self._handle = ""
+        self._id = "failed"  # until there is a reply
 
     def begin(self, head: ReplyHead) -> bytes:
         """Write that the response is under way."""
-        self._handle = sealed(head.id)
+        self._handle, self._id = sealed(head.id), head.id
         begun = _response(self._client_request, head.id, status="in_progress")
         return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
@@ -58,6 +61,16 @@ class ResponseWriter:
     def close(self) -> bytes:
         """Write nothing: the end of the one reply was the end."""
         return b""
+
+    def fail(self, error: ClientError) -> bytes:
+        """Write that the response has failed."""
+        code = "server_error" if error.status >= 500 else "invalid_prompt"
+        failed = _response(self._client_request, self._id, status="failed")
+        return self._event("response.failed", response={**failed, "error": {"code": code, "message": error.message}})
+
+    def ping(self) -> bytes:
+        """Write a comment, which clients pass over."""
+        return b": ping\n\n"
 
     def response(self, reply: SampledReply) -> dict[str, Any]:
         """Return the whole response."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.dialect import text_in, typed
+from sparring.gateway.dialects.dialect import Placed, text_in, typed
 from sparring.gateway.dialects.handles import unsealed
 from sparring.gateway.dialects.freeform import UNREADABLE
 from sparring.gateway.dialects.response_tools import call_read, call_written
@@ -28,21 +28,23 @@ Recall = Callable[[str], Sequence[Message] | None]
 class _Reply:
     """A reply, as far as its items have come."""
 
+    where: str
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
 
-    def message(self) -> Message:
-        """Return the reply."""
-        return Message(
+    def placed(self) -> Placed:
+        """Return the reply, in the place of its first item."""
+        message = Message(
             role="assistant",
             content="".join(self.texts),
             reasoning="".join(self.thoughts) or None,
             tool_calls=tuple(self.calls),
         )
+        return Placed(self.where, message)
 
 
-def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") -> tuple[list[Message], str]:
+def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") -> tuple[list[Placed], str]:
     """Read the items of a conversation. Items of one reply, which stand side by side, are one message; so is a call
     that a client put behind the output of another call of that reply.
 
@@ -57,7 +59,7 @@ def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") 
     Raises:
         BadInput: an item is malformed or of a type that cannot be shown to the model.
     """
-    messages: list[Message | _Reply] = []
+    conversation: list[Placed | _Reply] = []
     reply: _Reply | None = None  # the last one, as long as items may belong to it
     handle = ""
     for at, item in enumerate(items):
@@ -67,28 +69,29 @@ def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") 
         kind = item.get("type") or "message"
         handle = unsealed(item.get("encrypted_content")) or _of_id(item.get("id")) or handle
         if kind in OUTPUTS:
-            messages.append(_output(item, place))
+            conversation.append(Placed(place, _output(item, place)))
             continue
         if kind in CALLS:
             call = call_read(item, place)
-            behind = bool(messages) and isinstance(messages[-1], Message) and messages[-1].role == "tool"
+            last = conversation[-1] if conversation else None
+            behind = isinstance(last, Placed) and last.message.role == "tool"
             if reply is None or behind and not (reply.calls and _one_reply(reply.calls[-1].id, call.id)):
-                messages.append(reply := _Reply())
+                conversation.append(reply := _Reply(where=place))
             reply.calls.append(call)
             continue
         role = _role(item, kind, place)
         if role != "assistant":
             reply = None
             text = _text(item.get("content"), f"{place}.content")
-            messages.append(Message(role="user" if role == "user" else "system", content=text))
+            conversation.append(Placed(place, Message(role="user" if role == "user" else "system", content=text)))
             continue
-        if reply is None or not isinstance(messages[-1], _Reply):
-            messages.append(reply := _Reply())
+        if reply is None or not isinstance(conversation[-1], _Reply):
+            conversation.append(reply := _Reply(where=place))
         if kind == "reasoning":
             reply.thoughts.append(_thoughts(item, place))
         else:
             reply.texts.append(_text(item.get("content"), f"{place}.content"))
-    return [message if isinstance(message, Message) else message.message() for message in messages], handle
+    return [each if isinstance(each, Placed) else each.placed() for each in conversation], handle
 
 
 def replies_referenced(items: Sequence[Any]) -> frozenset[str]:

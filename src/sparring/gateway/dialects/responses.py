@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.chat_completions import CODES
 from sparring.gateway.dialects.dialect import (
     ClientCall,
+    ClientError,
     ClientRequest,
     Decode,
+    Placed,
     count_in,
     given,
     in_order,
@@ -22,8 +23,9 @@ from sparring.gateway.dialects.dialect import (
 )
 from sparring.gateway.dialects.evidence import evidence_of
 from sparring.gateway.dialects.handles import unsealed
+from sparring.gateway.dialects.openai_errors import REQUEST_ID, error_written
 from sparring.gateway.dialects.reply_format import format_in
-from sparring.gateway.dialects.response_events import ResponseWriter, event, response_of
+from sparring.gateway.dialects.response_events import ResponseWriter, response_of
 from sparring.gateway.dialects.response_items import conversation_in, replies_referenced
 from sparring.gateway.dialects.response_tools import ToolForm, names_of, tools_in
 from sparring.gateway.dialects.tool_choice import PARALLEL, allowed_calls, forced_call, without_parallel
@@ -57,6 +59,7 @@ class Responses:
     """Dialect of OpenAI's Responses. Implements `Dialect`."""
 
     path = "/v1/responses"
+    request_id = REQUEST_ID
 
     def read(self, call: ClientCall) -> ClientRequest:
         """Read a request.
@@ -68,7 +71,8 @@ class Responses:
         noted = sorted_fields(body, OBEYED, NOTED)
         if switched(body, "background"):
             raise refusal("background", "false", "true", "leave it out")
-        messages, handle = _conversation(call)
+        instructions = text_in(given(body, "instructions", str, "text", ""), "instructions")
+        conversation, handle = _conversation(call, anew=bool(instructions))
         tools, forms = tools_in(body.get("tools"), call.leave_out)
         forced, allowed = _choice(body, tools, forms)
         noted = without_parallel(noted, forced or allowed)
@@ -77,7 +81,9 @@ class Responses:
         samples_nothing = not given(body, "generate", bool, "true or false", True)
         switched(body, "store")
         return ClientRequest(
-            messages=tuple(messages) if samples_nothing else in_order(messages),
+            messages=_as_they_came(conversation, instructions)
+            if samples_nothing
+            else in_order(conversation, "input", instructions),
             tools=() if body.get("tool_choice") == "none" else tools,
             model=typed(body.get("model"), "model", str, "the name of a model"),
             max_tokens=count_in(body, "max_output_tokens"),
@@ -103,26 +109,9 @@ class Responses:
         """Open the writer of one streamed answer."""
         return ResponseWriter(client_request, decode)
 
-    def error(self, status: int, message: str, *, too_long: tuple[int, int] | None = None) -> dict[str, Any]:
+    def error(self, error: ClientError) -> dict[str, Any]:
         """Write an error."""
-        code = "context_length_exceeded" if too_long else CODES.get(status)
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        text, param = (TOO_LONG, "input") if too_long else (message, None)
-        return {"error": {"message": text, "type": kind, "param": param, "code": code}}
-
-    def error_event(self, status: int, message: str) -> bytes:
-        """Write an error that comes when the answer has begun."""
-        code = "server_error" if status >= 500 else "invalid_prompt"
-        failed = {"id": "resp_failed", "object": "response", "created_at": 0, "status": "failed", "output": []}
-        required = {"model": "", "tools": [], "tool_choice": "auto", "parallel_tool_calls": True}
-        error = {"code": code, "message": message}
-        return event(
-            {"type": "response.failed", "sequence_number": 0, "response": {**failed, **required, "error": error}}
-        )
-
-    def ping(self) -> bytes:
-        """Write a comment, which clients pass over."""
-        return b": ping\n\n"
+        return error_written(error, "input", "" if error.too_long is None else TOO_LONG)
 
 
 _ECHOED = frozenset(
@@ -157,13 +146,21 @@ def _previous(id: object) -> frozenset[str]:
     return frozenset((unsealed(id.removeprefix("resp_")),)) - {""} if isinstance(id, str) else frozenset()
 
 
-def _conversation(call: ClientCall) -> tuple[list[Message], str]:
-    """Return the messages of a request, and the id of the reply that they continue where the client names one."""
-    body, messages = call.body, []
-    instructions = given(body, "instructions", str, "text", "")
-    if instructions:
-        text = text_in(instructions, "instructions")
-        messages.append(Message(role="system", content=text))
+def _as_they_came(conversation: Sequence[Placed], instructions: str) -> tuple[Message, ...]:
+    """Return the messages of a request that asks for no reply."""
+    system = [Message(role="system", content=instructions)] if instructions else []
+    return (*system, *(placed.message for placed in conversation))
+
+
+def _conversation(call: ClientCall, anew: bool) -> tuple[list[Placed], str]:
+    """Return the messages of a request, and the id of the reply that they continue where the client names one.
+
+    Args:
+        call: of the client.
+        anew: whether it has instructions, which stand in the place of those of before.
+    """
+    body = call.body
+    conversation: list[Placed] = []
     previous = body.get("previous_response_id")
     before = ""
     if previous is not None:
@@ -172,15 +169,15 @@ def _conversation(call: ClientCall) -> tuple[list[Message], str]:
         if earlier is None:
             got, do = json.dumps(previous), "send the whole input"
             raise refusal("previous_response_id", "the id of a response under this key", got, do)
-        if messages and earlier and earlier[0].role == "system":
-            earlier = earlier[1:]  # the instructions of now stand in the place of those of before
-        messages += earlier
+        if anew and earlier and earlier[0].role == "system":
+            earlier = earlier[1:]
+        conversation = [Placed("previous_response_id", message) for message in earlier]
     input = body.get("input")
     if isinstance(input, str):
-        return [*messages, Message(role="user", content=text_in(input, "input"))], before
+        return [*conversation, Placed("input", Message(role="user", content=text_in(input, "input")))], before
     items = [] if input is None and previous is not None else typed(input, "input", list, "text or a list of items")
     new, handle = conversation_in(items, call.conversation)
-    return [*messages, *new], handle or before
+    return [*conversation, *new], handle or before
 
 
 def _choice(
