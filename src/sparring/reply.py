@@ -27,6 +27,7 @@ class SampledReply:
         cached_tokens: number of these whose keys and values were there.
         tokens: the sampled ids.
         logprobs: of each, under what it was drawn from.
+        reasoning_tokens: number of the ids that are its thought; None where the format does not tell.
         limit: the limit of the rollout or the context that it hit; None where the client's own `max_tokens` cut it, or
             nothing did.
     """
@@ -38,6 +39,7 @@ class SampledReply:
     cached_tokens: int
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    reasoning_tokens: int | None
     limit: LimitReached | None = None
     stop: str | None = None
 
@@ -156,8 +158,8 @@ class AnsweringSession(Session, Protocol):
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
         """Return the number of ids of a conversation."""
 
-    def decode(self, token: int) -> str:
-        """Return the text of one id."""
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of one id, which may be a part of a character."""
 
 
 async def in_pieces(

@@ -298,6 +298,9 @@ def test_every_endpoint_answers_through_the_process(tmp_path: Path) -> None:
     choice = answers[0].json()["choices"][0]
     assert choice["message"]["content"] == said(0).content
     assert "".join(entry["token"] for entry in choice["logprobs"]["content"]).startswith(said(0).content)
+    assert bytes(byte for entry in choice["logprobs"]["content"] for byte in entry["bytes"]).decode().startswith(
+        said(0).content
+    )
     assert answers[1].json()["stop_reason"] == "max_tokens"
     assert answers[2].json()["input_tokens"] == answers[0].json()["usage"]["prompt_tokens"]
     assert [row["id"] for row in answers[3].json()["data"]] == ["policy"]

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sparring.errors import SparringError, refusal
-from sparring.gateway.dialects.dialect import AnswerWriter, ClientRequest, Decode, Dialect, encoded
+from sparring.gateway.dialects.dialect import AnswerWriter, ClientRequest, BytesOf, Dialect, encoded
 from sparring.gateway.exchange import Part, ReadExchange
 from sparring.gateway.refusals import client_error, refused
 from sparring.reply import ReplyHead, SampledReply
@@ -118,7 +118,7 @@ class ExchangeResponse(Response):
         exchange: what is sent.
         dialect: of the client.
         client_request: what it asked for.
-        decode: ids to text.
+        bytes_of: ids to bytes.
         headers: of the answer.
         ping_s: seconds after which a client that waits for events is sent one that says nothing.
     """
@@ -128,13 +128,13 @@ class ExchangeResponse(Response):
         exchange: ReadExchange,
         dialect: Dialect,
         client_request: ClientRequest,
-        decode: Decode,
+        bytes_of: BytesOf,
         *,
         headers: Mapping[str, str],
         ping_s: float = PING_S,
     ) -> None:
         self._exchange, self._dialect = exchange, dialect
-        self._client_request, self._decode = client_request, decode
+        self._client_request, self._bytes_of = client_request, bytes_of
         self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
         self._ping_s, self._sent = ping_s, False
         self.background = None
@@ -159,7 +159,7 @@ class ExchangeResponse(Response):
     async def _send(self, connection: Connection, send: Send) -> None:
         """Send a whole answer. Raises SparringError where there is none."""
         replies = await connection.whole()
-        body = encoded(self._dialect.answer(self._client_request, replies, self._decode))
+        body = encoded(self._dialect.answer(self._client_request, replies, self._bytes_of))
         await self._start(send, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))])
         connection.check()
         await send({"type": "http.response.body", "body": body})
@@ -168,7 +168,7 @@ class ExchangeResponse(Response):
     async def _stream(self, connection: Connection, send: Send) -> None:
         """Send events. Raises SparringError where there is no answer, and none was begun."""
         exchange = connection.exchange
-        writer = self._dialect.writer(self._client_request, self._decode)
+        writer = self._dialect.writer(self._client_request, self._bytes_of)
         parts = await connection.parts(self._ping_s)
         if not parts and exchange.error is not None:
             raise exchange.error

@@ -13,7 +13,7 @@ from sparring.errors import BadInput, InfraError, LimitReached, PolicyFailure, S
 from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.exchange import DoorExchanges
 from sparring.gateway.keys import WrongKey
-from sparring.gateway.models import DecodingSession, ModelTable, UnknownModel
+from sparring.gateway.models import SpellingSession, ModelTable, UnknownModel
 from sparring.reply import ReplyHead, SampledReply
 from sparring.types import ReplyPiece
 
@@ -25,7 +25,7 @@ class AnsweredDoor(Protocol):
     """Door as the endpoints see it, here or in the process of a run: see the attributes of `server.Door`."""
 
     @property
-    def models(self) -> ModelTable[DecodingSession]:
+    def models(self) -> ModelTable[SpellingSession]:
         """The models that its client may name."""
 
     @property
@@ -149,14 +149,14 @@ class ErrorForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Line of an answer: a part of it, with the number of its sample, or the error in its place. `texts` are those of
-    the ids of a reply, where the client wants log-probabilities. The last one is `over`."""
+    """Line of an answer: a part of it, with the number of its sample, or the error in its place. `spelled` has the
+    bytes of the ids of a reply, where the client wants log-probabilities. The last one is `over`."""
 
     sample: int = 0
     head: ReplyHead | None = None
     piece: ReplyPiece | None = None
     reply: SampledReply | None = None
-    texts: dict[int, str] | None = None
+    spelled: dict[int, bytes] | None = None
     error: ErrorForm | None = None
     over: bool = False
 

@@ -192,8 +192,8 @@ class LinkServer:
             bytes.fromhex(form.digest), retried=form.retried, session=session, wanted=form.wanted
         )
         reader = self._readers[form.reader] = _Reader(exchange)
-        texts = session if form.wanted.logprobs else None
-        return StreamingResponse(_lines(reader, texts), media_type="application/x-ndjson")
+        spelling = session if form.wanted.logprobs else None
+        return StreamingResponse(_lines(reader, spelling), media_type="application/x-ndjson")
 
     async def _end(self, request: Request) -> Response:
         form = decode(await request.body(), EndForm)
@@ -269,11 +269,11 @@ async def linked(folder: Path, address: str, report: Callable[[str], None] = lam
 
 
 async def _lines(reader: _Reader, session: AnsweringSession | None) -> AsyncIterator[bytes]:
-    """Yield an exchange as lines; with `session`, the texts of its replies' ids."""
+    """Yield an exchange as lines; with `session`, the bytes of its replies' ids."""
     async for sample, part in reader.parts():
         if isinstance(part, SampledReply):
-            texts = None if session is None else {token: session.decode(token) for token in part.tokens}
-            line = Line(sample=sample, reply=part, texts=texts)
+            spelled = None if session is None else {token: session.bytes_of(token) for token in part.tokens}
+            line = Line(sample=sample, reply=part, spelled=spelled)
         elif isinstance(part, ReplyHead):
             line = Line(sample=sample, head=part)
         else:

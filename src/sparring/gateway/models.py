@@ -13,14 +13,14 @@ AUXILIARY = "auxiliary"
 """Name under which the policy answers titles and routes: what it says there is recorded, and not trained."""
 
 
-class DecodingSession(Protocol):
+class SpellingSession(Protocol):
     """Session of a model, as far as the writing of an answer needs it."""
 
-    def decode(self, token: int) -> str:
-        """Return the text of one id."""
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of one id, which may be a part of a character."""
 
 
-S_co = TypeVar("S_co", bound=DecodingSession, covariant=True)
+S_co = TypeVar("S_co", bound=SpellingSession, covariant=True)
 
 
 class UnknownModel(BadInput):

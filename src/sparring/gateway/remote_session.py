@@ -55,14 +55,14 @@ REMEMBERED = 4096
 
 
 class RemoteSession:
-    """Session in the run's process, as far as the gateway needs it: the texts of ids that its replies had."""
+    """Session in the run's process, as far as the gateway needs it: the bytes of ids that its replies had."""
 
-    def __init__(self, texts: dict[int, str]) -> None:
-        self._texts = texts
+    def __init__(self, spelled: dict[int, bytes]) -> None:
+        self._spelled = spelled
 
-    def decode(self, token: int) -> str:
-        """Return the text of one id of a reply."""
-        return self._texts[token]
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of one id of a reply, which may be a part of a character."""
+        return self._spelled[token]
 
 
 class RemoteExchange:
@@ -126,11 +126,11 @@ class RemoteExchanges:
     Args:
         link: to that process.
         key: of the door.
-        texts: of ids, which replies bring.
+        spelled: bytes of ids, which replies bring.
     """
 
-    def __init__(self, link: GatewayLink, key: str, texts: dict[int, str]) -> None:
-        self._link, self._key, self._texts = link, key, texts
+    def __init__(self, link: GatewayLink, key: str, spelled: dict[int, bytes]) -> None:
+        self._link, self._key, self._spelled = link, key, spelled
         self._notes: set[asyncio.Task[None]] = set()
 
     def begin(self, request: bytes, *, retried: bool, session: Any, wanted: ClientRequest) -> RemoteExchange:
@@ -173,7 +173,7 @@ class RemoteExchanges:
         """
         await asyncio.gather(*notes)
         async for line in self._link.lines(form, there):
-            self._texts.update(line.texts or {})
+            self._spelled.update(line.spelled or {})
             yield line
 
     def note(self, noting: Coroutine[Any, Any, None]) -> None:
@@ -296,14 +296,14 @@ class GatewayLink:
         """
         if key not in self._doors:
             form = decode(await self.post("door", encode(KeyForm(key=key))), DoorForm)
-            texts: dict[int, str] = {}
-            models = {name: RemoteSession(texts) if entry is None else entry for name, entry in form.models.items()}
+            spelled: dict[int, bytes] = {}
+            models = {name: RemoteSession(spelled) if entry is None else entry for name, entry in form.models.items()}
             if len(self._doors) >= REMEMBERED:
                 del self._doors[next(iter(self._doors))]
             self._doors[key] = RemoteDoor(
-                models=ModelTable(RemoteSession(texts), models),
+                models=ModelTable(RemoteSession(spelled), models),
                 leave_out=frozenset(form.leave_out),
-                exchanges=RemoteExchanges(self, key, texts),
+                exchanges=RemoteExchanges(self, key, spelled),
                 ping_s=form.ping_s,
             )
         return self._doors[key]

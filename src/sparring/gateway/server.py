@@ -36,7 +36,7 @@ from sparring.gateway.dialects.responses import Responses, replies_named
 from sparring.gateway.exchange import Exchanges, is_retried, request_digest
 from sparring.gateway.keys import PATH, key_of, wrong_key
 from sparring.gateway.link import AnsweredDoor, RunLink
-from sparring.gateway.models import DecodingSession, ModelTable, model_listed, model_listed_for_google
+from sparring.gateway.models import SpellingSession, ModelTable, model_listed, model_listed_for_google
 from sparring.gateway.openapi import document
 from sparring.gateway.refusals import (
     Endpoint,
@@ -353,7 +353,7 @@ class Gateway:
             exchange,
             dialect,
             client_request,
-            session.decode,
+            session.bytes_of,
             headers=headers,
             ping_s=door.ping_s,
         )
@@ -436,7 +436,7 @@ def _forwarded(forward: Answer) -> Answer:
     return endpoint
 
 
-def _labelled(client_request: ClientRequest, models: ModelTable[DecodingSession]) -> ClientRequest:
+def _labelled(client_request: ClientRequest, models: ModelTable[SpellingSession]) -> ClientRequest:
     """Return a request with the label of its model, where its client gives none. Raises `UnknownModel`."""
     label, evidence = models.label(client_request.model), client_request.evidence
     if label is None or evidence.label is not None:
@@ -466,8 +466,8 @@ async def _call(request: Request, door: AnsweredDoor) -> ClientCall:
 def _nothing(dialect: Dialect, client_request: ClientRequest, id: str, headers: Mapping[str, str]) -> Response:
     """Return the answer to a request for which nothing is sampled; `id`: by which a later request continues it."""
 
-    def decode(token: int) -> str:
-        return ""
+    def bytes_of(token: int) -> bytes:
+        return b""
 
     reply = SampledReply(
         id=id,
@@ -477,11 +477,12 @@ def _nothing(dialect: Dialect, client_request: ClientRequest, id: str, headers: 
         cached_tokens=0,
         tokens=(),
         logprobs=(),
+        reasoning_tokens=0,
     )
     if not client_request.stream:
-        body = encoded(dialect.answer(client_request, [reply], decode))
+        body = encoded(dialect.answer(client_request, [reply], bytes_of))
         return Response(body, media_type="application/json", headers=headers)
-    writer = dialect.writer(client_request, decode)
+    writer = dialect.writer(client_request, bytes_of)
     events = writer.begin(ReplyHead(id=reply.id, prompt_tokens=0)) + writer.end(0, reply) + writer.close()
     return Response(events, media_type=writer.content_type, headers=headers)
 

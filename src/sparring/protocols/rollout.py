@@ -208,8 +208,15 @@ class Renderer(Protocol):
     def reader(self, tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> ReplyReader:
         """Open the reader of one reply that is sampled now."""
 
+    def thought_length(self, completion: Sequence[int]) -> int | None:
+        """Count the tokens of a reply's thought, up to and including its end; the reply has one. None where the format
+        does not tell."""
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Write tokens as text, special ones included."""
+
+    def bytes_of(self, token: int) -> bytes:
+        """Write one token as bytes, which may be a part of a character."""
 
     def bind(self, request: GenerateRequest) -> GenerateRequest:
         """Say in token ids what the sampling of a request says in text: `ends` for its stop strings, `allowed` for its

@@ -290,6 +290,7 @@ class RecordedSession:
             cached_tokens=completion.cached_tokens,
             tokens=completion.tokens,
             logprobs=completion.logprobs,
+            reasoning_tokens=self._recorder.renderer.thought_length(completion.tokens) if message.reasoning else 0,
             limit=self._limit_hit(completion, self._cut_reason(turn, request, sampling.max_tokens), tool_calls),
             stop=stop,
         )
@@ -347,9 +348,9 @@ class RecordedSession:
         """Return the number of ids of a conversation that is rendered whole."""
         return len(self._recorder.renderer.render(messages, tools).tokens)
 
-    def decode(self, token: int) -> str:
-        """Return the text of one id."""
-        return self._recorder.renderer.decode((token,))
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of one id, which may be a part of a character."""
+        return self._recorder.renderer.bytes_of(token)
 
     def trajectory(self, outcome: Outcome, timing: Timing = Timing()) -> Trajectory:
         """Return the record as a trajectory. `timing.generate_s` becomes the seconds that the session measured."""

@@ -117,6 +117,7 @@ class TextSession:
             cached_tokens=0,
             tokens=(),
             logprobs=(),
+            reasoning_tokens=None,
         )
 
     def stream(
@@ -158,9 +159,9 @@ class TextSession:
         """Return 0: there are no ids."""
         return 0
 
-    def decode(self, token: int) -> str:
+    def bytes_of(self, token: int) -> bytes:
         """Return nothing: there are no ids."""
-        return ""
+        return b""
 
     def transcripts(self) -> tuple[Transcript, ...]:
         """Return the conversation of each of its branches."""

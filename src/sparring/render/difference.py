@@ -131,9 +131,24 @@ class TemplateRenderer:
             return HoldingReader()
         return TextReader(self.decode, self._stop_ids, thinking=self._opens_thought(prompt))
 
+    def thought_length(self, completion: Sequence[int]) -> int:
+        """Count the ids of a reply's thought, up to and including the id in which its end is written out."""
+        written, end = b"", THINK_END.encode()
+        for at, token in enumerate(completion):
+            if token in self._stop_ids:
+                return at
+            written = written[1 - len(end) :] + self.bytes_of(token)
+            if end in written:
+                return at + 1
+        return len(completion)
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of some ids, special tokens included."""
         return self.tokenizer.decode(tokens)
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of one id, which may be a part of a character."""
+        return self.tokenizer.bytes_of(token)
 
     def bind(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request with its stop strings and its constraint as rules over ids."""

@@ -144,6 +144,17 @@ class LibraryRenderer:
 
         return TaggedReader(marks, self.decode, parse, thinking=thinking)
 
+    def thought_length(self, completion: Sequence[int]) -> int | None:
+        """Count the ids of a reply's thought, up to and including its end, or up to what ends it otherwise; None in
+        formats that have no `FORMAT_TAGS`."""
+        marks = self._marks
+        if marks is None or marks.think_end is None:
+            return None
+        end = next((at + 1 for at, token in enumerate(completion) if token == marks.think_end), None)
+        if end is None and marks.tags.ends_thought:
+            end = next((at for at, token in enumerate(completion) if token in marks.opens), None)
+        return self._end_of(completion) if end is None else end
+
     @functools.cached_property
     def _word(self) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode("x"))
@@ -162,6 +173,10 @@ class LibraryRenderer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of some ids, special tokens included."""
         return self.tokenizer.decode(tokens)
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of one id, which may be a part of a character."""
+        return self.tokenizer.bytes_of(token)
 
     def bind(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request with its stop strings and its constraint as rules over ids."""

@@ -72,6 +72,15 @@ class FileTokenizer:
         decoder = json.loads(self._backend.to_str()).get("decoder")
         return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
 
+    @functools.cached_property
+    def _bytes(self) -> dict[int, bytes]:
+        """Bytes by id, of a tokenizer of bytes. A token with a letter that stands for no byte is text."""
+        letters = byte_letters()
+        return {
+            id: bytes(map(letters.__getitem__, token)) if letters.keys() >= set(token) else token.encode()
+            for token, id in self._backend.get_vocab(with_added_tokens=True).items()
+        }
+
     @property
     def all_special_tokens(self) -> list[str]:
         """Return the added tokens that decoding may skip."""
@@ -86,6 +95,11 @@ class FileTokenizer:
         """Decode some ids; ids outside the vocabulary decode to nothing, broken UTF-8 to replacement characters."""
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of one id, which may be a part of a character; those of its text, where the tokenizer is not
+        one of bytes. An id outside the vocabulary has none."""
+        return self._bytes.get(token, b"") if self.decodes_bytes else self.decode(token).encode()
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
         """Return the id of a token (or ids of several); `unk_token_id` where the vocabulary has none."""
@@ -109,6 +123,14 @@ class FileTokenizer:
     def _named_id(self, name: str) -> int | None:
         token = self.special.get(name)
         return None if token is None else self._backend.token_to_id(token)
+
+
+def byte_letters() -> dict[str, int]:
+    """Return the letters by which byte-level vocabularies spell the 256 bytes: a printable one of Latin-1 stands for
+    itself, the others are counted from U+0100 (GPT-2, `bytes_to_unicode`)."""
+    plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + at): byte for at, byte in enumerate(others)}
 
 
 def load_tokenizer(path: str | Path) -> FileTokenizer:

@@ -348,9 +348,9 @@ class LimitedSession:
         """Return the number of ids of a conversation."""
         return self._session.count(messages, tools)
 
-    def decode(self, token: int) -> str:
-        """Return the text of one id."""
-        return self._session.decode(token)
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of one id, which may be a part of a character."""
+        return self._session.bytes_of(token)
 
     @property
     def failure(self) -> InfraError | None:

@@ -53,9 +53,16 @@ class AppendingRenderer:
         """Return a reader that says nothing before the end."""
         return HoldingReader()
 
+    def thought_length(self, completion: Sequence[int]) -> None:
+        """Return None: no reply has a thought."""
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the ids, written out."""
         return " ".join(map(str, tokens))
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the id, written out."""
+        return b"%d" % token
 
     def bind(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request as it is."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from sparring.errors import EngineError
 from sparring.gateway.server import Door, open_door
 from sparring.generation import Completion, Delta, GenerateRequest
 from sparring.testing.scripted_engine import ScriptedEngine
+from sparring.testing.toy import toy_renderer
 
 
 def through(session: Any, talk: Callable[[openai.AsyncOpenAI, Door], Awaitable[Any]]) -> Any:
@@ -144,6 +146,47 @@ def test_several_samples_and_their_log_probabilities() -> None:
         assert [token.logprob for token in choice.logprobs.content] == list(segment.logprobs or ())
         assert "".join(token.token for token in choice.logprobs.content) == RENDERER.decode(segment.tokens)
     assert len({s.sampling.seed for s in sampled.values() if s.sampling is not None}) == 3
+
+
+def test_the_bytes_of_all_tokens_are_those_of_the_reply() -> None:
+    """A character that several tokens make together is broken in each of their texts, and in none of their bytes."""
+    text = "Grüße, 世界 🙂"
+    session = opened(says(said(text), said(text)))
+
+    async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
+        values: Any = {"model": "policy", "messages": [{"role": "user", "content": "Greet."}], "logprobs": True}
+        whole = await client.chat.completions.create(**values)
+        stream = await client.chat.completions.create(**values, stream=True)
+        return whole.choices[0].logprobs, [c.choices[0].logprobs async for c in stream if c.choices[0].logprobs][0]
+
+    whole, streamed = through(session, talk)
+    spelled = [bytes(token.bytes) for token in whole.content]
+    assert b"".join(spelled).decode().startswith(text)
+    assert any("\N{REPLACEMENT CHARACTER}" in token.token for token in whole.content), "no character was split"
+    assert [token.token for token in whole.content] == [part.decode("utf-8", "replace") for part in spelled]
+    assert [token.bytes for token in streamed.content] == [token.bytes for token in whole.content]
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_the_tokens_of_a_thought_are_counted(thinks: bool) -> None:
+    reply = replace(said("Three."), reasoning="One and two." if thinks else None)
+    renderer = toy_renderer(thinking=thinks)
+    session = opened(says(reply, reply, renderer=renderer), renderer=renderer)
+
+    async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
+        values: Any = {"model": "policy", "messages": [{"role": "user", "content": "1 + 2?"}]}
+        whole = await client.chat.completions.create(**values)
+        stream = await client.chat.completions.create(**values, stream=True, stream_options={"include_usage": True})
+        return whole, [chunk.usage async for chunk in stream][-1]
+
+    whole, usage = through(session, talk)
+    (tokens,) = {s.tokens for s in session.segments if s.model is not None}
+    count = whole.usage.completion_tokens_details.reasoning_tokens
+    thought, rest = RENDERER.decode(tokens[:count]), RENDERER.decode(tokens[count:])
+    assert ("One and two." in thought, thought.endswith("</think>")) == (thinks, thinks)
+    assert rest.strip().startswith("Three.")
+    assert usage.completion_tokens_details.reasoning_tokens == count
+    assert whole.usage.completion_tokens == usage.completion_tokens == len(tokens)
 
 
 def test_a_clients_smaller_bound_cuts_the_reply_and_not_the_rollout() -> None:

@@ -82,7 +82,10 @@ def test_gemini_clis_habits_are_one_line_of_sampled_ids(ids: str) -> None:
     assert [segment.parent for segment in session.segments] == [None, 0, 1, 2] and ids_agree(session, engine)
     usage = first["usageMetadata"]
     assert usage["promptTokenCount"] == len(engine.requests[0].tokens)
-    assert usage["candidatesTokenCount"] == len(session.segments[1].tokens)
+    sampled, thoughts = session.segments[1].tokens, usage["thoughtsTokenCount"]
+    assert RENDERER.decode(sampled[:thoughts]).endswith("Hm.\n</think>")
+    assert usage["candidatesTokenCount"] == len(sampled) - thoughts
+    assert usage["totalTokenCount"] == usage["promptTokenCount"] + len(sampled)
     prompt = RENDERER.decode(engine.requests[1].tokens)
     assert prompt.index("answer 0") < prompt.index("answer 1") and '"type": "number"' in prompt
 

@@ -193,6 +193,7 @@ def test_the_texts_form_is_a_constraint() -> None:
     assert constraint is not None and json.loads(constraint.source) == schema
     logprobs = answer.output[0].content[0].logprobs
     assert [token.logprob for token in logprobs] == list(session.segments[-1].logprobs or ())
+    assert b"".join(bytes(token.bytes) for token in logprobs).decode().startswith('{"sum": 3}')
 
 
 def test_a_websocket_is_told_at_once_to_go_on_by_http() -> None:
@@ -302,6 +303,8 @@ def test_a_reference_stands_for_the_item_of_a_reply() -> None:
         settings: Any = {"model": "policy", "tools": [FUNCTION]}
         first = await client.responses.create(input=[user("Sums?")], **settings)
         assert [item.type for item in first.output] == ["reasoning", "message", "function_call", "function_call"]
+        thoughts = first.usage.output_tokens_details.reasoning_tokens
+        assert RENDERER.decode(session.segments[1].tokens[:thoughts]).endswith("So.\n</think>")
         references = [{"type": "item_reference", "id": item.id} for item in first.output]
         outputs = [
             {"type": "function_call_output", "call_id": item.call_id, "output": "7"}

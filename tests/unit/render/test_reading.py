@@ -98,6 +98,34 @@ def reply_of(renderer, content: str, *calls: ToolCall) -> tuple[Message, Sequenc
     return message, (*renderer.tokenizer.encode("So.</think>"), *tokens)
 
 
+@pytest.mark.parametrize("name", ["template", *(name for name, tags in FORMAT_TAGS.items() if tags.think)])
+def test_the_length_of_a_thought_is_where_the_rest_of_the_reply_begins(name: str) -> None:
+    renderer = renderer_of(name, True)
+    prompt = renderer.render([Message(role="user", content="Hi")], (ADD,)).tokens
+    begin = () if renderer.parse(renderer.tokenizer.encode("x"), (), prompt=prompt).reasoning else tag_ids(renderer)[:1]
+    begin = renderer.tokenizer.encode("<think>") if name == "template" and begin == [] else begin
+    encode = renderer.tokenizer.encode
+    end = encode(FORMAT_TAGS[name].think[1] if name in FORMAT_TAGS else "</think>")
+    tokens = [*begin, *encode("So été."), *end, *encode("Then."), renderer.stop_ids[0]]
+    whole = renderer.parse(tokens, (ADD,), prompt=prompt)
+    assert (whole.reasoning, whole.content) == ("So été.", "Then.")
+    length = renderer.thought_length(tokens)
+    assert length == len(begin) + len(encode("So été.")) + len(end)
+    thought = renderer.parse(tokens[:length], (ADD,), prompt=prompt)
+    assert (thought.reasoning, thought.content) == ("So été.", "")
+    assert renderer.thought_length(tokens[: length - len(end)]) == length - len(end), "a thought that was cut"
+
+
+def test_the_bytes_of_ids_are_those_of_their_text() -> None:
+    """Of every id of a byte-level vocabulary, held against the library's own decoder."""
+    tokenizer = toy_renderer().tokenizer
+    for id in range(tokenizer.vocab_size):
+        assert tokenizer.bytes_of(id).decode("utf-8", "replace") == tokenizer.decode(id)
+    ids = tokenizer.encode("Grüße, 世界 🙂<|im_end|>")
+    assert b"".join(map(tokenizer.bytes_of, ids)).decode() == "Grüße, 世界 🙂<|im_end|>"
+    assert tokenizer.bytes_of(tokenizer.vocab_size + 1) == b""
+
+
 @functools.cache
 def called(renderer) -> tuple[int, ...]:
     """Ids of a whole call, as the format writes it."""

@@ -14,7 +14,7 @@ from sparring.gateway.dialects.dialect import (
     ClientCall,
     ClientError,
     ClientRequest,
-    Decode,
+    BytesOf,
     Placed,
     count_in,
     encoded,
@@ -29,6 +29,7 @@ from sparring.gateway.dialects.dialect import (
 from sparring.gateway.dialects.evidence import evidence_of
 from sparring.gateway.dialects.freeform import UNREADABLE
 from sparring.gateway.dialects.openai_errors import REQUEST_ID, error_written
+from sparring.gateway.dialects.openai_tokens import logprobs_written
 from sparring.gateway.dialects.reply_format import format_in
 from sparring.gateway.dialects.tool_choice import without_parallel
 from sparring.reply import ReplyHead, SampledReply
@@ -97,22 +98,24 @@ class ChatCompletions:
             echo={"freeform": freeform},
         )
 
-    def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:
+    def answer(
+        self, client_request: ClientRequest, replies: Sequence[SampledReply], bytes_of: BytesOf
+    ) -> dict[str, Any]:
         """Write the answer."""
         choices = [
             {
                 "index": index,
                 "message": _message_sent(reply.message, client_request.echo["freeform"]),
                 "finish_reason": _reason(reply),
-                "logprobs": _logprobs(reply, decode) if client_request.logprobs else None,
+                "logprobs": _logprobs(reply, bytes_of) if client_request.logprobs else None,
             }
             for index, reply in enumerate(replies)
         ]
         return {**_head(client_request, replies[0].id, "chat.completion"), "choices": choices, "usage": _usage(replies)}
 
-    def writer(self, client_request: ClientRequest, decode: Decode) -> ChunkWriter:
+    def writer(self, client_request: ClientRequest, bytes_of: BytesOf) -> ChunkWriter:
         """Open the writer of one streamed answer."""
-        return ChunkWriter(client_request, decode)
+        return ChunkWriter(client_request, bytes_of)
 
     def error(self, error: ClientError) -> dict[str, Any]:
         """Write an error."""
@@ -125,9 +128,9 @@ class ChunkWriter:
 
     content_type = EVENTS
 
-    def __init__(self, client_request: ClientRequest, decode: Decode) -> None:
+    def __init__(self, client_request: ClientRequest, bytes_of: BytesOf) -> None:
         self._client_request = client_request
-        self._decode = decode
+        self._bytes_of = bytes_of
         self._head: dict[str, Any] = {}
         self._num_calls: Counter[int] = Counter()
         self._shown: set[int] = set()
@@ -156,7 +159,7 @@ class ChunkWriter:
         if sample not in self._shown:
             last = self._event(sample, {"content": ""}) + last
         if self._client_request.logprobs:
-            last = self._event(sample, {}, logprobs=_logprobs(reply, self._decode)) + last
+            last = self._event(sample, {}, logprobs=_logprobs(reply, self._bytes_of)) + last
         return last
 
     def close(self) -> bytes:
@@ -233,14 +236,8 @@ def _reason(reply: SampledReply) -> str:
     return "tool_calls" if reply.message.tool_calls else "stop"
 
 
-def _logprobs(reply: SampledReply, decode: Decode) -> dict[str, Any]:
-    return {
-        "content": [
-            {"token": (text := decode(token)), "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-            for token, logprob in zip(reply.tokens, reply.logprobs, strict=True)
-        ],
-        "refusal": None,
-    }
+def _logprobs(reply: SampledReply, bytes_of: BytesOf) -> dict[str, Any]:
+    return {"content": logprobs_written(reply, bytes_of), "refusal": None}
 
 
 def _head(client_request: ClientRequest, id: str, kind: str) -> dict[str, Any]:
@@ -253,12 +250,14 @@ def _head(client_request: ClientRequest, id: str, kind: str) -> dict[str, Any]:
 
 
 def _usage(replies: Sequence[SampledReply]) -> dict[str, Any]:
+    thoughts = [reply.reasoning_tokens for reply in replies]
     sampled, prompt = sum(len(reply.tokens) for reply in replies), replies[0].prompt_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": sampled,
         "total_tokens": prompt + sampled,
         "prompt_tokens_details": {"cached_tokens": replies[0].cached_tokens},
+        **({} if None in thoughts else {"completion_tokens_details": {"reasoning_tokens": sum(map(int, thoughts))}}),
     }
 
 

@@ -119,10 +119,12 @@ class Dialect(Protocol):
             BadInput: it is malformed, or asks for what cannot be had.
         """
 
-    def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:
+    def answer(
+        self, client_request: ClientRequest, replies: Sequence[SampledReply], bytes_of: BytesOf
+    ) -> dict[str, Any]:
         """Write the answer."""
 
-    def writer(self, client_request: ClientRequest, decode: Decode) -> AnswerWriter:
+    def writer(self, client_request: ClientRequest, bytes_of: BytesOf) -> AnswerWriter:
         """Open the writer of one streamed answer."""
 
     def error(self, error: ClientError) -> dict[str, Any]:
@@ -166,11 +168,11 @@ class AnswerWriter(Protocol):
         """Write that the answer is under way, before its beginning too."""
 
 
-class Decode(Protocol):
-    """Text of one sampled id."""
+class BytesOf(Protocol):
+    """Bytes of one sampled id, which may be a part of a character."""
 
-    def __call__(self, token: int) -> str:
-        """Return the text."""
+    def __call__(self, token: int) -> bytes:
+        """Return the bytes."""
 
 
 def encoded(data: Any) -> bytes:
@@ -232,17 +234,19 @@ def count_in(values: Mapping[str, Any], name: str, before: str = "") -> int | No
     return count
 
 
-def sorted_fields(body: Mapping[str, Any], obeyed: frozenset[str], noted: frozenset[str]) -> tuple[str, ...]:
-    """Return the fields of a request that have no effect.
+def sorted_fields(
+    values: Mapping[str, Any], obeyed: frozenset[str], noted: frozenset[str], before: str = ""
+) -> tuple[str, ...]:
+    """Return the fields of a request that have no effect, behind the name of what they stand in, if anything.
 
     Raises:
         BadInput: there is one that can be neither obeyed nor left without effect.
     """
-    for name in sorted(body.keys() - obeyed - noted):
-        if body[name] is not None:
+    for name in sorted(values.keys() - obeyed - noted):
+        if values[name] is not None:
             do = "leave it out; docs/harnesses.md says which fields have an effect"
-            raise refusal(name, "a field that can be obeyed", "one that cannot", do)
-    return tuple(sorted(name for name in body.keys() & noted if body[name] is not None))
+            raise refusal(f"{before}{name}", "a field that can be obeyed", "one that cannot", do)
+    return tuple(sorted(f"{before}{name}" for name in values.keys() & noted if values[name] is not None))
 
 
 def is_left_out(kind: object, leave_out: Collection[str]) -> bool:

@@ -13,11 +13,12 @@ from sparring.gateway.dialects.dialect import (
     ClientCall,
     ClientError,
     ClientRequest,
-    Decode,
+    BytesOf,
     count_in,
     encoded,
     given,
     in_order,
+    sorted_fields,
     switched,
     texts_in,
     typed,
@@ -87,9 +88,9 @@ class Gemini:
         body = call.body.get("generateContentRequest")  # of a request to count tokens
         body = call.body if body is None else typed(body, "generateContentRequest", dict, "a request")
         body = {SNAKE.get(name, name): value for name, value in body.items()}
-        noted = sorted_in(body, OBEYED, NOTED, "")
+        noted = sorted_fields(body, OBEYED, NOTED)
         config = given(body, "generationConfig", dict, "settings", {})
-        noted += sorted_in(config, CONFIG_OBEYED, CONFIG_NOTED, "generationConfig.")
+        noted += sorted_fields(config, CONFIG_OBEYED, CONFIG_NOTED, "generationConfig.")
         system = body.get("systemInstruction")
         system = "" if system is None else text_of(system, "systemInstruction")
         contents, handle = conversation_in(body.get("contents"))
@@ -118,7 +119,9 @@ class Gemini:
             echo={"as_events": "sse" in (call.query.get("alt"), call.query.get("$alt"))},
         )
 
-    def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:
+    def answer(
+        self, client_request: ClientRequest, replies: Sequence[SampledReply], bytes_of: BytesOf
+    ) -> dict[str, Any]:
         """Write the answer."""
         candidates = []
         for index, reply in enumerate(replies):
@@ -127,13 +130,13 @@ class Gemini:
             parts[-1]["thoughtSignature"] = handle
             candidate = _candidate(parts, index, _reason(reply))
             if client_request.logprobs:
-                candidate["logprobsResult"] = _logprobs(reply, decode)
+                candidate["logprobsResult"] = _logprobs(reply, bytes_of)
             candidates.append(candidate)
         return {"candidates": candidates, **_tail(client_request, replies)}
 
-    def writer(self, client_request: ClientRequest, decode: Decode) -> AnswerWriter:
+    def writer(self, client_request: ClientRequest, bytes_of: BytesOf) -> AnswerWriter:
         """Open the writer of one streamed answer."""
-        return (GeminiWriter if client_request.echo["as_events"] else ArrayWriter)(client_request, decode)
+        return (GeminiWriter if client_request.echo["as_events"] else ArrayWriter)(client_request, bytes_of)
 
     def error(self, error: ClientError) -> dict[str, Any]:
         """Write an error."""
@@ -148,9 +151,9 @@ class GeminiWriter:
 
     content_type = EVENTS
 
-    def __init__(self, client_request: ClientRequest, decode: Decode) -> None:
+    def __init__(self, client_request: ClientRequest, bytes_of: BytesOf) -> None:
         self._client_request = client_request
-        self._decode = decode
+        self._bytes_of = bytes_of
         self._handle = ""
         self._id = ""
 
@@ -169,7 +172,7 @@ class GeminiWriter:
         """Write why the reply ended, its handle, and the usage."""
         candidate = _candidate([{"text": "", "thoughtSignature": self._handle}], sample, _reason(reply))
         if self._client_request.logprobs:
-            candidate["logprobsResult"] = _logprobs(reply, self._decode)
+            candidate["logprobsResult"] = _logprobs(reply, self._bytes_of)
         return self._chunk({"candidates": [candidate], **_tail(self._client_request, [reply])})
 
     def close(self) -> bytes:
@@ -210,19 +213,6 @@ class ArrayWriter(GeminiWriter):
     def _chunk(self, data: Mapping[str, Any]) -> bytes:
         before, self._before = self._before, b",\n"
         return before + encoded(data)
-
-
-def sorted_in(values: Mapping[str, Any], obeyed: frozenset[str], noted: frozenset[str], before: str) -> tuple[str, ...]:
-    """Return the fields that have no effect, behind the name of what they stand in.
-
-    Raises:
-        BadInput: there is one that can be neither obeyed nor left without effect.
-    """
-    for name in sorted(values.keys() - obeyed - noted):
-        if values[name] is not None:
-            do = "leave it out; docs/harnesses.md says which fields have an effect"
-            raise refusal(f"{before}{name}", "a field that can be obeyed", "one that cannot", do)
-    return tuple(sorted(f"{before}{name}" for name in values.keys() & noted if values[name] is not None))
 
 
 def _calling(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -292,7 +282,10 @@ def _reason(reply: SampledReply) -> str:
 def _tail(client_request: ClientRequest, replies: Sequence[SampledReply]) -> dict[str, Any]:
     """Return what stands behind the candidates of an answer."""
     sampled, prompt = sum(len(reply.tokens) for reply in replies), replies[0].prompt_tokens
-    usage = {"promptTokenCount": prompt, "candidatesTokenCount": sampled, "totalTokenCount": prompt + sampled}
+    thoughts = sum(reply.reasoning_tokens or 0 for reply in replies)
+    usage = {"promptTokenCount": prompt, "candidatesTokenCount": sampled - thoughts}
+    usage |= {"thoughtsTokenCount": thoughts} if thoughts else {}
+    usage["totalTokenCount"] = prompt + sampled
     return {
         "usageMetadata": {**usage, "cachedContentTokenCount": replies[0].cached_tokens},
         "modelVersion": client_request.model,
@@ -300,9 +293,9 @@ def _tail(client_request: ClientRequest, replies: Sequence[SampledReply]) -> dic
     }
 
 
-def _logprobs(reply: SampledReply, decode: Decode) -> dict[str, Any]:
+def _logprobs(reply: SampledReply, bytes_of: BytesOf) -> dict[str, Any]:
     chosen = [
-        {"token": decode(token), "tokenId": token, "logProbability": logprob}
+        {"token": bytes_of(token).decode("utf-8", "replace"), "tokenId": token, "logProbability": logprob}
         for token, logprob in zip(reply.tokens, reply.logprobs, strict=True)
     ]
     return {"chosenCandidates": chosen}

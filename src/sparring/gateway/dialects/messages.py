@@ -12,7 +12,7 @@ from sparring.gateway.dialects.dialect import (
     ClientCall,
     ClientError,
     ClientRequest,
-    Decode,
+    BytesOf,
     count_in,
     encoded,
     given,
@@ -80,7 +80,9 @@ class Messages:
             evidence=evidence_of(call, noted, handle),
         )
 
-    def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:
+    def answer(
+        self, client_request: ClientRequest, replies: Sequence[SampledReply], bytes_of: BytesOf
+    ) -> dict[str, Any]:
         """Write the answer."""
         (reply,) = replies
         return {
@@ -91,7 +93,7 @@ class Messages:
             "usage": _usage(reply),
         }
 
-    def writer(self, client_request: ClientRequest, decode: Decode) -> EventWriter:
+    def writer(self, client_request: ClientRequest, bytes_of: BytesOf) -> EventWriter:
         """Open the writer of one streamed answer."""
         return EventWriter(client_request)
 

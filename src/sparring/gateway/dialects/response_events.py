@@ -6,16 +6,17 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sparring.gateway.dialects.dialect import EVENTS, ClientError, ClientRequest, Decode, encoded
+from sparring.gateway.dialects.dialect import EVENTS, ClientError, ClientRequest, BytesOf, encoded
 from sparring.gateway.dialects.handles import sealed
+from sparring.gateway.dialects.openai_tokens import logprobs_written
 from sparring.gateway.dialects.response_tools import call_written
 from sparring.reply import ReplyHead, SampledReply, ShownReply
 from sparring.types import ReplyPiece
 
 
-def response_of(client_request: ClientRequest, reply: SampledReply, decode: Decode) -> dict[str, Any]:
+def response_of(client_request: ClientRequest, reply: SampledReply, bytes_of: BytesOf) -> dict[str, Any]:
     """Return a whole response: what a stream's last event has."""
-    writer = ResponseWriter(client_request, decode)
+    writer = ResponseWriter(client_request, bytes_of)
     writer.begin(ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens))
     for piece in ShownReply().rest(reply.message):
         writer.piece(0, piece)
@@ -27,9 +28,9 @@ class ResponseWriter:
 
     content_type = EVENTS
 
-    def __init__(self, client_request: ClientRequest, decode: Decode) -> None:
+    def __init__(self, client_request: ClientRequest, bytes_of: BytesOf) -> None:
         self._client_request = client_request
-        self._decode = decode
+        self._bytes_of = bytes_of
         self._sequence_number = 0
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the item of text or thoughts that goes on
@@ -101,7 +102,7 @@ class ResponseWriter:
         item, text = self._open, "".join(self._texts)
         part = _part(item["type"], text)
         if item["type"] == "message" and reply is not None and self._client_request.logprobs:
-            part["logprobs"] = _logprobs(reply, self._decode)
+            part["logprobs"] = logprobs_written(reply, self._bytes_of)
         events = self._of_part("done", text=text)
         events += self._of_item("response.content_part.done", content_index=0, part=part)
         cut = reply is not None and reply.finish_reason == "length"
@@ -188,13 +189,7 @@ def _usage(reply: SampledReply) -> dict[str, Any]:
         "input_tokens": reply.prompt_tokens,
         "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": len(reply.tokens),
-        "output_tokens_details": {"reasoning_tokens": 0},
+        # clients require a number: 0 where the format does not tell
+        "output_tokens_details": {"reasoning_tokens": reply.reasoning_tokens or 0},
         "total_tokens": reply.prompt_tokens + len(reply.tokens),
     }
-
-
-def _logprobs(reply: SampledReply, decode: Decode) -> list[dict[str, Any]]:
-    return [
-        {"token": (text := decode(token)), "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-        for token, logprob in zip(reply.tokens, reply.logprobs, strict=True)
-    ]

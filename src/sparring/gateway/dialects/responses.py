@@ -11,7 +11,7 @@ from sparring.gateway.dialects.dialect import (
     ClientCall,
     ClientError,
     ClientRequest,
-    Decode,
+    BytesOf,
     Placed,
     count_in,
     given,
@@ -100,14 +100,16 @@ class Responses:
             },
         )
 
-    def answer(self, client_request: ClientRequest, replies: Sequence[SampledReply], decode: Decode) -> dict[str, Any]:
+    def answer(
+        self, client_request: ClientRequest, replies: Sequence[SampledReply], bytes_of: BytesOf
+    ) -> dict[str, Any]:
         """Write the answer."""
         (reply,) = replies
-        return response_of(client_request, reply, decode)
+        return response_of(client_request, reply, bytes_of)
 
-    def writer(self, client_request: ClientRequest, decode: Decode) -> ResponseWriter:
+    def writer(self, client_request: ClientRequest, bytes_of: BytesOf) -> ResponseWriter:
         """Open the writer of one streamed answer."""
-        return ResponseWriter(client_request, decode)
+        return ResponseWriter(client_request, bytes_of)
 
     def error(self, error: ClientError) -> dict[str, Any]:
         """Write an error."""
