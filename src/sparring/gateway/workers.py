@@ -156,7 +156,7 @@ class WorkerDesk:
         key = key_of(request)
         if self.leases is None:
             do = 'set rollout.harness = "workers" in the recipe'
-            raise NoWorkers(str(refusal("claim", "no workers in this run", "one", do)))
+            raise NoWorkers(str(refusal("claim", "a run that workers play", "one that plays its rollouts itself", do)))
         if not secrets.compare_digest(key.encode(), self._key.encode()):
             do = "send that of keys.json in the run's folder"
             raise WrongKey(str(refusal("API key", "the run's worker key", "another", do)))

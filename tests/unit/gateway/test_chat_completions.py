@@ -148,25 +148,6 @@ def test_several_samples_and_their_log_probabilities() -> None:
     assert len({s.sampling.seed for s in sampled.values() if s.sampling is not None}) == 3
 
 
-def test_the_bytes_of_all_tokens_are_those_of_the_reply() -> None:
-    """A character that several tokens make together is broken in each of their texts, and in none of their bytes."""
-    text = "Grüße, 世界 🙂"
-    session = opened(says(said(text), said(text)))
-
-    async def talk(client: openai.AsyncOpenAI, door: Door) -> Any:
-        values: Any = {"model": "policy", "messages": [{"role": "user", "content": "Greet."}], "logprobs": True}
-        whole = await client.chat.completions.create(**values)
-        stream = await client.chat.completions.create(**values, stream=True)
-        return whole.choices[0].logprobs, [c.choices[0].logprobs async for c in stream if c.choices[0].logprobs][0]
-
-    whole, streamed = through(session, talk)
-    spelled = [bytes(token.bytes) for token in whole.content]
-    assert b"".join(spelled).decode().startswith(text)
-    assert any("\N{REPLACEMENT CHARACTER}" in token.token for token in whole.content), "no character was split"
-    assert [token.token for token in whole.content] == [part.decode("utf-8", "replace") for part in spelled]
-    assert [token.bytes for token in streamed.content] == [token.bytes for token in whole.content]
-
-
 @pytest.mark.parametrize("thinks", [False, True])
 def test_the_tokens_of_a_thought_are_counted(thinks: bool) -> None:
     reply = replace(said("Three."), reasoning="One and two." if thinks else None)

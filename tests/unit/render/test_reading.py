@@ -116,16 +116,6 @@ def test_the_length_of_a_thought_is_where_the_rest_of_the_reply_begins(name: str
     assert renderer.thought_length(tokens[: length - len(end)]) == length - len(end), "a thought that was cut"
 
 
-def test_the_bytes_of_ids_are_those_of_their_text() -> None:
-    """Of every id of a byte-level vocabulary, held against the library's own decoder."""
-    tokenizer = toy_renderer().tokenizer
-    for id in range(tokenizer.vocab_size):
-        assert tokenizer.bytes_of(id).decode("utf-8", "replace") == tokenizer.decode(id)
-    ids = tokenizer.encode("Grüße, 世界 🙂<|im_end|>")
-    assert b"".join(map(tokenizer.bytes_of, ids)).decode() == "Grüße, 世界 🙂<|im_end|>"
-    assert tokenizer.bytes_of(tokenizer.vocab_size + 1) == b""
-
-
 @functools.cache
 def called(renderer) -> tuple[int, ...]:
     """Ids of a whole call, as the format writes it."""
