@@ -223,6 +223,10 @@ def test_thoughts_are_signed_with_the_name_of_their_reply() -> None:
     signatures = [whole["content"][0]["signature"], signature]
     assert [unsealed(text) for text in signatures] == [whole["id"][4:], events[0][1]["message"]["id"][4:]]
     assert len(set(signatures)) == 2
+    sampled = session.segments[1].tokens
+    for usage in (whole["usage"], events[-2][1]["usage"]):
+        thoughts = usage["output_tokens_details"]["thinking_tokens"]
+        assert RENDERER.decode(sampled[:thoughts]).endswith("Hm.\n</think>") and usage["output_tokens"] == len(sampled)
 
 
 def test_structured_output_is_a_constraint() -> None:

@@ -245,11 +245,13 @@ def _head(client_request: ClientRequest, id: str) -> dict[str, Any]:
 
 
 def _usage(reply: SampledReply) -> dict[str, Any]:
+    thoughts = reply.reasoning_tokens
     return {
         **NOT_CACHED,
         "input_tokens": reply.prompt_tokens - reply.cached_tokens,
         "cache_read_input_tokens": reply.cached_tokens,
         "output_tokens": len(reply.tokens),
+        **({} if thoughts is None else {"output_tokens_details": {"thinking_tokens": thoughts}}),
     }
 
 
