@@ -306,4 +306,3 @@ def _logprobs(reply: SampledReply, decode: Decode) -> dict[str, Any]:
         for token, logprob in zip(reply.tokens, reply.logprobs, strict=True)
     ]
     return {"chosenCandidates": chosen}
-
