@@ -47,6 +47,7 @@ REMARKS = {
         " them `parallel_tool_calls`",
         "tools": "functions and freeform tools: functions to the model, answered in their own form",
         "max_tokens": "a smaller one holds, and ends no rollout",
+        "stream_options": "`include_usage`: a last chunk has the usage, which is `null` in the others",
     },
     "responses": {
         "background": "`false` alone",
@@ -72,8 +73,9 @@ REMARKS = {
         "max_tokens": "a smaller one holds, and ends no rollout",
     },
     "gemini": {
-        "contents": "text, `functionCall` and `functionResponse`, with ids or without; thoughts; a call that does not parse"
-        " has the argument `INVALID_JSON`",
+        "contents": "text, `functionCall` and `functionResponse`, with ids or without; thoughts; a `thoughtSignature`, which"
+        " the last part of a reply and each call have, names the reply; a call that does not parse has the argument"
+        " `INVALID_JSON`",
         "model": "the path's counts",
         "toolConfig": "`AUTO`, `NONE`; `ANY`, `VALIDATED` and their `allowedFunctionNames` hold by a grammar",
         "tools": "`functionDeclarations`, with `parametersJsonSchema` or `parameters`",
@@ -115,6 +117,8 @@ TAIL = f"""## Headers and paths
 | its parent | {{parents}} |
 | what for | `x-codex-turn-metadata`, `x-openai-subagent`: a compaction is labelled so |
 | again | `x-stainless-retry-count`: a request that is sent again gets the reply that it missed |
+| events | `?alt=sse` of `:streamGenerateContent`; without it the answer is one JSON array, an element at a time |
+| the answer | `x-request-id`, Anthropic's `request-id`: the id of the request, of a refused one too |
 
 These name agents and link them; whose rollout a request belongs to is the key's to say.
 

@@ -290,18 +290,26 @@ def test_every_endpoint_answers_through_the_process(tmp_path: Path) -> None:
                     await client.post("/v1/chat/completions", json={**body, "model": "gpt-9"}),
                     await client.post("/v1/chat/completions", json=body, headers={"authorization": "Bearer sk-no"}),
                     await client.post("/v1/chat/completions", json={**body, "max_tokens": 2}, headers=key),
+                    await client.post("/v1/chat/completions", json={**body, "stream": "false"}),
+                    await client.post(
+                        "/v1beta/models/policy:streamGenerateContent", json={"contents": [{"parts": [{"text": "Hi"}]}]}
+                    ),
                 ]
                 await client.post("/v1/chat/completions", json=body)
             return answers
 
     answers = asyncio.run(main())
-    assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 404, 401, 200]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 404, 401, 200, 400, 200]
     choice = answers[0].json()["choices"][0]
     assert choice["message"]["content"] == said(0).content
     assert "".join(entry["token"] for entry in choice["logprobs"]["content"]).startswith(said(0).content)
     assert answers[1].json()["stop_reason"] == "max_tokens"
     assert answers[2].json()["input_tokens"] == answers[0].json()["usage"]["prompt_tokens"]
     assert [row["id"] for row in answers[3].json()["data"]] == ["policy"]
+    assert answers[7].json()["error"]["param"] == "stream" and answers[7].headers["x-request-id"]
+    chunks = answers[8].json()
+    parts = [part for chunk in chunks for part in chunk["candidates"][0]["content"]["parts"]]
+    assert len(chunks) > 1 and "".join(part["text"] for part in parts) == said(0).content
 
 
 def test_a_split_character_has_its_bytes_through_the_process(tmp_path: Path) -> None:

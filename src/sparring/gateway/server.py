@@ -231,7 +231,7 @@ class Gateway:
         posted[Messages.path + "/count_tokens"] = self._counting(Messages(), "input_tokens")
         for version in ("v1beta", "v1"):
             posted[f"/{version}/models/{{model}}:countTokens"] = self._counting(Gemini(), "totalTokens")
-        routes = [Endpoint(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()]
+        routes: list[Route] = [Endpoint(path, endpoint, methods=["POST"]) for path, endpoint in posted.items()]
         routes.append(Endpoint(Responses.path, self._no_socket, methods=["GET"]))
         for version in ("v1beta", "v1"):
             routes.append(Endpoint(f"/{version}/models", self._models))

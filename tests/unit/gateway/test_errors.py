@@ -45,12 +45,23 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (RESPONSES, {**RESPONSE, "input": []}, "input", NONE),
     (RESPONSES, {**RESPONSE, "input": [USER, REPLY]}, "input", NONE),
     (RESPONSES, {**RESPONSE, "stream": "false"}, "stream", "true or false"),
-    (MESSAGES, {**MESSAGE, "system": "Be brief.", "messages": [USER, REPLY, {**USER, "content": [TEXT, RESULT]}]},
-     "messages[2].content[1]", UNKNOWN),
+    (
+        MESSAGES,
+        {**MESSAGE, "system": "Be brief.", "messages": [USER, REPLY, {**USER, "content": [TEXT, RESULT]}]},
+        "messages[2].content[1]",
+        UNKNOWN,
+    ),
     (MESSAGES, {**MESSAGE, "system": "Be brief.", "messages": []}, "messages", NONE),
     (MESSAGES, {**MESSAGE, "stream": "false"}, "stream", "true or false"),
-    (GEMINI, {"systemInstruction": {"parts": [{"text": "Brief."}]}, "contents": [PARTS, {"parts": [{"text": "A"}, FUNCTION]}]},
-     "contents[1].parts[1]", UNKNOWN),
+    (
+        GEMINI,
+        {
+            "systemInstruction": {"parts": [{"text": "Brief."}]},
+            "contents": [PARTS, {"parts": [{"text": "A"}, FUNCTION]}],
+        },
+        "contents[1].parts[1]",
+        UNKNOWN,
+    ),
     (GEMINI, {"contents": []}, "contents", NONE),
     (GEMINI, {"contents": [PARTS, {**PARTS, "role": "model"}]}, "contents", NONE),
 ]
@@ -140,11 +151,16 @@ def test_openais_client_reads_the_field_the_code_and_the_id_of_a_request() -> No
 
 
 def test_a_wrong_key_has_one_error_for_each_vendor() -> None:
-    other = [(path, {name: "Bearer sk-none" if "Bearer" in value else "sk-none"}) for path, places in PLACES.items()
-             for name, value in places.items()]
-    models = [("/v1/models", {"authorization": "Bearer sk-none"}),
-              ("/v1/models", {"x-api-key": "sk-none", "anthropic-version": "2023-06-01"}),
-              ("/v1beta/models", {"x-goog-api-key": "sk-none"})]
+    other = [
+        (path, {name: "Bearer sk-none" if "Bearer" in value else "sk-none"})
+        for path, places in PLACES.items()
+        for name, value in places.items()
+    ]
+    models = [
+        ("/v1/models", {"authorization": "Bearer sk-none"}),
+        ("/v1/models", {"x-api-key": "sk-none", "anthropic-version": "2023-06-01"}),
+        ("/v1beta/models", {"x-goog-api-key": "sk-none"}),
+    ]
     requests = [(path, headers, {}) for path, headers in other] + [(path, headers, None) for path, headers in models]
     answers = posted(opened(says()), requests)
     assert {answer.status_code for answer in answers} == {401}
@@ -166,8 +182,15 @@ def shape_of(answer: httpx.Response) -> str:
 
 def test_another_method_is_refused_in_the_shape_of_the_vendor_whose_path_it_is() -> None:
     session = opened(says())
-    shapes = {CHAT: "openai", MESSAGES: "anthropic", "/v1/messages/count_tokens": "anthropic", GEMINI: "google",
-              "/v1beta/models": "google", "/v1/models": "openai", "/k/sk-x/v1/messages": "anthropic"}
+    shapes = {
+        CHAT: "openai",
+        MESSAGES: "anthropic",
+        "/v1/messages/count_tokens": "anthropic",
+        GEMINI: "google",
+        "/v1beta/models": "google",
+        "/v1/models": "openai",
+        "/k/sk-x/v1/messages": "anthropic",
+    }
     answers = asked([(path, {}) for path in shapes], session, method="PUT")
     assert {answer.status_code for answer in answers} == {405}
     assert [shape_of(answer) for answer in answers] == list(shapes.values())
@@ -261,7 +284,9 @@ def test_anthropics_client_reads_the_error_and_the_id_of_a_request() -> None:
             stranger, lost = client.with_options(api_key="sk-none"), client.with_options(base_url=f"{door.url}/v1")
             errors = []
             for asking in (
-                client.messages.create(**{**values, "system": "Be brief.", "messages": [USER, {**USER, "content": [RESULT]}]}),
+                client.messages.create(
+                    **{**values, "system": "Be brief.", "messages": [USER, {**USER, "content": [RESULT]}]}
+                ),
                 client.messages.create(**{**values, "model": "claude-0"}),
                 stranger.messages.create(**values),
                 stranger.models.list(),

@@ -299,4 +299,3 @@ def _logprobs(reply: SampledReply, bytes_of: BytesOf) -> dict[str, Any]:
         for token, logprob in zip(reply.tokens, reply.logprobs, strict=True)
     ]
     return {"chosenCandidates": chosen}
-
