@@ -108,13 +108,13 @@ SETS = {
 }
 """Fields that are obeyed and that are noted, by dialect."""
 
-TAIL = f"""## Headers and paths
+TAIL = """## Headers and paths
 
 | | |
 | --- | --- |
 | key | `Authorization: Bearer`, `x-api-key`, `x-goog-api-key`, `?key=`, or a path that begins with `/k/<key>`; two that differ are refused |
-| agent | {{agents}}: whose turn a request is |
-| its parent | {{parents}} |
+| agent | {agents}: whose turn a request is |
+| its parent | {parents} |
 | what for | `x-codex-turn-metadata`, `x-openai-subagent`: a compaction is labelled so |
 | again | `x-stainless-retry-count`: a request that is sent again gets the reply that it missed |
 | events | `?alt=sse` of `:streamGenerateContent`; without it the answer is one JSON array, an element at a time |
@@ -124,7 +124,7 @@ These name agents and link them; whose rollout a request belongs to is the key's
 
 ## Models and tools of the vendor's servers
 
-`open_door(session, models={{{{"claude-*": "policy", "helper": other}}}}, leave_out=("web_search",))`: a name leads to the
+`open_door(session, models={{"claude-*": "policy", "helper": other}}, leave_out=("web_search",))`: a name leads to the
 policy, to another entry, or to another session; `*` stands for any letters. An unknown name is the vendor's 404, with
 the names that there are. Tools that the vendor's servers would run are refused, unless the door leaves their types out.
 Images are refused. A WebSocket at `/v1/responses` is a 426, after which a client goes on by HTTP.

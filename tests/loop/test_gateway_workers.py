@@ -102,9 +102,7 @@ def test_a_gateway_that_is_killed_while_a_claim_waits_and_a_rollout_is_played_lo
     async def scene(process: Process, leases: Leases, play: Play) -> tuple[list[Finished], list[tuple[str, bool]]]:
         reached: list[ClaimedRollout] = []
         goes_on = threading.Event()
-        working = asyncio.create_task(
-            asyncio.to_thread(worked, f"http://127.0.0.1:{process.port}", reached, goes_on)
-        )
+        working = asyncio.create_task(asyncio.to_thread(worked, f"http://127.0.0.1:{process.port}", reached, goes_on))
         finished = []
         for _ in range(rounds):
             await until(lambda: bool(leases._claims))

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sparring.errors import SparringError, refusal
-from sparring.gateway.dialects.dialect import AnswerWriter, ClientRequest, BytesOf, Dialect, encoded
+from sparring.gateway.dialects.dialect import AnswerWriter, BytesOf, ClientRequest, Dialect, encoded
 from sparring.gateway.exchange import Part, ReadExchange
 from sparring.gateway.refusals import client_error, refused
 from sparring.reply import ReplyHead, SampledReply

@@ -13,7 +13,7 @@ from sparring.errors import BadInput, InfraError, LimitReached, PolicyFailure, S
 from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.exchange import DoorExchanges
 from sparring.gateway.keys import WrongKey
-from sparring.gateway.models import SpellingSession, ModelTable, UnknownModel
+from sparring.gateway.models import ModelTable, SpellingSession, UnknownModel
 from sparring.reply import ReplyHead, SampledReply
 from sparring.types import ReplyPiece
 

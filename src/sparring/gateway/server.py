@@ -36,7 +36,7 @@ from sparring.gateway.dialects.responses import Responses, replies_named
 from sparring.gateway.exchange import Exchanges, is_retried, request_digest
 from sparring.gateway.keys import PATH, key_of, wrong_key
 from sparring.gateway.link import AnsweredDoor, RunLink
-from sparring.gateway.models import SpellingSession, ModelTable, model_listed, model_listed_for_google
+from sparring.gateway.models import ModelTable, SpellingSession, model_listed, model_listed_for_google
 from sparring.gateway.openapi import document
 from sparring.gateway.refusals import (
     Endpoint,

@@ -150,10 +150,17 @@ class LibraryRenderer:
         marks = self._marks
         if marks is None or marks.think_end is None:
             return None
-        end = next((at + 1 for at, token in enumerate(completion) if token == marks.think_end), None)
-        if end is None and marks.tags.ends_thought:
-            end = next((at for at, token in enumerate(completion) if token in marks.opens), None)
-        return self._end_of(completion) if end is None else end
+        begun, stop = 0, self._end_of(completion)
+        if marks.tags.thinks_again and marks.think in completion:  # an end before the beginning ends nothing
+            first = completion.index(marks.think)
+            before = [token for token in completion[:first] if token != marks.think_end]
+            begun = 0 if self.decode(before).strip() else first + 1
+        opens = marks.opens if marks.tags.ends_thought else frozenset()
+        closed = next((at for at in range(begun, stop) if completion[at] == marks.think_end), None)
+        opened = next((at for at in range(begun, stop) if completion[at] in opens), None)
+        if closed is None or marks.tags.goes_on and opened is not None and opened < closed:
+            return stop if opened is None else opened
+        return closed + 1
 
     @functools.cached_property
     def _word(self) -> tuple[int, ...]:

@@ -135,7 +135,9 @@ def judge(reply: Message, *, text: bool = False) -> set[Any]:
         assert call.name in ALLOWED and call.arguments is not None, reply
         jsonschema.validate(call.arguments, ALLOWED[call.name].parameters)
     seen = {("thought", bool(reply.reasoning)), ("text", bool(reply.content)), min(len(reply.tool_calls), 2)}
-    return seen | {call.name for call in reply.tool_calls} | {key for call in reply.tool_calls for key in call.arguments}
+    return (
+        seen | {call.name for call in reply.tool_calls} | {key for call in reply.tool_calls for key in call.arguments}
+    )
 
 
 def walked(name: str, thinking: bool, held: Constraint, walks: int) -> set[Any]:
@@ -201,9 +203,7 @@ def written(name: str, thinking: bool, texts: Sequence[str] = ("",)) -> list[tup
     made += [[("look", {"at": "<b>", "near": False}), ("ping", {})], [("ping", {}), ("look", {"at": "b"})], []]
     replies = []
     for calls, reasoning, text in itertools.product(made, (None, "So: \n\n it <b>is."), texts):
-        reply = Message(
-            role="assistant", content=text, reasoning=reasoning, tool_calls=calls_of(name, *calls)
-        )
+        reply = Message(role="assistant", content=text, reasoning=reasoning, tool_calls=calls_of(name, *calls))
         try:
             tokens = reply_tokens(renderer, reply, TOOLS)
         except BadInput:

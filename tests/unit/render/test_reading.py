@@ -116,6 +116,30 @@ def test_the_length_of_a_thought_is_where_the_rest_of_the_reply_begins(name: str
     assert renderer.thought_length(tokens[: length - len(end)]) == length - len(end), "a thought that was cut"
 
 
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("name", [name for name, tags in FORMAT_TAGS.items() if tags.think])
+def test_a_thought_is_counted_to_its_end_whatever_tags_stand_where(name: str, thinking: bool) -> None:
+    """Of every order of up to four tags and words: the ids that are counted have the whole thought and nothing else,
+    and stop behind its end, at a tag, or where the reply ends."""
+    renderer = format_renderer(name, thinking)
+    prompt = renderer.render([Message(role="user", content="Hi")], (ADD,)).tokens
+    tags, stop = tag_ids(renderer), renderer.stop_ids[0]
+    end = renderer.tokenizer.added_tokens.get(FORMAT_TAGS[name].think[1])
+    words = itertools.chain.from_iterable(
+        itertools.product([renderer.tokenizer.encode("x")[0], *tags], repeat=length) for length in range(1, 5)
+    )
+    counted = 0
+    for tokens in words:
+        whole = renderer.parse(tokens, (ADD,), prompt=prompt)
+        if whole.reasoning:
+            counted += 1
+            length = renderer.thought_length((*tokens, stop))
+            thought = renderer.parse(tokens[:length], (ADD,), prompt=prompt)
+            assert (thought.reasoning, thought.content, thought.tool_calls) == (whole.reasoning, "", ()), tokens
+            assert length == len(tokens) or tokens[length - 1] == end or tokens[length] in tags, tokens
+    assert counted > 20 or not thinking, "a prompt that has ended the thought leaves few or none"
+
+
 @functools.cache
 def called(renderer) -> tuple[int, ...]:
     """Ids of a whole call, as the format writes it."""

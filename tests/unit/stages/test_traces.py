@@ -49,7 +49,9 @@ def test_what_is_not_imitated_is_context() -> None:
     renderer = toy_renderer(thoughts="kept")
     whole = rendered(spoken("plain", PLAIN), renderer, 4096)
     last = rendered(
-        spoken("last", read(trace_row(Transcript(messages=MESSAGES, tools=(ADD,), imitated=(6,)), (ADD,)))), renderer, 4096
+        spoken("last", read(trace_row(Transcript(messages=MESSAGES, tools=(ADD,), imitated=(6,)), (ADD,)))),
+        renderer,
+        4096,
     )
     assert last.tokens == whole.tokens and 0 < sum(last.sampled) < sum(whole.sampled)
     assert renderer.decode([t for t, mark in zip(last.tokens, last.sampled, strict=True) if mark]).startswith("Yes.")

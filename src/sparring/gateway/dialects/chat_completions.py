@@ -11,10 +11,10 @@ from sparring.errors import refusal
 from sparring.gateway.dialects.chat_tools import call_read, call_written, choice_in, tools_in
 from sparring.gateway.dialects.dialect import (
     EVENTS,
+    BytesOf,
     ClientCall,
     ClientError,
     ClientRequest,
-    BytesOf,
     Placed,
     count_in,
     encoded,
@@ -29,8 +29,8 @@ from sparring.gateway.dialects.dialect import (
 from sparring.gateway.dialects.evidence import evidence_of
 from sparring.gateway.dialects.freeform import UNREADABLE
 from sparring.gateway.dialects.openai_errors import REQUEST_ID, error_written
-from sparring.gateway.dialects.openai_tokens import logprobs_written
 from sparring.gateway.dialects.reply_format import format_in
+from sparring.gateway.dialects.sampled_ids import logprobs_written, thought_tokens
 from sparring.gateway.dialects.tool_choice import without_parallel
 from sparring.reply import ReplyHead, SampledReply
 from sparring.types import Message, ReplyPiece
@@ -250,14 +250,14 @@ def _head(client_request: ClientRequest, id: str, kind: str) -> dict[str, Any]:
 
 
 def _usage(replies: Sequence[SampledReply]) -> dict[str, Any]:
-    thoughts = [reply.reasoning_tokens for reply in replies]
+    thoughts = thought_tokens(replies)
     sampled, prompt = sum(len(reply.tokens) for reply in replies), replies[0].prompt_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": sampled,
         "total_tokens": prompt + sampled,
         "prompt_tokens_details": {"cached_tokens": replies[0].cached_tokens},
-        **({} if None in thoughts else {"completion_tokens_details": {"reasoning_tokens": sum(map(int, thoughts))}}),
+        **({} if thoughts is None else {"completion_tokens_details": {"reasoning_tokens": thoughts}}),
     }
 
 

@@ -10,10 +10,10 @@ from sparring.errors import refusal
 from sparring.gateway.dialects.dialect import (
     EVENTS,
     AnswerWriter,
+    BytesOf,
     ClientCall,
     ClientError,
     ClientRequest,
-    BytesOf,
     count_in,
     encoded,
     given,
@@ -27,11 +27,12 @@ from sparring.gateway.dialects.evidence import evidence_of
 from sparring.gateway.dialects.gemini_contents import conversation_in, json_schema, named_calls, text_of, tools_in
 from sparring.gateway.dialects.handles import sealed
 from sparring.gateway.dialects.reply_format import JSON_OBJECT, schema_in
+from sparring.gateway.dialects.sampled_ids import thought_tokens
 from sparring.gateway.dialects.tool_choice import allowed_calls, forced_call
 from sparring.generation import Constraint
 from sparring.record.identity import shown_arguments
 from sparring.reply import ReplyHead, SampledReply, ShownReply
-from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
+from sparring.types import ReplyPiece, ToolCall, ToolSpec
 
 OBEYED = frozenset("contents systemInstruction tools toolConfig generationConfig model".split())
 NOTED = frozenset("safetySettings labels serviceTier store".split())
@@ -282,8 +283,8 @@ def _reason(reply: SampledReply) -> str:
 def _tail(client_request: ClientRequest, replies: Sequence[SampledReply]) -> dict[str, Any]:
     """Return what stands behind the candidates of an answer."""
     sampled, prompt = sum(len(reply.tokens) for reply in replies), replies[0].prompt_tokens
-    thoughts = sum(reply.reasoning_tokens or 0 for reply in replies)
-    usage = {"promptTokenCount": prompt, "candidatesTokenCount": sampled - thoughts}
+    thoughts = thought_tokens(replies)  # the vendor counts them apart from the candidates; none is no field
+    usage = {"promptTokenCount": prompt, "candidatesTokenCount": sampled - (thoughts or 0)}
     usage |= {"thoughtsTokenCount": thoughts} if thoughts else {}
     usage["totalTokenCount"] = prompt + sampled
     return {

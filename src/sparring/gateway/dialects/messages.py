@@ -9,10 +9,10 @@ from typing import Any
 from sparring.errors import refusal
 from sparring.gateway.dialects.dialect import (
     EVENTS,
+    BytesOf,
     ClientCall,
     ClientError,
     ClientRequest,
-    BytesOf,
     count_in,
     encoded,
     given,

@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sparring.gateway.dialects.dialect import EVENTS, ClientError, ClientRequest, BytesOf, encoded
+from sparring.gateway.dialects.dialect import EVENTS, BytesOf, ClientError, ClientRequest, encoded
 from sparring.gateway.dialects.handles import sealed
-from sparring.gateway.dialects.openai_tokens import logprobs_written
 from sparring.gateway.dialects.response_tools import call_written
+from sparring.gateway.dialects.sampled_ids import logprobs_written
 from sparring.reply import ReplyHead, SampledReply, ShownReply
 from sparring.types import ReplyPiece
 

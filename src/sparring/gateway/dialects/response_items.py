@@ -9,8 +9,8 @@ from typing import Any
 
 from sparring.errors import refusal
 from sparring.gateway.dialects.dialect import Placed, text_in, typed
-from sparring.gateway.dialects.handles import unsealed
 from sparring.gateway.dialects.freeform import UNREADABLE
+from sparring.gateway.dialects.handles import unsealed
 from sparring.gateway.dialects.response_tools import call_read, call_written
 from sparring.reply import ShownReply
 from sparring.types import Message, ToolCall

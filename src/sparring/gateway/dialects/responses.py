@@ -8,10 +8,10 @@ from typing import Any
 
 from sparring.errors import refusal
 from sparring.gateway.dialects.dialect import (
+    BytesOf,
     ClientCall,
     ClientError,
     ClientRequest,
-    BytesOf,
     Placed,
     count_in,
     given,

@@ -1,0 +1,26 @@
+"""Sampled ids as clients are told of them: how many are thoughts, and OpenAI's list of their log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sparring.gateway.dialects.dialect import BytesOf
+from sparring.reply import SampledReply
+
+
+def thought_tokens(replies: Sequence[SampledReply]) -> int | None:
+    """Return how many ids of all replies are thoughts; None where the format of one does not tell."""
+    counts = [reply.reasoning_tokens for reply in replies if reply.reasoning_tokens is not None]
+    return sum(counts) if len(counts) == len(replies) else None
+
+
+def logprobs_written(reply: SampledReply, bytes_of: BytesOf) -> list[dict[str, Any]]:
+    """Return each id of a reply with its text, its log-probability and its bytes. The text of a part of a character is
+    U+FFFD; the bytes of all ids are those of the reply."""
+    listed = []
+    for token, logprob in zip(reply.tokens, reply.logprobs, strict=True):
+        data = bytes_of(token)
+        text = data.decode("utf-8", "replace")
+        listed.append({"token": text, "logprob": logprob, "bytes": list(data), "top_logprobs": []})
+    return listed
