@@ -115,7 +115,7 @@ TAIL = """## Headers and paths
 | key | `Authorization: Bearer`, `x-api-key`, `x-goog-api-key`, `?key=`, or a path that begins with `/k/<key>`; two that differ are refused |
 | agent | {agents}: whose turn a request is |
 | its parent | {parents} |
-| what for | `x-codex-turn-metadata`, `x-openai-subagent`: a compaction is labelled so |
+| what for | `x-codex-turn-metadata`, `x-openai-subagent`, `x-claude-code-request-class`: a compaction is labelled so, and a small call `auxiliary` |
 | again | `x-stainless-retry-count`: a request that is sent again gets the reply that it missed |
 | events | `?alt=sse` of `:streamGenerateContent`; without it the answer is one JSON array, an element at a time |
 | the answer | `x-request-id`, Anthropic's `request-id`: the id of the request, of a refused one too |

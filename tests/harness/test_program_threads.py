@@ -151,3 +151,33 @@ def test_a_title_that_opencode_asks_for_is_auxiliary(tmp_path: Path) -> None:
     played = play(variant("opencode", tmp_path, ('"agent": {"title": {"disable": true}}, ', "")), script)
     assert (played.ending, played.reward, played.exact) == ("answered", 1.0, 1.0), played.note
     assert sorted(s.label for s in played.segments if s.model is not None) == ["agent", "agent", "auxiliary"]
+
+
+HOOK = """[files]
+".claude/settings.json" = '{"hooks": {"Stop": [{"hooks": [{"type": "prompt", "prompt": "JUDGE: is it done?"}]}]}}'
+
+[with_tools]
+"""
+
+
+def test_small_calls_of_claude_code_are_auxiliary_whatever_model_they_ask_for(tmp_path: Path) -> None:
+    """They ask for the alias that sub-agents have too. Labels of tool calls and a judge at the end are switched on here."""
+    labels = ('IS_SANDBOX = "1"', 'CLAUDE_CODE_EMIT_TOOL_USE_SUMMARIES = "1"\nIS_SANDBOX = "1"')
+    work = NAMED["claude-code"].runs("echo 42 > answer.txt; echo ANSWER''ED")
+    task = ("Agent", {"description": "sub", "prompt": "SUBTASK", "subagent_type": "general-purpose", "model": "haiku"})
+
+    def script(prompt: str) -> Message:
+        if "Tools completed:" in prompt:
+            return says("Wrote the answer.")
+        if "JUDGE" in prompt:
+            return says('{"ok": true}')
+        if "SUBTASK" in prompt and '"prompt": "SUBTASK' not in prompt:
+            return says("Sub done.") if "ANSWERED" in prompt else work
+        return says("All done.") if "SUBTASK" in prompt else says("", task)
+
+    played = play(variant("claude-code", tmp_path, labels, ("[with_tools]\n", HOOK)), script)
+    assert (played.ending, played.reward, played.exact) == ("answered", 1.0, 1.0), played.note
+    said = {RENDERER.decode(s.tokens): s.label for s in played.segments if s.model is not None}
+    small = {text: label for text, label in said.items() if "Wrote the answer." in text or "ok" in text}
+    assert len(small) >= 2 and set(small.values()) == {"auxiliary"}, said
+    assert {label for text, label in said.items() if text not in small} == {"agent"}, "sub-agents are trained"

@@ -7,15 +7,17 @@ float, str, bytes, lists and string-keyed mappings. A tuple comes back as a list
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 
 from sparring.generation import NumberRow
+from sparring.store.deltas import Shared, with_shared, without_shared
 from sparring.types import Group, Purpose, Rollout, Score, Task, Trajectory
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Raised with every change to what is written here or to the tables of `schema.py`."""
 
 BIG_INT = 1
@@ -35,7 +37,9 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout without its task, which its group holds once. `task` is None where it is the group's."""
+    """A rollout without its task, which its group holds once. `task` is None where it is the group's. A conversation
+    that leaves another holds the ids that follow those that both have; `shared` says for each trajectory where these
+    stand, and is empty where no trajectory has such ids."""
 
     id: str
     task: Task | None
@@ -43,17 +47,24 @@ class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     purpose: Purpose
     trajectories: tuple[Trajectory, ...]
+    shared: tuple[dict[int, Shared], ...] = ()
 
     @staticmethod
     def of(rollout: Rollout, group_task: Task) -> StoredRollout:
         """Return the stored form of a rollout of `group_task`."""
+        taken = [without_shared(trajectory.segments) for trajectory in rollout.trajectories]
+        forked = any(shared for _, shared in taken)
         return StoredRollout(
             id=rollout.id,
             task=None if rollout.task is group_task or rollout.task == group_task else rollout.task,
             index=rollout.index,
             attempt=rollout.attempt,
             purpose=rollout.purpose,
-            trajectories=rollout.trajectories,
+            trajectories=tuple(
+                replace(trajectory, segments=segments) if shared else trajectory
+                for trajectory, (segments, shared) in zip(rollout.trajectories, taken, strict=True)
+            ),
+            shared=tuple(shared for _, shared in taken) if forked else (),
         )
 
     def rollout(self, group_task: Task) -> Rollout:
@@ -64,7 +75,16 @@ class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
             index=self.index,
             attempt=self.attempt,
             purpose=self.purpose,
-            trajectories=self.trajectories,
+            trajectories=self._whole(),
+        )
+
+    def _whole(self) -> tuple[Trajectory, ...]:
+        """Return the trajectories with all their ids."""
+        if not self.shared:
+            return self.trajectories
+        return tuple(
+            replace(trajectory, segments=with_shared(trajectory.segments, shared)) if shared else trajectory
+            for trajectory, shared in zip(self.trajectories, self.shared, strict=True)
         )
 
 

@@ -37,7 +37,11 @@ SEGMENTS = ""
 """Of schema 6: segments say more, and a turn's are numbered by the places of their requests. Rows of before are read as
 they are."""
 
-MIGRATIONS = {4: TABLES, 5: LOG, 6: SEGMENTS}
+SHARED = ""
+"""Of schema 7: a conversation that leaves another holds the ids behind those that both have. Rows of before are read as
+they are."""
+
+MIGRATIONS = {4: TABLES, 5: LOG, 6: SEGMENTS, 7: SHARED}
 """By schema, the statements that make it of the one before."""
 
 OLDEST = min(MIGRATIONS)

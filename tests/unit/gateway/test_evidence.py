@@ -30,6 +30,22 @@ def test_claude_codes_agents_name_themselves() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "label"),
+    [
+        ("main", None),
+        ("subagent", None),
+        ("workflow", None),
+        ("compaction", "compaction"),
+        ("auxiliary", "auxiliary"),
+        ("side_reply", "auxiliary"),
+    ],
+)
+def test_claude_code_says_what_a_request_is_for(kind: str, label: str | None) -> None:
+    headers = {"x-claude-code-request-class": kind}
+    assert evidence(Messages(), {"model": "policy", "messages": HI}, headers).label == label
+
+
 @pytest.mark.parametrize(("kind", "label"), [("turn", None), ("compaction", "compaction")])
 def test_codex_says_which_thread_asks_and_what_for(kind: str, label: str | None) -> None:
     headers = {

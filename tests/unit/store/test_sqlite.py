@@ -268,7 +268,7 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(BadInput, match="expected a store of version 4 to 6, got version 99"):
+    with pytest.raises(BadInput, match="expected a store of version 4 to 7, got version 99"):
         SqliteStore(path)
 
 
@@ -349,6 +349,7 @@ def of_schema_5(path: Path, group: Group, turns: list[Segment]) -> None:
             for segment in (segment for part in parts for segment in part):
                 for name in SINCE_6:
                     segment.pop(name)
+            stored.pop("shared") if table == "rollouts" else None
             old.execute(f"UPDATE {table} SET data = ? WHERE row = ?", (msgspec.msgpack.encode(stored), row))
     old.execute("PRAGMA user_version = 5")
     old.commit()
@@ -447,3 +448,23 @@ def test_reading_where_nothing_is(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="expected the store of a run, got no file"):
         SqliteStore(tmp_path / "store.sqlite", read_only=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_of_schema_6_opens_with_every_id(tmp_path: Path) -> None:
+    """Its rows do not say what conversations share."""
+    path, group = tmp_path / "store.sqlite", make_group(0)
+    store = SqliteStore(path)
+    store.append(group, stage="rl")
+    store.close()
+    old = sqlite3.connect(path)
+    for row, data in old.execute("SELECT row, data FROM rollouts").fetchall():
+        stored = msgspec.msgpack.decode(data)
+        stored.pop("shared")
+        old.execute("UPDATE rollouts SET data = ? WHERE row = ?", (msgspec.msgpack.encode(stored), row))
+    old.execute("PRAGMA user_version = 6")
+    old.commit()
+    old.close()
+    for _ in range(2):  # migrated once, and then as any other
+        store = SqliteStore(path)
+        assert list(store.groups(stage="rl")) == [group]
+        store.close()

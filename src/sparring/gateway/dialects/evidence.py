@@ -15,10 +15,18 @@ AGENTS = ("x-claude-code-agent-id", "thread-id", "x-session-id")
 PARENTS = ("x-claude-code-parent-agent-id", "x-codex-parent-thread-id", "x-parent-session-id")
 """Headers with the id of the agent that started this one, of the same programs."""
 
-KINDS: Mapping[str, Label] = {"compaction": "compaction", "compact": "compaction"}
-"""Labels, by the kind of request that codex names."""
+CLASS = "x-claude-code-request-class"
+"""Header by which claude-code says what a request is for, where its preset asks for hints."""
 
-READ = frozenset((*AGENTS, *PARENTS, "x-codex-turn-metadata", "x-openai-subagent"))
+KINDS: Mapping[str, Label] = {
+    "compaction": "compaction",
+    "compact": "compaction",
+    "auxiliary": "auxiliary",
+    "side_reply": "auxiliary",
+}
+"""Labels, by the kind of request that codex names, and by claude-code's class; all others are agents' turns."""
+
+READ = frozenset((*AGENTS, *PARENTS, CLASS, "x-codex-turn-metadata", "x-openai-subagent"))
 """Headers that are read as evidence."""
 
 LONGEST_ID = 200
@@ -35,11 +43,11 @@ def evidence_of(call: ClientCall, noted: tuple[str, ...], handle: str = "") -> E
     headers = call.headers
     metadata = _metadata(headers.get("x-codex-turn-metadata", ""))
     kind = metadata.get("request_kind")
-    label = KINDS.get(kind if isinstance(kind, str) else "") or KINDS.get(headers.get("x-openai-subagent", ""))
+    named = (kind if isinstance(kind, str) else "", headers.get("x-openai-subagent", ""), headers.get(CLASS, ""))
     return Evidence(
         agent=_first(headers, AGENTS),
         parent=_first(headers, PARENTS),
-        label=label,
+        label=next((KINDS[word] for word in named if word in KINDS), None),
         handle=handle,
         wishes={name: call.body[name] for name in noted if name in call.body},
     )
