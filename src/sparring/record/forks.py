@@ -54,7 +54,7 @@ def fork_of(
     """
     before, after = lane.heard[common:], request.messages[common:]
     old, new = (text_of(messages[0]) if messages else "" for messages in (before, after))
-    reason = _reason(request, lane, before, after, new_agent, quoted, summed_up)
+    reason = _reason(request, lane, common, new_agent, quoted, summed_up)
     if reason == "tools":
         old, new = (tools_key(tools).decode("utf-8", "replace") for tools in (lane.specs, request.specs))
     place, left, right = first_difference(old, new)
@@ -65,20 +65,21 @@ def fork_of(
 def _reason(
     request: Request,
     lane: Lane,
-    before: Sequence[Message],
-    after: Sequence[Message],
+    common: int,
     new_agent: bool,
     quoted: Sequence[Node],
     summed_up: bool,
 ) -> ForkReason:
     label, matched = request.evidence.label, request.matched
+    before, after = lane.heard[common:], request.messages[common:]
     if label == "auxiliary":
         return "auxiliary"
     begins = request.node is None
     if begins and summed_up:
         return "compaction"
     calls = any(node.reply.tool_calls and not _says(node, request) for node in quoted)
-    if new_agent or begins and calls:
+    is_another = common < lane.opening  # who tells all that an agent was first told is that agent, in other words
+    if new_agent or begins and calls and is_another:
         return "agent"
     if begins and (label == "compaction" or any(_sums_up(node, request, lane, after) for node in quoted)):
         return "compaction"

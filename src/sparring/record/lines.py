@@ -34,15 +34,17 @@ class Node:
     twin: Node | None = None
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(slots=True)
 class Lane:
-    """A line of turns: its messages, as the objects that they were first; its tools, and their digest; number and
-    digest of the messages up to the last reply, and that reply. `spans` has the number of messages up to the end of
-    each of its segments, and the segment's place."""
+    """A line of turns: its messages, as the objects that they were first; its tools, and their digest; the number of
+    messages with which its agent first asked, before any client wrote them anew; number and digest of the messages up
+    to the last reply, and that reply. `spans` has the number of messages up to the end of each of its segments, and the
+    segment's place."""
 
     heard: list[Message]
     tools: bytes
     specs: tuple[ToolSpec, ...]
+    opening: int
     replied: int = 0
     key: bytes = START
     node: Node | None = None

@@ -60,4 +60,6 @@ def overflows(messages: Sequence[Message], renderer: Renderer, room: int) -> boo
 
 def at_most(sampling: Sampling, most: int) -> Sampling:
     """Return settings of sampling for a reply of at most so many tokens."""
+    if most == sampling.max_tokens:
+        return sampling
     return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))

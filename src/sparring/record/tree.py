@@ -327,7 +327,9 @@ class Tree:
             number, lane = node.lane, self._lanes[node.lane]
         else:
             number = len(self._lanes)
-            lane = self._lanes[number] = Lane(heard=[], tools=request.tools, specs=request.specs)
+            left, common = self._nearest(request) if self._lanes else (None, 0)
+            opening = left.opening if left is not None and common >= left.opening else len(request.messages)
+            lane = self._lanes[number] = Lane([], request.tools, request.specs, opening)
             if node is not None:
                 before = self._lanes[node.lane]
                 lane.heard = before.heard[: request.before]

@@ -388,6 +388,19 @@ def test_a_sub_agent_and_a_summary_are_linked_by_what_they_quote():
     assert order.following == (3, 2, 3, 4, 5, None) and order.beside[0] == (1,), "credit follows these links"
 
 
+def test_a_client_that_writes_its_calls_anew_is_the_same_agent_and_its_last_reply_is_the_answer():
+    """smolagents does: each call is told as text, which quotes it as the task of a sub-agent would be."""
+    tree, told = Tree(RENDERER), list(START)
+    for command in ("echo 42 > answer.txt", "cat answer.txt && ls", "rm -r build/ && ls"):
+        record(tree, told, calls(command))
+        told = [*told, say(f"Calling tools: {command}"), user(f"Observation of {command}")]
+        assert leaves(tree, told).reason == "edited"
+    record(tree, told, say("The answer is there."))
+    outcome = Outcome(kind="completed", reason="answered")
+    recorded = Trajectory(id="t", task="t", role="policy", segments=tuple(tree.segments), outcome=outcome)
+    assert recorded.answer is not None and recorded.answer.message == say("The answer is there.")
+
+
 def test_short_texts_are_no_quotes():
     tree = Tree(RENDERER)
     record(tree, START, say("Yes."))
