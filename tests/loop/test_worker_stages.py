@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 from collections import Counter
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forked import Forked
 
+from sparring.launch.run import answered_outside, opened
+from sparring.recipe.load import load
+from sparring.recipe.run_config import resolve
+from sparring.stages.data.demonstrations import demonstrations
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.chat_server import ChatServer, message
+from sparring.types import Message, Task
 
 WORKER = """
 import http.client, json, sys
@@ -113,3 +120,104 @@ def test_workers_collect_train_and_evaluate_with_the_worlds_tools(given: Path) -
     for line in Path(collected["data"]).read_text().splitlines():
         shown, said_last = json.loads(line)["messages"][0], json.loads(line)["messages"][-1]
         assert int(said_last["content"]) == total(shown["content"]), "what sft imitates"
+
+
+AGENT = """
+import http.client, json, os, sys
+
+from sparring.workers import claim
+
+keys, name = sys.argv[1:]
+keys = json.load(open(keys))
+
+
+def post(rollout, path, body):
+    connection = http.client.HTTPConnection(rollout.url.removeprefix("http://"))
+    headers = {"Authorization": "Bearer " + rollout.key, "Accept": "application/json, text/event-stream"}
+    connection.request("POST", path, json.dumps(body), headers)
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+for rollout in claim(keys["url"], keys["worker_key"], worker=name):
+    messages = [{"role": "system", "content": "You are an agent."}, *rollout.messages]
+    for _ in range(2):
+        ask = {"model": "policy", "messages": messages, "tools": rollout.tools}
+        status, answer = post(rollout, "/v1/chat/completions", ask)
+        if status != 200:
+            break
+        messages.append(answer["choices"][0]["message"])
+        if name == "dies":
+            os._exit(9)
+        for call in messages[-1].get("tool_calls", ()):
+            asked = {"name": call["function"]["name"], "arguments": json.loads(call["function"]["arguments"])}
+            _, said = post(rollout, "/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": asked})
+            text = said["result"]["content"][0]["text"]
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+        if messages[-1]["role"] == "assistant":
+            break
+    rollout.finish()
+"""
+
+
+def agent(keys: Path, name: str) -> subprocess.Popen[str]:
+    """A worker whose agent has a prompt of its own."""
+    return subprocess.Popen([sys.executable, "-c", AGENT, keys, name], text=True)
+
+
+@pytest.mark.slow
+def test_the_expert_answers_workers_and_sft_is_shown_what_rl_shows(
+    given: Path, wait_for: Callable[[subprocess.Popen[str], str], None]
+) -> None:
+    """A worker dies with a demonstration, which is played again; the wait for another one is said. What sft imitates
+    begins with the very ids that the policy is shown in rl."""
+    each = (
+        'run.stages=["sft", "rl"]',
+        "rollout.harness=workers",
+        "rollout.lease_s=1",
+        "rollout.stalled_s=1",
+        "sft.steps=1",
+        "rl.steps=1",
+        "env.demonstrations=4",
+    )
+    keys = given.parent / "runs/tiny/keys.json"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with ExitStack() as stack:
+        run = stack.enter_context(Forked(["run", given, *settings(*each)], **pipes))
+        wait_for(run, "run: programs elsewhere: ")
+        assert agent(keys, "dies").wait() == 9
+        wait_for(run, "demonstrations: task Sums/demonstration/0 is played again: worker dies: its lease ran out")
+        wait_for(run, "demonstrations: no rollout has finished for 1 s: demonstration/")
+        playing = agent(keys, "plays")
+        stack.callback(playing.kill)
+        said, _ = run.communicate(timeout=300)
+        assert run.returncode == 0, said
+        assert playing.wait(timeout=90) == 0
+
+    with closing(SqliteStore(given.parent / "runs/tiny/store.sqlite", read_only=True)) as store:
+        rollouts = [rollout for group in store.groups(stage="rl") for rollout in group.rollouts]
+        assert store.get("stage/sft")["rows"] == 4
+    assert len(rollouts) == 6
+
+    async def check_shown() -> None:
+        config = resolve(load(given, [*each, "run.name=again"]))
+        async with opened(config) as context, answered_outside(config, context.folder, context.sink.event):
+            renderer, tools = context.renderer(context.input("sft")), context.factory.make().tools
+            with agent(context.folder / "keys.json", "plays") as playing:
+                shown = await demonstrations(context, renderer, 512)
+                playing.kill()
+
+            def prompt(task: Task) -> tuple[int, ...]:
+                system = Message(role="system", content="You are an agent.")
+                return tuple(renderer.render((system, *task.messages), tools, generation=True).tokens)
+
+            source = context.factory.tasks("demonstration", config.run.seed)
+            for name, rendered in shown:
+                task = source.next()
+                assert task is not None and name == f"task {task.id}"
+                begun = prompt(task)
+                assert rendered.tokens[: len(begun)] == begun
+            for rollout in rollouts:
+                assert rollout.trajectories[0].segments[0].tokens == prompt(rollout.task)
+
+    asyncio.run(check_shown())

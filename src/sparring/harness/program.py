@@ -8,11 +8,11 @@ rollout's box. A world with tools needs the box for these; there the program has
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from sparring.errors import EnvError, LimitReached, SandboxError, boundary, refusal
 from sparring.harness.find import Installation, find_program
@@ -21,6 +21,7 @@ from sparring.harness.relay import relay_to
 from sparring.protocols import Episode, ToolHost, World
 from sparring.types import BoxSpec, ExecResult, Message, Task, ToolCall, ToolSpec
 
+T = TypeVar("T")
 PORT = 8700
 URL = f"http://127.0.0.1:{PORT}"
 """Address of the gateway in the box; the same in every rollout, so that prompts are."""
@@ -71,14 +72,13 @@ class CountedSession:
         requests: replies that were asked for.
         limit: the limit of the rollout that was hit; None where none was. The context's length is none: a client that
             hears of it compacts.
-        over: set with `limit`.
     """
 
     def __init__(self, session: Any) -> None:
         self._session = session
         self.requests = 0
         self.limit: LimitReached | None = None
-        self.over = asyncio.Event()
+        self._over = asyncio.Event()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
@@ -103,11 +103,25 @@ class CountedSession:
                 self._hit(limit)
                 raise
 
+    async def awaited(self, work: Awaitable[T], grace_s: float) -> T | None:
+        """Return what some work of the client comes to. It is dropped, and None returned, where it has not ended
+        `grace_s` seconds after the rollout has hit its limit."""
+        working, over = asyncio.ensure_future(work), asyncio.ensure_future(self._over.wait())
+        try:
+            await asyncio.wait((working, over), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                await asyncio.wait((working,), timeout=grace_s)
+            return working.result() if working.done() else None
+        finally:
+            working.cancel()
+            over.cancel()
+            await asyncio.gather(working, over, return_exceptions=True)
+
     def _hit(self, limit: LimitReached) -> None:
         """Take note of a limit of the rollout."""
         if limit.reason != "context_length":
             self.limit = limit
-            self.over.set()
+            self._over.set()
 
 
 class WorldTools:
@@ -256,18 +270,17 @@ class ProgramHarness:
             "TZ": "UTC",
             **{name: fill(text, values) for name, text in self._preset.environment.items()},
         }
-        running = asyncio.create_task(
-            box.program(
-                argv,
-                environment=environment,
-                stdin=fill(self._preset.stdin, values),
-                port=PORT,
-                timeout_s=self._preset.timeout_s,
-                output_bytes=self._preset.output_bytes,
-                served=relay_to(door.url),
-            )
+        running: Awaitable[ExecResult] = box.program(
+            argv,
+            environment=environment,
+            stdin=fill(self._preset.stdin, values),
+            port=PORT,
+            timeout_s=self._preset.timeout_s,
+            output_bytes=self._preset.output_bytes,
+            served=relay_to(door.url),
         )
-        return await _bounded(running, session.over, self._preset.grace_s)
+        result = await session.awaited(running, self._preset.grace_s)
+        return result or ExecResult(exit_code=137, stdout="", stderr="", wall_s=0.0, timed_out=True)
 
     def _values(self, door: Address, session: CountedSession, messages: Sequence[Message]) -> dict[str, Any]:
         """Return what stands for each placeholder."""
@@ -317,22 +330,6 @@ def load_program(name: str, folder: Path, open_door: OpenDoor) -> ProgramHarness
     """
     preset, script = load_preset(name)
     return ProgramHarness(name, preset, script, find_program(preset, folder), open_door)
-
-
-async def _bounded(running: asyncio.Task[ExecResult], over: asyncio.Event, grace_s: float) -> ExecResult:
-    """Return the result of a program, which is ended `grace_s` seconds after its rollout."""
-    ended = asyncio.create_task(over.wait())
-    try:
-        await asyncio.wait((running, ended), return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
-            await asyncio.wait((running,), timeout=grace_s)
-        if running.done():
-            return running.result()
-        return ExecResult(exit_code=137, stdout="", stderr="", wall_s=0.0, timed_out=True)
-    finally:
-        for task in (running, ended):
-            task.cancel()
-        await asyncio.gather(running, ended, return_exceptions=True)
 
 
 def _box_of(episode: Episode) -> Any:

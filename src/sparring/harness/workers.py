@@ -4,7 +4,6 @@ worker says. See `record/leases.py` for who may claim it, and design/0007-worker
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -103,18 +102,11 @@ async def _ended(offer: RolloutOffer, session: CountedSession) -> LeaseEnd:
         WorkerLost: the lease ran out.
         LimitReached: it was not finished in time.
     """
-    ended, over = asyncio.ensure_future(offer.ended()), asyncio.ensure_future(session.over.wait())
-    try:
-        await asyncio.wait((ended, over), return_when=asyncio.FIRST_COMPLETED)
-        if not ended.done():
-            await asyncio.wait((ended,), timeout=GRACE_S)
-        if not ended.done() and session.limit is not None:
-            raise session.limit
-        return await ended
-    finally:
-        ended.cancel()
-        over.cancel()
-        await asyncio.gather(ended, over, return_exceptions=True)
+    end = await session.awaited(offer.ended(), GRACE_S)
+    if end is None:
+        assert session.limit is not None, "it is what a worker is not waited for after"
+        raise session.limit
+    return end
 
 
 def _judge(end: LeaseEnd, offer: RolloutOffer, session: CountedSession) -> None:

@@ -6,7 +6,9 @@ import dataclasses
 import os
 import re
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,12 +22,15 @@ from sparring.launch.checkpoint import find_checkpoint
 from sparring.launch.run import CONFIG, answered_outside, opened
 from sparring.model.config import ModelConfig, ServedConfig
 from sparring.observe.config import ObserveConfig
+from sparring.dashboard.evaluations import FOLDERS
 from sparring.observe.evaluation import Evaluation, compare, verdict
+from sparring.observe.progress import progress
 from sparring.observe.results import RESULT, Compared, Evaluated, Results, read_result, write_results
 from sparring.recipe.run_config import RunConfig, dump, resolve
 from sparring.recipe.sections.evaluation import EvalConfig
 from sparring.recipe.sections.rl import RlConfig
 from sparring.recipe.sections.run import RunSection
+from sparring.rollout.config import RolloutConfig
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.reward_scorers import OWN
 
@@ -75,9 +80,7 @@ def evaluate_subjects(config: RunConfig, subjects: Sequence[Subject | Path], gat
         raise refusal("--gate", "two checkpoints or endpoints to compare", "one", do)
     if gate is not None and gate.figure:
         _check_figure(gate.figure, config.eval, [results.get(index) for index in range(len(subjects))])
-    evaluations = []
-    for index, subject in enumerate(subjects):
-        evaluations.append(results[index] if isinstance(subject, Path) else block(_evaluated(config, subject)))
+    evaluations = block(_all_evaluated(config, [results.get(i) or each for i, each in enumerate(subjects)]))
     comparisons = [compared(evaluations[0], other, gate) for other in evaluations[1:]]
     return Results(evaluations=tuple(evaluations), comparisons=tuple(comparisons))
 
@@ -167,7 +170,27 @@ def evaluation_folder(config: RunConfig, subject: Subject) -> Path:
             while part := file.read(1 << 24):
                 digest.update(part)
     slug = re.sub(r"[^A-Za-z0-9.]+", "-", subject.name).strip("-.")[-48:]
-    return Path(config.run.directory) / config.run.name / "evaluations" / f"{slug}-{digest.hexdigest()[:10]}"
+    return Path(config.run.directory) / config.run.name / FOLDERS / f"{slug}-{digest.hexdigest()[:10]}"
+
+
+async def _all_evaluated(config: RunConfig, subjects: Sequence[Subject | Evaluated]) -> list[Evaluated]:
+    """Evaluate each subject that is not evaluated yet. To programs elsewhere all are one run."""
+    from sparring.stages.preflight.directory import check_directory
+
+    check_directory(Path(config.run.directory))
+    run, tell = Path(config.run.directory) / config.run.name, partial(_tell, config.observe)
+    async with AsyncExitStack() as stack:
+        if any(isinstance(subject, Subject) for subject in subjects):
+            answered = answered_outside(config, run / FOLDERS, tell, linked_too=False, keys_of=run)
+            await stack.enter_async_context(answered)
+        return [await _evaluated(config, each) if isinstance(each, Subject) else each for each in subjects]
+
+
+def _tell(config: ObserveConfig, stage: str, text: str) -> None:
+    """Say something before the first evaluation has a view of its own."""
+    sink = progress(config)
+    sink.event(stage, text)
+    sink.close()
 
 
 async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
@@ -177,12 +200,10 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
     from sparring.sandbox.check import check_sandbox
     from sparring.stages.models.reward_scorers import check_reward_model
     from sparring.stages.models.role_models import check_roles
-    from sparring.stages.preflight.directory import check_directory
     from sparring.stages.preflight.harness import play_silently
     from sparring.stages.preflight.judges import check_judges
     from sparring.stages.runtime.evaluation import evaluate_folder, held_out
 
-    check_directory(Path(config.run.directory))
     folder = evaluation_folder(config, subject)
     recipe = resolve(_recipe(config, subject, str(folder.parent), folder.name))
     _write_recipe(folder, recipe)
@@ -194,11 +215,10 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
         await check_judges(context)
         check_reward_model(context, subject.folder)
         check_roles(context)
-        if config.rollout.harness not in BUILT_IN:
+        if config.harness_of(tasks[0].env) not in BUILT_IN:
             await play_silently(dataclasses.replace(context, harness=rehearsal_of(context.harness)), tasks[0])
         plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples)
-        async with answered_outside(config, folder, context.sink, linked_too=False):
-            evaluation = await evaluate_folder(context, str(subject.folder), plan)
+        evaluation = await evaluate_folder(context, str(subject.folder), plan)
         result = _told(context, subject, evaluation, folder)
         write_results(Results(evaluations=(result,)), folder / RESULT)
         return result
@@ -246,11 +266,18 @@ def _recipe(config: RunConfig, subject: Subject, directory: str, name: str) -> R
         envs=config.envs,
         sandbox=config.sandbox,
         engine=config.engine,
-        rollout=config.rollout,
+        rollout=_without_addresses(config.rollout),
         rl=_rewards(config),
         eval=EvalConfig(tasks=config.eval.tasks),
         observe=ObserveConfig(sinks=(), progress=config.observe.progress, lines_every_s=config.observe.lines_every_s),
     )
+
+
+def _without_addresses(config: RolloutConfig) -> RolloutConfig:
+    """Return the settings of rollouts without those that decide nothing that is sampled: where programs elsewhere reach
+    the run, and for how long they are waited for."""
+    own = RolloutConfig()
+    return msgspec.structs.replace(config, gateway=own.gateway, listen=own.listen, lease_s=own.lease_s)
 
 
 def _rewards(config: RunConfig) -> RlConfig:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 
-from sparring.errors import refusal
+from sparring.errors import BadInput, boundary, refusal
 from sparring.gateway.server import gateway_here
 from sparring.gateway.workers import RunKeys
-from sparring.observe.sinks.sink import Sink
 from sparring.rollout.config import RolloutConfig
 
 KEYS = "keys.json"
@@ -34,23 +33,33 @@ class KeysFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def outside(config: RolloutConfig, folder: Path, sink: Sink, gateway: str = "") -> AsyncIterator[None]:
+async def outside(
+    config: RolloutConfig,
+    folder: Path,
+    tell: Callable[[str, str], None],
+    gateway: str = "",
+    keys_of: Path | None = None,
+) -> AsyncIterator[None]:
     """Serve programs elsewhere while the context lasts. The keys are those of the run's earlier processes.
 
     Args:
         config: `[rollout]`.
-        folder: of the run.
-        sink: told the address.
+        folder: in which address and keys are written.
+        tell: called with `run`, and the address.
         gateway: address of `sparring gateway`, which answers in the place of the run's server; empty for none.
+        keys_of: the folder whose keys are taken, where it has some; None: those of `folder`.
 
     Raises:
-        BadInput: the address is taken, or the file of keys is none.
+        BadInput: the address is taken, the file of keys is none, or there can be no such folder.
     """
     path = folder / KEYS
-    keys = _earlier(path) or RunKeys(worker=f"wk-{secrets.token_urlsafe(24)}", reward=f"rk-{secrets.token_urlsafe(24)}")
+    with boundary(BadInput, str(folder), "a folder that can be created", "choose another --name"):
+        folder.mkdir(parents=True, exist_ok=True)
+    earlier = (_earlier(keys_of / KEYS) if keys_of is not None else None) or _earlier(path)
+    keys = earlier or RunKeys(worker=f"wk-{secrets.token_urlsafe(24)}", reward=f"rk-{secrets.token_urlsafe(24)}")
     async with gateway_here().open_outside(keys, config.listen, config.lease_s, gateway.rstrip("/")) as url:
         _write(path, KeysFile(url=url, worker_key=keys.worker, reward_key=keys.reward))
-        sink.event("run", f"programs elsewhere: {url}, keys in {path}")
+        tell("run", f"programs elsewhere: {url}, keys in {path}")
         yield
 
 

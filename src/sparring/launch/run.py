@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 import tomllib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from sparring.envs.rubrics.judges import Judges, Replies
     from sparring.harness.program import Address
     from sparring.protocols import Cluster, EnvFactory, Harness
-    from sparring.observe.sinks.sink import Sink
     from sparring.record.leases import Leases
 
 T = TypeVar("T")
@@ -94,7 +93,7 @@ async def _run(config: RunConfig) -> Path:
         _claim(context.folder, config)  # not before: a run that was refused may be corrected and started again
         remember_others(context)
         with _telling_memory(context):
-            async with answered_outside(config, context.folder, context.sink):
+            async with answered_outside(config, context.folder, context.sink.event):
                 for stage in config.run.stages:
                     if context.done(stage) is None:
                         await _stage(context, stage)
@@ -213,7 +212,7 @@ def _worlds(config: RunConfig, judges: Judges) -> tuple[EnvFactory, Harness]:
     open_door = partial(_open_door, config.rollout.models)
     harnesses = {
         key: load_harness(
-            _harness_of(config, key),
+            config.harness_of(_name_of(key)),
             check_roles(each.make()),
             open_door,
             programs,
@@ -247,40 +246,45 @@ def _leases() -> Leases | None:
 
 @asynccontextmanager
 async def answered_outside(
-    config: RunConfig, folder: Path, sink: Sink, *, linked_too: bool = True
+    config: RunConfig,
+    folder: Path,
+    tell: Callable[[str, str], None],
+    *,
+    linked_too: bool = True,
+    keys_of: Path | None = None,
 ) -> AsyncIterator[None]:
     """Answer programs elsewhere for as long as the context lasts: workers and whoever rewards rollouts, where the
     recipe lets them, and `sparring gateway` where it names one, which answers them then.
 
     Args:
         config: of the run.
-        folder: of the run.
-        sink: told the address.
+        folder: in which address and keys are written.
+        tell: called with `run` or `gateway`, and the address.
         linked_too: whether `sparring gateway` is answered.
+        keys_of: the folder whose keys are taken, where it has some; None: those of `folder`.
     """
-    workers = "workers" in {_harness_of(config, key) for key in config.environments}
+    workers = "workers" in {config.harness_of(_name_of(key)) for key in config.environments}
     gateway = config.rollout.gateway if linked_too else ""
     async with AsyncExitStack() as stack:
         if workers or config.rollout.rewards_within_s is not None:
             from sparring.launch.outside import outside
 
-            await stack.enter_async_context(outside(config.rollout, folder, sink, gateway))
+            await stack.enter_async_context(outside(config.rollout, folder, tell, gateway, keys_of))
         if gateway:
             from sparring.gateway.link_server import linked
 
-            await stack.enter_async_context(linked(folder, gateway, partial(sink.event, "gateway")))
+            await stack.enter_async_context(linked(folder, gateway, partial(tell, "gateway")))
         yield
 
 
-def _harness_of(config: RunConfig, key: str) -> str:
-    """Return the harness of the environment under a key of `RunConfig.environments`."""
-    domain = config.envs.get(key.partition(".")[2])
-    return domain.harness if domain is not None and domain.harness else config.rollout.harness
+def _name_of(key: str) -> str:
+    """Return the name of the environment under a key of `RunConfig.environments`; of the only one, nothing."""
+    return key.partition(".")[2]
 
 
 def _by_domain(parts: Mapping[str, T]) -> dict[str, T]:
     """Return parts by the names of several environments in the place of their keys."""
-    return {key.partition(".")[2]: part for key, part in parts.items()}
+    return {_name_of(key): part for key, part in parts.items()}
 
 
 async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies:

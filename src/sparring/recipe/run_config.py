@@ -120,6 +120,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """The environments by the key of their tables: `env`, or `envs.<name>` of each."""
         return {"env": self.env} if self.env is not None else {f"envs.{name}": each for name, each in self.envs.items()}
 
+    def harness_of(self, environment: str) -> str:
+        """Return the harness of an environment: by its name of several, whatever the name of the only one."""
+        domain = self.envs.get(environment)
+        return domain.harness if domain is not None and domain.harness else self.rollout.harness
+
     @property
     def world(self) -> EnvConfig:
         """The environment; of several the first."""

@@ -155,7 +155,6 @@ class RolloutRunner:
         """
         made = partial(Rollout, task=self._limited(task), index=index, purpose=purpose)
         attempts = self._begun(rollout_id, task, made)
-        self._stalls.start()
         play = partial(
             self.attempt, task, index=index, seed=seed, purpose=purpose, priority=priority, admission=admission
         )
@@ -344,6 +343,7 @@ class RolloutRunner:
         clock = asyncio.get_running_loop().time
         started, began = time.time(), clock()
         scoring = False
+        self._stalls.start()
 
         def left(outcome: Outcome) -> Rollout:
             timing = Timing(started=started, wall_s=clock() - began, world_s=episode.env.world_s)

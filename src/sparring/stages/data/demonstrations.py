@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import msgspec
 
+from sparring.backoff import retry_pause_s
 from sparring.envs.threads import THREADS
-from sparring.errors import BadInput, EnvError, boundary, refusal
+from sparring.errors import BadInput, EnvError, InfraError, TaskError, boundary, refusal
 from sparring.generation import Constraint, Rendered
 from sparring.protocols import Expert, Renderer
 from sparring.record.branches import Transcript
-from sparring.record.transcript import TextRecorder, TextRequest
+from sparring.record.transcript import TextRecorder, TextRequest, TextSession
+from sparring.rollout.attempts import Attempt
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import Context
 from sparring.stages.data.traces import transcript_of
 from sparring.tasks.files import located, read_conversations
 from sparring.types import POLICY, Message, Score, Task, ToolSpec
 
+Replies = Expert | Mapping[str, Expert]
+"""Function of the messages so far that says the next reply, or such a function for each role, by name."""
 
 AT_ONCE = 32
 """Most demonstrations that are played at a time, where `[rollout]` allows as many rollouts."""
@@ -137,91 +144,164 @@ def spoken(name: str, transcript: Transcript, **of: Any) -> Conversation:
     )
 
 
-async def conversations(context: Context, count: int | None) -> list[Conversation]:
-    """Return the conversations to imitate: the first `count` (None: all) rows of `[sft] data`, or those of the first
-    `count` tasks, held by the expert.
+async def conversations(context: Context, most: int | None) -> list[Conversation]:
+    """Return the conversations to imitate: the first `most` (None: all) rows of `[sft] data`, or those of the first
+    `most` tasks, held by the expert.
 
     Raises:
         BadInput: there is none, a row does not parse, or the environment has no expert for a task.
     """
     if given_data(context) is not None:
-        return given_conversations(context)[:count]
+        return given_conversations(context)[:most]
     source = context.factory.tasks("demonstration", context.config.run.seed)
     tasks: list[Task] = []
-    while (count is None or len(tasks) < count) and (task := source.next()) is not None:
+    while (most is None or len(tasks) < most) and (task := source.next()) is not None:
         tasks.append(task)
     if not tasks:
         raise refusal(
             "[env]", "tasks to demonstrate", "none", "give the environment demonstrations, or leave out the sft stage"
         )
     gate = asyncio.Semaphore(min(AT_ONCE, context.config.rollout.max_concurrent_rollouts))
+    stage = Demonstrations(context, lambda sentence: context.sink.event("demonstrations", sentence))
 
     async def one(task: Task) -> list[Conversation]:
         async with gate:
-            return await demonstrate(context, task)
+            return await stage.shown(task, context.config.rollout.retries)
 
     played = await asyncio.gather(*map(one, tasks))
     return [each for of_task in played for each in of_task if context.config.rollout.speaks(each.role)]
 
 
 async def demonstrate(context: Context, task: Task) -> list[Conversation]:
-    """Let the expert do `task` in a world of its own: a conversation for each branch of each role that was
-    asked.
-
-    Raises:
-        BadInput: the environment has no expert for it, or none for one of its roles.
-        EnvError: as `converse`.
-    """
-    expert = context.factory.expert(task)
-    if expert is None:
-        way = "write expert(self, task), or set sft.data, or leave this kind of task out of the demonstrations"
-        raise refusal(f"task {task.id}", "an expert", "none", way)
-    return await converse(context, task, expert)
+    """Let the expert do `task` once. Returns and raises as `Demonstrations.shown`."""
+    return await Demonstrations(context).shown(task)
 
 
-async def converse(context: Context, task: Task, replies: Expert | Mapping[str, Expert]) -> list[Conversation]:
-    """Play one rollout whose replies are scripted, tools run for real, and score it. It ends where the policy's would:
-    a world that never ends is cut short at the limits of the run.
+async def converse(context: Context, task: Task, replies: Replies) -> list[Conversation]:
+    """Play one rollout whose replies are scripted. Returns and raises as `Demonstrations.played`."""
+    return await Demonstrations(context).played(task, replies)
+
+
+class Demonstrations:
+    """Rollouts of a run whose replies are scripted, its tools run for real. Each has a world of its own.
 
     Args:
-        context: of the run, whose harness holds the conversation.
-        task: is played.
-        replies: what is said to the messages so far; such a function for each role, by name, where there are several.
-
-    Returns:
-        The conversation of each branch of each role that was asked, at least one.
-
-    Raises:
-        EnvError: the world or the script raised something, or the world gave an answer or a score that is none.
-        BadInput: the harness asked nobody, or a role that the world does not name or for which nothing is scripted.
+        context: of the run, whose harness holds the conversations.
+        report: called with a sentence for what a reader of the run has to know.
     """
 
-    async def reply(request: TextRequest) -> Message:
-        script = replies.get(request.role) if isinstance(replies, Mapping) else replies
-        if script is None:
-            raise refusal(f"task {task.id}", f"an expert for the role {request.role}", "none", "add it to `expert`")
-        with boundary(EnvError, "env.expert"):
-            return script(request.messages)
+    def __init__(self, context: Context, report: Callable[[str], None] = lambda sentence: None) -> None:
+        config = context.config.rollout
+        if config.rewards_within_s is not None:
+            config = msgspec.structs.replace(config, rewards_within_s=0.0)  # whoever judges trained ones is not awaited
+        self._context, self._config, self._report = context, config, report
+        self._scripts, self._numbers = _Scripts(), count()
+        self._runner = RolloutRunner(
+            context.factory,
+            context.boxes,
+            self._scripts,
+            context.harness,
+            config,
+            executors=THREADS.executor,
+            report=report,
+        )
 
-    recorder, config = TextRecorder(reply, "expert"), context.config.rollout
-    if config.rewards_within_s is not None:
-        config = msgspec.structs.replace(config, rewards_within_s=0.0)  # whoever judges trained rollouts is not awaited
-    runner = RolloutRunner(
-        context.factory,
-        context.boxes,
-        recorder,
-        context.harness,
-        config,
-        executors=THREADS.executor,
-    )
-    played = await runner.attempt(task, rollout_id=f"demonstration/{task.id}", index=0, seed=task.seed)
-    for error in (played.error, *runner.close_failures):
-        if error is not None:
-            raise error
-    if not played.transcripts:
-        do = "let it ask for every reply: `await episode.session().complete(messages)`, or by the client it is handed"
-        got = f"{context.config.rollout.harness!r}, which requested no reply for task {task.id}"
-        raise refusal("rollout.harness", "a harness that requests its replies from the session", got, do)
+    async def shown(self, task: Task, retries: int = 0) -> list[Conversation]:
+        """Let the expert do `task`: a conversation for each branch of each role that was asked.
+
+        Args:
+            task: is played.
+            retries: number of times that it is played again, from its beginning, where the infrastructure broke it.
+
+        Raises:
+            BadInput: the environment has no expert for it, or none for one of its roles.
+            InfraError: as `played`.
+        """
+        for retry in range(1, retries + 1):
+            try:
+                return await self.played(task, self._expert(task))
+            except TaskError:
+                raise
+            except InfraError as error:
+                self._report(f"task {task.id} is played again: {error}")
+            await asyncio.sleep(retry_pause_s(self._config.retry_delay_s, retry, "demonstration", task.id))
+        return await self.played(task, self._expert(task))
+
+    async def played(self, task: Task, replies: Replies) -> list[Conversation]:
+        """Play one rollout whose replies are scripted, and score it. It ends where the policy's would: a world that
+        never ends is cut short at the limits of the run.
+
+        Args:
+            task: is played.
+            replies: what is said to the messages so far; such a function for each role, by name, where there are
+                several.
+
+        Returns:
+            The conversation of each branch of each role that was asked, at least one.
+
+        Raises:
+            InfraError: the world or the script raised something, the world gave an answer or a score that is none, or
+                the infrastructure broke it.
+            BadInput: the harness asked nobody, or a role that the world does not name or for which nothing is scripted.
+        """
+        name = f"demonstration/{next(self._numbers)}/{task.id}"
+        with self._scripts.of(name, task, replies):
+            played = await self._runner.attempt(task, rollout_id=name, index=0, seed=task.seed)
+        for error in (played.error, *_taken(self._runner.close_failures)):
+            if error is not None:
+                raise error
+        if not played.transcripts:
+            do = "let it ask for every reply: `await episode.session().complete(messages)`, or by the client it has"
+            got = f"{self._config.harness!r}, which requested no reply for task {task.id}"
+            raise refusal("rollout.harness", "a harness that requests its replies from the session", got, do)
+        return _conversations_of(task, played)
+
+    def _expert(self, task: Task) -> Replies:
+        """Return the expert for a task, which has seen nothing yet.
+
+        Raises:
+            BadInput: there is none.
+        """
+        expert = self._context.factory.expert(task)
+        if expert is None:
+            way = "write expert(self, task), or set sft.data, or leave this kind of task out of the demonstrations"
+            raise refusal(f"task {task.id}", "an expert", "none", way)
+        return expert
+
+
+class _Scripts:
+    """Scripts of the rollouts that are under way. Implements `rollout.episode.SessionRecorder`."""
+
+    def __init__(self) -> None:
+        self._recorders: dict[str, TextRecorder] = {}
+
+    @contextmanager
+    def of(self, rollout_id: str, task: Task, replies: Replies) -> Iterator[None]:
+        """Let `replies` speak in a rollout for as long as the context lasts."""
+
+        async def reply(request: TextRequest) -> Message:
+            script = replies.get(request.role) if isinstance(replies, Mapping) else replies
+            if script is None:
+                raise refusal(f"task {task.id}", f"an expert for the role {request.role}", "none", "add it to `expert`")
+            with boundary(EnvError, "env.expert"):
+                return script(request.messages)
+
+        self._recorders[rollout_id] = TextRecorder(reply, "expert")
+        try:
+            yield
+        finally:
+            del self._recorders[rollout_id]
+
+    def open(
+        self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int = 0
+    ) -> TextSession:
+        """Open the session of one role of one rollout."""
+        recorder = self._recorders[rollout_id]
+        return recorder.open(task, rollout_id=rollout_id, seed=seed, role=role, priority=priority)
+
+
+def _conversations_of(task: Task, played: Attempt) -> list[Conversation]:
+    """Return the conversation of each branch of each role that was asked in a rollout."""
     score, several = played.score, len(played.transcripts) > 1
     score = None if score is not None and (score.reward, score.success) == (None, None) else score
     shown = []
@@ -230,3 +310,10 @@ async def converse(context: Context, task: Task, replies: Expert | Mapping[str, 
         names = [name] if len(branches) == 1 else [f"{name}, branch {number}" for number in range(1, len(branches) + 1)]
         shown += [spoken(*branch, task=task, score=score, role=role) for branch in zip(names, branches, strict=True)]
     return shown
+
+
+def _taken(failures: deque[InfraError]) -> list[InfraError]:
+    """Return failures and forget them: they are those of one rollout."""
+    taken = list(failures)
+    failures.clear()
+    return taken

@@ -1,11 +1,14 @@
-"""Preflight of the harness: a task is played in which every reply is empty."""
+"""Preflight of the harness: a task is played in which every reply is empty, and it is said who played it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from sparring.errors import EnvError, HarnessError, refusal
+from sparring.harness.load import BUILT_IN
+from sparring.harness.workers import NAME as WORKERS
+from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import Conversation, converse
 from sparring.types import Message, Task
@@ -23,6 +26,27 @@ async def play_silently(context: Context, task: Task) -> list[Conversation]:
     """
     async with playable(task):
         return await converse(context, task, lambda messages: Message(role="assistant", content=""))
+
+
+def players_of(config: RunConfig, held: Iterable[Conversation]) -> list[str]:
+    """Return a sentence for each environment whose harness is none of the built-in: who played its first task.
+
+    Args:
+        config: of the run.
+        held: conversations of the tasks that were played.
+    """
+    first: dict[str, Task] = {}
+    for conversation in held:
+        if conversation.task is not None:
+            first.setdefault(conversation.task.env, conversation.task)
+    facts = []
+    for environment, task in first.items():
+        name = config.harness_of(environment)
+        if name == WORKERS:
+            facts.append(f"harness: workers will play; task {task.id} was played as a chat, for none is there yet")
+        elif name not in BUILT_IN:
+            facts.append(f"harness: {name} played task {task.id}, whose replies were empty, to its end")
+    return facts
 
 
 @asynccontextmanager

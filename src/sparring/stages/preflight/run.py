@@ -24,6 +24,7 @@ from sparring.stages.models.role_models import check_roles
 from sparring.stages.models.teachers import check_collect, check_distill, check_teachers_answer
 from sparring.stages.preflight.engine import check_engine
 from sparring.stages.preflight.environment import check_environment, check_shown, first_tasks
+from sparring.stages.preflight.harness import players_of
 from sparring.stages.preflight.judges import check_judges
 from sparring.stages.preflight.memory import check_memory, shapes_of
 from sparring.stages.preflight.policy import check_model
@@ -83,9 +84,12 @@ async def check(context: Context) -> list[str]:
             facts.append(f"env: {proven} of {rows} rows have a right program, which passes their tests")
     context = replace(context, harness=rehearsal_of(context.harness))
     environment_facts, held, shown = await check_environment(context, task)
+    played = list(held)
     for other in {each.env: each for each in reversed(tasks)}.values():
         if other.env != task.env:
-            environment_facts += (await check_environment(context, other))[0]
+            more, conversations, _ = await check_environment(context, other)
+            environment_facts, played = environment_facts + more, played + conversations
+    environment_facts += players_of(config, played)
     about, compared = check_compared(context)
     shown += compared
     about += check_online(config) + check_imitation(config)

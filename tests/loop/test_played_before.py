@@ -1,0 +1,56 @@
+"""`sparring check` says which harness has played a task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparring.cli.main import main
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("harness", "world", "said"),
+    [
+        (
+            "workers",
+            "tiny_world.py:Sums",
+            ["harness: workers will play; task Sums/demonstration/0 was played as a chat, for none is there yet"],
+        ),
+        (
+            f"{HERE / 'clerk.toml'}",
+            "clerk_world.py:Errands",
+            [f"harness: {HERE / 'clerk.toml'} played task Errands/demonstration/0, whose replies were empty, to its end"],
+        ),
+        (
+            f"{HERE / 'client_world.py'}:agent",
+            "tiny_world.py:Sums",
+            [
+                f"harness: {HERE / 'client_world.py'}:agent played task Sums/demonstration/0, whose replies were empty, "
+                "to its end"
+            ],
+        ),
+        ("chat", "tiny_world.py:Sums", []),
+    ],
+)
+def test_check_says_who_played_a_task_before_the_run(
+    given: Path, capsys: pytest.CaptureFixture[str], harness: str, world: str, said: list[str]
+) -> None:
+    words = [f"rollout.harness={harness}", f"env.name={HERE / world}", "env.limits.max_turns=3"]
+    assert main(["check", str(given), *(word for each in words for word in ("--set", each))]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("harness: ")] == said
+
+
+def test_each_of_several_environments_has_a_line(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of their harnesses each played a task of its own environment."""
+    head, _, rest = given.read_text().partition("[env]")
+    sums = f'name = "{HERE / "tiny_world.py"}:Sums"\nheld_out = 6\ndemonstrations = 4\n'
+    places = f'[envs.near]\n{sums}\n[envs.far]\n{sums}harness = "workers"\n'
+    given.write_text(f"{head}{places}[sft]{rest.partition('[sft]')[2]}")
+    client = f"{HERE / 'client_world.py'}:agent"
+    assert main(["check", str(given), "--set", f"rollout.harness={client}", "--set", 'run.stages=["rl"]']) == 0
+    near, far = [line for line in capsys.readouterr().out.splitlines() if line.startswith("harness: ")]
+    assert near.startswith(f"harness: {client} played task near/")
+    assert far.startswith("harness: workers will play; task far/")
