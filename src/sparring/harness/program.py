@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from sparring.errors import EnvError, LimitReached, SandboxError, boundary, refusal
+from sparring.errors import EnvError, LimitReached, RequestRefused, SandboxError, boundary, refusal
 from sparring.harness.find import Installation, find_program
 from sparring.harness.preset import KEY, AgentProgram, fill, load_preset
 from sparring.harness.relay import relay_to
@@ -71,7 +71,7 @@ class CountedSession:
         requests: replies that were asked for.
         limit: the limit of the rollout that was hit; None where none was. The context's length is none: a client that
             hears of it compacts.
-        over: set with `limit`.
+        over: set with `limit`, and where whoever answers refuses a request for good.
     """
 
     def __init__(self, session: Any) -> None:
@@ -88,8 +88,8 @@ class CountedSession:
         self.requests += 1
         try:
             return await self._session.reply(messages, *arguments, **settings)
-        except LimitReached as limit:
-            self._hit(limit)
+        except (LimitReached, RequestRefused) as error:
+            self._hit(error)
             raise
 
     async def stream(self, messages: Sequence[Message], *arguments: Any, **settings: Any) -> AsyncIterator[Any]:
@@ -99,14 +99,16 @@ class CountedSession:
             try:
                 async for piece in pieces:
                     yield piece
-            except LimitReached as limit:
-                self._hit(limit)
+            except (LimitReached, RequestRefused) as error:
+                self._hit(error)
                 raise
 
-    def _hit(self, limit: LimitReached) -> None:
-        """Take note of a limit of the rollout."""
-        if limit.reason != "context_length":
-            self.limit = limit
+    def _hit(self, error: LimitReached | RequestRefused) -> None:
+        """Take note of what ends the rollout."""
+        if isinstance(error, RequestRefused):
+            self.over.set()
+        elif error.reason != "context_length":
+            self.limit = error
             self.over.set()
 
 

@@ -26,6 +26,7 @@ from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import rendered, spoken
 from sparring.stages.data.traces import trace_row, transcript_of
 from sparring.stages.models.context_length import outline_of
+from sparring.stages.models.imitator import imitator_of
 from sparring.stages.models.role_models import open_role_engines, with_roles
 from sparring.stages.models.teachers import room_of, teacher_folder
 from sparring.tasks.files import messages_of
@@ -205,7 +206,7 @@ async def _teacher(context: Context, name: str, others: Mapping[str, Engine]) ->
                 raise RequestRefused(f"{name}: expected no constraint with a chat endpoint, got {got}; use an engine")
             return await endpoint.reply(request.messages, request.tools, replace(sampling, seed=request.seed))
 
-        recorder, close = TextRecorder(reply, "teacher"), endpoint.close
+        recorder, close = TextRecorder(reply, "teacher", imitator_of(context)), endpoint.close
     else:
         folder = teacher_folder(context, name)
         engine = context.cluster.engine(name, path=str(folder))

@@ -14,10 +14,14 @@ from sparring.errors import BadInput, EnvError, boundary, refusal
 from sparring.generation import Constraint, Rendered
 from sparring.protocols import Expert, Renderer
 from sparring.record.branches import Transcript
+from sparring.record.imitated import Imitator
 from sparring.record.transcript import TextRecorder, TextRequest
+from sparring.rollout.attempts import Attempt
+from sparring.rollout.role_recorder import RoleRecorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import Context
 from sparring.stages.data.traces import transcript_of
+from sparring.stages.models.imitator import imitator_of
 from sparring.tasks.files import located, read_conversations
 from sparring.types import POLICY, Message, Score, Task, ToolSpec
 
@@ -56,7 +60,8 @@ async def demonstrations(context: Context, renderer: Renderer, longest: int) -> 
         BadInput: there is nothing to imitate, a row does not parse or is longer, or the expert solves fewer than nine
             in ten.
     """
-    shown = await conversations(context, None)
+    imitator = None if given_data(context) is not None else imitator_of(context, renderer)
+    shown = await conversations(context, None, imitator)
     solved = [c for c in shown if c.task is None or (c.score is not None and c.score.success is not False)]
     if len(solved) < 0.9 * len(shown):
         raise refusal(
@@ -137,9 +142,11 @@ def spoken(name: str, transcript: Transcript, **of: Any) -> Conversation:
     )
 
 
-async def conversations(context: Context, count: int | None) -> list[Conversation]:
+async def conversations(
+    context: Context, count: int | None, imitator: Imitator | None = None
+) -> list[Conversation]:
     """Return the conversations to imitate: the first `count` (None: all) rows of `[sft] data`, or those of the first
-    `count` tasks, held by the expert.
+    `count` tasks, held by the expert. `imitator` is that of `converse`.
 
     Raises:
         BadInput: there is none, a row does not parse, or the environment has no expert for a task.
@@ -151,35 +158,47 @@ async def conversations(context: Context, count: int | None) -> list[Conversatio
     while (count is None or len(tasks) < count) and (task := source.next()) is not None:
         tasks.append(task)
     if not tasks:
-        raise refusal(
-            "[env]", "tasks to demonstrate", "none", "give the environment demonstrations, or leave out the sft stage"
-        )
+        way = without_expert(context, "give the environment demonstrations", "leave out the sft stage")
+        raise refusal("[env]", "tasks to demonstrate", "none", way)
     gate = asyncio.Semaphore(min(AT_ONCE, context.config.rollout.max_concurrent_rollouts))
 
     async def one(task: Task) -> list[Conversation]:
         async with gate:
-            return await demonstrate(context, task)
+            return await demonstrate(context, task, imitator)
 
     played = await asyncio.gather(*map(one, tasks))
     return [each for of_task in played for each in of_task if context.config.rollout.speaks(each.role)]
 
 
-async def demonstrate(context: Context, task: Task) -> list[Conversation]:
+def without_expert(context: Context, own: str, of_sft: str) -> str:
+    """Return what to do where the environment demonstrates nothing: `own` is what its author can, `of_sft` what else
+    helps where the sft stage imitates the demonstrations. Without that stage, a fresh model's tokenizer is what they
+    are for."""
+    other = "start from a checkpoint (models.policy.path)"
+    return f"{own}, or {of_sft if 'sft' in context.config.run.stages else other}, or set sft.data"
+
+
+async def demonstrate(context: Context, task: Task, imitator: Imitator | None = None) -> list[Conversation]:
     """Let the expert do `task` in a world of its own: a conversation for each branch of each role that was
-    asked.
+    asked. `imitator` is that of `converse`.
 
     Raises:
-        BadInput: the environment has no expert for it, or none for one of its roles.
+        BadInput: the environment has no expert for it, or none for one of its roles, or the imitator has no room for
+            what it says.
         EnvError: as `converse`.
     """
     expert = context.factory.expert(task)
     if expert is None:
-        way = "write expert(self, task), or set sft.data, or leave this kind of task out of the demonstrations"
+        way = without_expert(
+            context, "write expert(self, task)", "leave this kind of task out of the demonstrations"
+        )
         raise refusal(f"task {task.id}", "an expert", "none", way)
-    return await converse(context, task, expert)
+    return await converse(context, task, expert, imitator)
 
 
-async def converse(context: Context, task: Task, replies: Expert | Mapping[str, Expert]) -> list[Conversation]:
+async def converse(
+    context: Context, task: Task, replies: Expert | Mapping[str, Expert], imitator: Imitator | None = None
+) -> list[Conversation]:
     """Play one rollout whose replies are scripted, tools run for real, and score it. It ends where the policy's would:
     a world that never ends is cut short at the limits of the run.
 
@@ -187,14 +206,36 @@ async def converse(context: Context, task: Task, replies: Expert | Mapping[str, 
         context: of the run, whose harness holds the conversation.
         task: is played.
         replies: what is said to the messages so far; such a function for each role, by name, where there are several.
+        imitator: the policy, where it is to imitate its roles: no prompt of them is longer than its context, and a
+            program is told so. None: ids are not counted.
 
     Returns:
         The conversation of each branch of each role that was asked, at least one.
 
     Raises:
         EnvError: the world or the script raised something, or the world gave an answer or a score that is none.
-        BadInput: the harness asked nobody, or a role that the world does not name or for which nothing is scripted.
+        BadInput: the harness asked nobody, or a role that the world does not name or for which nothing is scripted, or
+            the imitator has no room for the conversation.
     """
+    played = await _played(context, task, replies, imitator)
+    if not played.transcripts:
+        do = "let it ask for every reply: `await episode.session().complete(messages)`, or by the client it is handed"
+        got = f"{context.config.rollout.harness!r}, which requested no reply for task {task.id}"
+        raise refusal("rollout.harness", "a harness that requests its replies from the session", got, do)
+    score, several = played.score, len(played.transcripts) > 1
+    score = None if score is not None and (score.reward, score.success) == (None, None) else score
+    shown = []
+    for role, branches in played.transcripts.items():
+        name = f"task {task.id}, {role}" if several else f"task {task.id}"
+        names = [name] if len(branches) == 1 else [f"{name}, branch {number}" for number in range(1, len(branches) + 1)]
+        shown += [spoken(*branch, task=task, score=score, role=role) for branch in zip(names, branches, strict=True)]
+    return shown
+
+
+async def _played(
+    context: Context, task: Task, replies: Expert | Mapping[str, Expert], imitator: Imitator | None
+) -> Attempt:
+    """Play one rollout whose replies are scripted. The arguments and errors are those of `converse`."""
 
     async def reply(request: TextRequest) -> Message:
         script = replies.get(request.role) if isinstance(replies, Mapping) else replies
@@ -203,7 +244,9 @@ async def converse(context: Context, task: Task, replies: Expert | Mapping[str, 
         with boundary(EnvError, "env.expert"):
             return script(request.messages)
 
-    recorder, config = TextRecorder(reply, "expert"), context.config.rollout
+    config = context.config.rollout
+    others = dict.fromkeys([role for role in config.roles if not config.speaks(role)], TextRecorder(reply, "expert"))
+    recorder = RoleRecorder(TextRecorder(reply, "expert", imitator), others)
     if config.rewards_within_s is not None:
         config = msgspec.structs.replace(config, rewards_within_s=0.0)  # whoever judges trained rollouts is not awaited
     runner = RolloutRunner(
@@ -218,15 +261,8 @@ async def converse(context: Context, task: Task, replies: Expert | Mapping[str, 
     for error in (played.error, *runner.close_failures):
         if error is not None:
             raise error
-    if not played.transcripts:
-        do = "let it ask for every reply: `await episode.session().complete(messages)`, or by the client it is handed"
-        got = f"{context.config.rollout.harness!r}, which requested no reply for task {task.id}"
-        raise refusal("rollout.harness", "a harness that requests its replies from the session", got, do)
-    score, several = played.score, len(played.transcripts) > 1
-    score = None if score is not None and (score.reward, score.success) == (None, None) else score
-    shown = []
-    for role, branches in played.transcripts.items():
-        name = f"task {task.id}, {role}" if several else f"task {task.id}"
-        names = [name] if len(branches) == 1 else [f"{name}, branch {number}" for number in range(1, len(branches) + 1)]
-        shown += [spoken(*branch, task=task, score=score, role=role) for branch in zip(names, branches, strict=True)]
-    return shown
+    if imitator is not None and any(t.outcome.reason == "context_length" for t in played.rollout.trajectories):
+        do = "shorten it, raise models.policy.init.max_positions or engine.kv_bytes, or take another model"
+        expected = f"an expert whose prompts fit the policy's context of {imitator.max_context} tokens"
+        raise refusal(f"task {task.id}", expected, "a longer one", do)
+    return played
