@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sparring.errors import BadInput
+from sparring.errors import BadInput, LimitReached
 from sparring.protocols import Renderer
 from sparring.record.request import check_far, check_length
 from sparring.record.text_tree import TextTurn
@@ -82,21 +82,29 @@ class ImitatedIds:
         check_length(self._name, length, room)
         return CountedPrompt(length, added)
 
-    def reply(self, index: int, turn: TextTurn, prompt: CountedPrompt, reply: Message) -> tuple[int, ...]:
-        """Take note of a reply.
+    def reply(self, turn: TextTurn, prompt: CountedPrompt, reply: Message) -> tuple[int, ...]:
+        """Return the ids of a reply [T]; none where the format cannot say it.
 
         Args:
-            index: of its segment.
             turn: that it answers.
             prompt: of the turn.
             reply: what was said.
 
-        Returns:
-            Its ids [T]; none where the format cannot say it: what continues it is then rendered whole.
+        Raises:
+            LimitReached: the prompt leaves no room for it.
         """
         try:
             tokens = self._imitator.reply_ids(reply, turn.tools)
         except BadInput:
             return ()
-        self._replies[index] = CountedReply(prompt.length + len(tokens), prompt.added, tokens)
+        length, room = prompt.length + len(tokens), self._imitator.max_context
+        if length > room:
+            text = f"{self._name}: a prompt of {prompt.length} tokens and a reply of {len(tokens)}, room for {room}"
+            raise LimitReached("context_length", text, (length, room))
         return tokens
+
+    def add(self, index: int, prompt: CountedPrompt, tokens: tuple[int, ...]) -> None:
+        """Take note of the ids of a reply, by the index of its segment. What continues one that has none is rendered
+        whole."""
+        if tokens:
+            self._replies[index] = CountedReply(prompt.length + len(tokens), prompt.added, tokens)

@@ -104,7 +104,8 @@ class TextSession:
         Its ids are those that its imitator has, and have no log-probabilities.
 
         Raises:
-            LimitReached: a limit of the task was hit, or the prompt is too long for the imitator, or for who answers.
+            LimitReached: a limit of the task was hit, or the prompt is too long for who answers, or for the imitator,
+                who has to have room for the reply as well.
             EngineError: nobody answered.
         """
         try:
@@ -187,7 +188,7 @@ class TextSession:
         constraint: Constraint | None,
         evidence: Evidence,
     ) -> SampledReply:
-        """Ask for a reply and write it down. A prompt that is too long leaves nothing."""
+        """Ask for a reply and write it down. A prompt that is too long, or leaves no room for the reply, is no turn."""
         limits = self._task.limits
         if self._usage.turns >= limits.max_turns:
             raise LimitReached("max_turns", f"{self._id}: {limits.max_turns} turns are used up")
@@ -199,13 +200,15 @@ class TextSession:
             reply = await self._recorder.reply(
                 TextRequest(role=self._role, messages=messages, tools=tools, seed=self._seed, constraint=constraint)
             )
+            tokens = () if self._ids is None else self._ids.reply(turn, prompt, reply)
         except BaseException as error:  # nobody answered: it was no turn
             self._usage = replace(self._usage, turns=self._usage.turns - 1)
             if isinstance(error, PromptTooLong):
                 raise LimitReached("context_length", str(error), error.too_long or self._at_least(prompt)) from error
             raise
         segment = self._tree.answer(request, reply, evidence, constraint)
-        tokens = () if self._ids is None else self._ids.reply(segment.index, turn, prompt, reply)
+        if self._ids is not None:
+            self._ids.add(segment.index, prompt, tokens)
         self._usage = replace(self._usage, tool_calls=self._usage.tool_calls + len(reply.tool_calls))
         if self._usage.tool_calls > limits.max_tool_calls:
             raise LimitReached("max_tool_calls", f"{self._id}: more than {limits.max_tool_calls} tool calls")

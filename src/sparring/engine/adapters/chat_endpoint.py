@@ -23,8 +23,8 @@ TOO_LARGE = 413
 
 _TOO_LONG = re.compile(
     r"context[ _](?:length|window|size)|maximum (?:prompt|model|input) length|number of tokens allowed"
-    r"|(?:prompt|input|messages?|request)\b.{0,20} too (?:long|large|many tokens)|`inputs` tokens",
-    re.IGNORECASE | re.DOTALL,
+    r"|(?:prompt|input|messages) (?:is|are) too (?:long|large)|`inputs` tokens",
+    re.IGNORECASE,
 )
 """Words of servers for a prompt that is too long: OpenAI's and of those that repeat it, vLLM, SGLang, llama.cpp, TGI,
 and vendors that have such an API beside their own."""
