@@ -137,7 +137,7 @@ def test_a_world_without_an_expert_is_told_what_that_would_be_for(
         (
             "engine.kv_bytes=1000",
             "engine.kv_bytes",
-            "expected prompts of fewer than the 16 tokens of the cache, got a prompt of ",
+            "expected prompts of fewer than the 16 tokens of the cache, got more in the demonstration of task Sums/",
         ),
         ("env.demonstrations=0", "[env]", "expected tasks to demonstrate"),
         ('run.stages=["rl", "sft"]', "run.stages", "expected sft -> rl, got rl -> sft"),

@@ -15,7 +15,7 @@ from sparring.record.lines import START
 from sparring.record.order import conversation
 from sparring.record.tool_lists import ToolLists
 from sparring.reply import NO_EVIDENCE
-from sparring.types import UNTRAINED, Evidence, Fork, Message, Segment, Source, ToolSpec
+from sparring.types import UNTRAINED, Evidence, Fork, Message, Segment, Source, ToolCall, ToolSpec
 
 
 class TextTurn(NamedTuple):
@@ -94,6 +94,15 @@ class TextTree:
             parent = index
         assert parent is not None, "a turn has a message"
         return parent, keys[-1] + turn.tools_digest
+
+    def told_apart(self, reply: Message) -> Message:
+        """Return the reply to write next, none of whose calls has the id of an earlier one: a script gives all of its
+        calls the same, and a program tells them apart by these."""
+        calls: list[ToolCall] = []
+        for at, call in enumerate(reply.tool_calls):
+            again = self._forms.has_call(call.id) or any(call.id == other.id for other in calls)
+            calls.append(replace(call, id=f"call_{len(self.segments)}_{at}") if again else call)
+        return replace(reply, tool_calls=tuple(calls)) if calls else reply
 
     def answer(
         self, request: tuple[int, bytes], reply: Message, evidence: Evidence, constraint: Constraint | None

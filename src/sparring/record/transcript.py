@@ -200,6 +200,7 @@ class TextSession:
             reply = await self._recorder.reply(
                 TextRequest(role=self._role, messages=messages, tools=tools, seed=self._seed, constraint=constraint)
             )
+            reply = self._tree.told_apart(reply)
             tokens = () if self._ids is None else self._ids.reply(turn, prompt, reply)
         except BaseException as error:  # nobody answered: it was no turn
             self._usage = replace(self._usage, turns=self._usage.turns - 1)

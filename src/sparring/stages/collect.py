@@ -46,8 +46,9 @@ async def run(context: Context) -> dict[str, Any]:
     Returns:
         `data`, the file; `tasks`; `traces`, how many conversations it holds; `rollouts`; of these `failed`, which the
         infrastructure broke and which say nothing, `unscored`, to which the world gave no reward, and `unfinished`,
-        which a limit cut short, `full` of them at the end of a context: none of them is kept; and `unsaid`, conversations left out because the policy that is
-        to imitate them cannot say them: its chat format cannot, or they are longer than its context.
+        which a limit cut short, `full` of them at the end of a context: none of them is kept; and `unsaid`,
+        conversations left out because the policy that is to imitate them cannot say them: its chat format cannot, or
+        they are longer than its context.
 
     Raises:
         BadInput: no rollout earned enough to be kept, or more than one in ten cannot be imitated.

@@ -199,6 +199,21 @@ def test_a_failure_is_no_turn(error: Exception) -> None:
     assert session.trajectory(Outcome(kind="completed", reason="answered")).usage.turns == 1
 
 
+def test_calls_to_which_a_script_gives_one_id_are_told_apart() -> None:
+    """Programs know answers by the ids of their calls."""
+    double = Message(role="assistant", tool_calls=(*call("a").tool_calls, *call("b").tool_calls))
+    session = opened(lambda request: double, None)
+
+    async def main() -> list[str]:
+        talk, ids = list(START), []
+        for _ in range(2):
+            talk += [await session.complete(talk, TOOLS), answer("blue")]
+            ids += [each.id for each in talk[-2].tool_calls]
+        return ids
+
+    assert asyncio.run(main()) == ["call_0", "call_2_1", "call_4_0", "call_4_1"]
+
+
 class Counting:
     """A renderer, and the number of messages that it renders for prompts."""
 

@@ -21,6 +21,7 @@ from sparring.rollout.role_recorder import RoleRecorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import Context
 from sparring.stages.data.traces import transcript_of
+from sparring.stages.models.context_length import outline_of
 from sparring.stages.models.imitator import imitator_of
 from sparring.tasks.files import located, read_conversations
 from sparring.types import POLICY, Message, Score, Task, ToolSpec
@@ -262,7 +263,13 @@ async def _played(
         if error is not None:
             raise error
     if imitator is not None and any(t.outcome.reason == "context_length" for t in played.rollout.trajectories):
-        do = "shorten it, raise models.policy.init.max_positions or engine.kv_bytes, or take another model"
-        expected = f"an expert whose prompts fit the policy's context of {imitator.max_context} tokens"
-        raise refusal(f"task {task.id}", expected, "a longer one", do)
+        raise _no_room(context, task, imitator.max_context)
     return played
+
+
+def _no_room(context: Context, task: Task, room: int) -> BadInput:
+    """Return the refusal of an expert whose prompts or replies do not fit the policy's context of `room` tokens."""
+    got = f"more in the demonstration of task {task.id}"
+    if room < outline_of(context.input("sft")).max_positions:
+        return refusal("engine.kv_bytes", f"prompts of fewer than the {room} tokens of the cache", got, "raise it")
+    return too_long(f"task {task.id}", room, "a longer demonstration")
