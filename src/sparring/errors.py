@@ -71,7 +71,17 @@ class TaskError(InfraError):
 
 
 class RequestRefused(EngineError):
-    """An engine will never serve this request: it asks for what cannot be. The others go on."""
+    """An engine will never serve this request: it asks for what cannot be. The others go on; neither the request nor
+    its rollout is tried again."""
+
+
+class PromptTooLong(RequestRefused):
+    """A prompt is longer than the context of the engine that was asked. `too_long` are its ids and the room, as far as
+    the engine says so, else None."""
+
+    def __init__(self, message: str, too_long: tuple[int, int] | None = None) -> None:
+        super().__init__(message)
+        self.too_long = too_long
 
 
 class JudgeError(InfraError):

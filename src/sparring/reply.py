@@ -25,8 +25,8 @@ class SampledReply:
         stop: the string of the client's that ended it, which its message does not have; None where none did.
         prompt_tokens: number of ids that it was sampled after.
         cached_tokens: number of these whose keys and values were there.
-        tokens: the sampled ids.
-        logprobs: of each, under what it was drawn from.
+        tokens: the sampled ids; of text that none of our engines sampled, those that it has for who is to imitate it.
+        logprobs: of each, under what it was drawn from; empty where nobody sampled them.
         reasoning_tokens: number of the ids that are its thought; None where the format does not tell.
         limit: the limit of the rollout or the context that it hit; None where the client's own `max_tokens` cut it, or
             nothing did.

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from sparring.gateway.server import open_door
 from sparring.generation import Completion, Delta, GenerateRequest, Sampling
 from sparring.harness.by_environment import mounts_of
 from sparring.harness.load import load_harness
+from sparring.record.imitated import Imitator
 from sparring.record.recorder import Recorder
+from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.render.demonstrate import reply_tokens
 from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.config import RolloutConfig
@@ -196,6 +199,7 @@ def play(
     native: Any = None,
     fail_on: Collection[int] = (),
     cuts: Cuts | None = None,
+    by_expert: bool = False,
 ) -> Played:
     """Play a rollout of the folder world.
 
@@ -209,6 +213,7 @@ def play(
         native: an engine that samples in the place of the scripted one.
         fail_on: numbers of the requests, counted from 1, that the scripted engine fails.
         cuts: closes connections in mid-stream.
+        by_expert: messages are replied by an expert whom the policy is to imitate: no ids are sampled.
     """
     left = iter(()) if callable(replies) else iter(replies)
 
@@ -222,10 +227,20 @@ def play(
     loaded = load_harness(harness, ("policy",), open_door if cuts is None else cuts.open_door, PROGRAMS)
     log = AttemptLog(recorded=lambda kind, name, data: notes.append((kind, dict(data))))
 
+    async def expert(request: TextRequest) -> Message:
+        prompt = RENDERER.decode(RENDERER.render(request.messages, request.tools).tokens)
+        reply = replies(prompt) if callable(replies) else next(left)
+        assert isinstance(reply, Message)
+        return reply
+
     async def main() -> Finished:
         boxes = BubblewrapBoxes(SandboxConfig(servers=1), mounts_of(loaded))
         sampling = Sampling(max_tokens=64 if native is not None else 4096)
-        recorder = Recorder(engine, RENDERER, sampling=sampling, max_context=max_context)
+        recorder: Any = Recorder(engine, RENDERER, sampling=sampling, max_context=max_context)
+        if by_expert:
+            ids = partial(reply_tokens, RENDERER)
+            imitator = Imitator(renderer=RENDERER, reply_ids=ids, max_context=max_context, max_reply=4096)
+            recorder = TextRecorder(expert, "expert", imitator)
         runner = RolloutRunner(FolderWorld(tools), boxes, recorder, loaded, RolloutConfig(retries=0), log=log)
         try:
             task = folder_task(limits=limits, prompt=prompt)

@@ -131,13 +131,14 @@ def broken_stream(client: Client, size: int) -> tuple[Played, Cuts]:
     return play(client.preset, replies, cuts=cuts), cuts
 
 
-def compacted(client: Client, *, at_once: int = 1, characters: int = 0) -> Played:
+def compacted(client: Client, *, at_once: int = 1, characters: int = 0, by_expert: bool = False) -> Played:
     """Play a conversation that outgrows its context: long answers of tools until the client has asked for a summary.
 
     Args:
         client: that compacts.
         at_once: answers in a turn.
         characters: of each answer; 0: the client's own number.
+        by_expert: as in `play`.
     """
     full, number, summed_up = client.compaction, 0, False
     assert full is not None
@@ -155,7 +156,7 @@ def compacted(client: Client, *, at_once: int = 1, characters: int = 0) -> Playe
         counts = range(number, number + at_once)
         return client.runs(*[f"seq {n}00000 {n}99999 | head -c {characters or full.characters}" for n in counts])
 
-    return play(client.preset, script, max_context=full.context)
+    return play(client.preset, script, max_context=full.context, by_expert=by_expert)
 
 
 def variant(preset: str, folder: Path, *changes: tuple[str, str]) -> str:

@@ -12,6 +12,7 @@ from clients import CLIENTS, NAMED, SUMMARY, Client, broken_stream, compacted, m
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
 from sparring.model.load import load
+from sparring.render.demonstrate import demonstration_tokens
 from sparring.testing.tiny_models import tiny_model
 from sparring.types import Limits
 
@@ -126,6 +127,29 @@ def test_a_client_that_fills_its_context_compacts_and_goes_on(client: Client) ->
     assert summaries and all(SUMMARY in (segment.message.content if segment.message else "") for segment in summaries)
     after = [s for s in played.segments if s.fork is not None and s.fork.reason == "compaction" and s.quotes]
     assert {place for segment in after for place in segment.quotes} >= {summaries[-1].index}, "linked by what it quotes"
+
+
+AT_ONCE = [*((client.preset, 1, 0) for client in COMPACTING), ("claude-code", 3, 20_000)]
+
+
+@pytest.mark.parametrize(("preset", "at_once", "characters"), AT_ONCE)
+def test_a_program_that_an_expert_speaks_for_compacts_where_the_policys_does(
+    preset: str, at_once: int, characters: int
+) -> None:
+    """It has the context of the policy that is to imitate the expert, and each of its branches fits that."""
+    played, policy = (
+        compacted(NAMED[preset], at_once=at_once, characters=characters, by_expert=by_expert)
+        for by_expert in (True, False)
+    )
+    assert (played.ending, played.reward) == ("answered", 1.0), played.note
+    branches, same = (each.finished.transcripts["policy"] for each in (played, policy))
+    assert len(branches) == len(same) > 1
+    full = NAMED[preset].compaction
+    for branch in branches:
+        shown = demonstration_tokens(
+            RENDERER, branch.messages, branch.tools, imitated=branch.imitated, prompt=branch.prompt
+        )
+        assert full is not None and len(shown.tokens) <= full.context
 
 
 def test_claude_code_that_is_told_that_its_prompt_is_too_long_compacts_and_goes_on() -> None:

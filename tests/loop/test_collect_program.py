@@ -120,10 +120,10 @@ def test_a_served_chat_model_is_collected_from_through_a_program(given: Path) ->
 
 
 @pytest.mark.slow
-def test_a_trace_that_is_longer_than_the_policys_context_is_left_out_and_counted(
+def test_a_reply_for_which_the_policys_context_has_no_room_ends_the_rollout_and_is_counted(
     given: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The teacher's is larger. Where most are, the recipe is wrong."""
+    """The teacher's context is larger, and the program does not begin anew. Where most end so, the recipe is wrong."""
     talkative: set[str] = set()
     most = 1
 
@@ -145,10 +145,10 @@ def test_a_trace_that_is_longer_than_the_policys_context_is_left_out_and_counted
     finally:
         server.stop()
     said = capsys.readouterr().err
-    assert "trace 1: expected fewer tokens than the 512 positions of the model, got a demonstration of " in said
+    assert "6 were cut short (6 of these at the end of the context, of the policy or of the teacher)" in said
     with closing(SqliteStore(given.parent / "runs/tiny/store.sqlite")) as store:
         found = store.get("stage/collect")
-    assert (found["unsaid"], found["traces"]) == (1, 9)
+    assert (found["unfinished"], found["full"], found["unsaid"], found["traces"]) == (1, 1, 0, 9)
 
 
 def test_a_collection_that_is_interrupted_keeps_what_it_has(given: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_collection_that_is_interrupted_keeps_what_it_has(given: Path) -> None
 
 
 def test_a_teacher_that_refuses_is_named_with_what_it_said(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The program only hears that its request failed. Where some rollouts are kept, the run goes on and says so."""
+    """It is asked once for each rollout. Where some are kept, the run goes on and says so."""
     refused = 99
 
     def refuses(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -194,10 +194,11 @@ def test_a_teacher_that_refuses_is_named_with_what_it_said(given: Path, capsys: 
         return 400, {"error": "out of credit"}
 
     server = ChatServer(refuses)
-    more = ("rollout.retries=0", "collect.tasks=4", "observe.progress=plain")
+    more = ("collect.tasks=4", "observe.progress=plain")
     try:
         status, rows = collected(given, server, *more)
         assert (status, rows) == (2, [])
+        assert len([body for body in server.bodies if body["max_tokens"] != 1]) == 4
         refused = 2
         status, rows = collected(given, server, *more)
         assert status == 0 and len(rows) == 2
@@ -207,3 +208,65 @@ def test_a_teacher_that_refuses_is_named_with_what_it_said(given: Path, capsys: 
     assert "got none among 4 rollouts: 4 failed, 0 had no reward, 0 were cut short; chat endpoint " in said.err
     assert ': 400: {"error":"out of credit"}; lower it, or take another teacher' in said.err
     assert "2 of 4 rollouts failed; chat endpoint " in said.out + said.err
+
+
+COMPACTING = (
+    f"env.name={HERE / 'clerk_world.py'}:Readings",
+    f"rollout.harness={HERE / 'compacting_clerk.toml'}",
+    "env.limits.max_turns=12",
+    "env.limits.max_tokens=600",
+    "env.limits.max_tool_calls=12",
+    "models.policy.thinking=false",
+)
+
+
+def reads(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """What the expert of `Readings` says, by a chat server."""
+    said = body["messages"][-1]
+    if body["max_tokens"] == 1 or said["role"] == "tool" and said["content"] == "nothing":
+        return message("Done.")
+    command = "echo ok > note" if said["content"].startswith("It was too long.") else "seq 11 40"
+    call = {"name": "sh", "arguments": json.dumps({"command": command})}
+    return message(tool_calls=[{"id": "c1", "type": "function", "function": call}])
+
+
+def test_an_experts_program_is_told_that_its_prompt_is_too_long_for_the_policy(given: Path) -> None:
+    """It begins anew, and sft sees both branches, each within the policy's context."""
+    settings = (*COMPACTING, 'run.stages=["sft"]', "sft.steps=1", "env.demonstrations=3")
+    assert main(["run", *words(given, *settings)]) == 0
+
+    async def imitated() -> list[tuple[str, int]]:
+        async with opened(resolve(load(given, [*PROGRAM, *settings]))) as context:
+            shown = await demonstrations(context, context.renderer(context.input("sft")), 512)
+        return [(name, len(each.tokens)) for name, each in shown]
+
+    shown = asyncio.run(imitated())
+    assert len(shown) == 6 and all("branch" in name for name, _ in shown)
+    assert all(length <= 512 for _, length in shown)
+
+
+@pytest.mark.parametrize("own", [None, 100], ids=["the policy's", "its own"])
+def test_a_teachers_program_is_told_that_its_prompt_is_too_long(given: Path, own: int | None) -> None:
+    """For the policy, or for the teacher, whose context of so many characters is shorter: nothing is left out."""
+    refused = []
+
+    def answers(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        length = sum(len(each["content"]) for each in body["messages"])
+        if own is not None and length > own:
+            refused.append(length)
+            text = f"The input ({length} tokens) is longer than the model's context length ({own} tokens)."
+            return 400, {"error": {"message": text}}
+        return reads(body)
+
+    server = ChatServer(answers)
+    try:
+        status, rows = collected(given, server, *COMPACTING, "collect.tasks=3")
+    finally:
+        server.stop()
+    assert status == 0 and [row["reward"] for row in rows] == [1.0] * 6
+    begun = [row["messages"][1]["content"] for row in rows]
+    assert sum(text.startswith("It was too long.") for text in begun) == 3
+    assert len(refused) == (0 if own is None else 3), "each was asked once"
+    with closing(SqliteStore(given.parent / "runs/tiny/store.sqlite", read_only=True)) as store:
+        found = store.get("stage/collect")
+    assert (found["unsaid"], found["unfinished"], found["failed"]) == (0, 0, 0)

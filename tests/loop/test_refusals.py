@@ -65,6 +65,39 @@ def nothing_done(runs: Path) -> bool:
     return True
 
 
+SILENT = """from sparring.envs.base import Env
+from sparring.types import Score
+
+
+class World(Env):
+    def generate(self, random):
+        return {"prompt": f"Say {random.randint(1, 1 << 40)}.", "answer": "1"}
+
+    async def score(self, trajectory):
+        return Score(reward=0.0, success=False)
+"""
+
+
+@pytest.mark.parametrize(
+    ("stages", "do"),
+    [
+        (["init", "rl"], "start from a checkpoint (models.policy.path)"),
+        (["init", "sft", "rl"], "leave this kind of task out of the demonstrations"),
+    ],
+)
+def test_a_world_without_an_expert_is_told_what_that_would_be_for(
+    stages: list[str], do: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fresh model's tokenizer, or what the sft stage imitates."""
+    (tmp_path / "silent.py").write_text(SILENT)
+    settings = (f"env.name={tmp_path / 'silent.py'}:World", f"run.stages={json.dumps(stages)}")
+    folder = f"run.directory={tmp_path}"
+    words = [word for setting in (*settings, folder) for word in ("--set", setting)]
+    assert main(["check", str(Path(__file__).parent / "tiny.toml"), *words]) == 2
+    way = f"expected an expert, got none; write expert(self, task), or {do}, or set sft.data\n"
+    assert capsys.readouterr().err.endswith(way)
+
+
 @pytest.mark.parametrize(
     ("override", "where", "said"),
     [
@@ -104,7 +137,7 @@ def nothing_done(runs: Path) -> bool:
         (
             "engine.kv_bytes=1000",
             "engine.kv_bytes",
-            "expected prompts of fewer than the 16 tokens of the cache, got a prompt of ",
+            "expected prompts of fewer than the 16 tokens of the cache, got more in the demonstration of task Sums/",
         ),
         ("env.demonstrations=0", "[env]", "expected tasks to demonstrate"),
         ('run.stages=["rl", "sft"]', "run.stages", "expected sft -> rl, got rl -> sft"),

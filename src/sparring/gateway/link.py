@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sparring.errors import BadInput, InfraError, LimitReached, PolicyFailure, SparringError
+from sparring.errors import BadInput, InfraError, LimitReached, PolicyFailure, RequestRefused, SparringError
 from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.exchange import DoorExchanges
 from sparring.gateway.keys import WrongKey
@@ -166,6 +166,7 @@ KINDS: dict[str, type[SparringError]] = {
     "unknown_model": UnknownModel,
     "bad_input": BadInput,
     "policy": PolicyFailure,
+    "refused": RequestRefused,
     "infra": InfraError,
 }
 """Classes of errors that clients are told apart, each before those that it is one of."""

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError, refusal
+from sparring.errors import BadInput, LimitReached, PolicyFailure, RequestRefused, SparringError, refusal
 from sparring.gateway.dialects.chat_completions import ChatCompletions
 from sparring.gateway.dialects.dialect import NO_RETRY, ClientCall, ClientError, ClientRequest, Dialect
 from sparring.gateway.dialects.gemini import Gemini
@@ -63,7 +63,8 @@ def client_error(error: SparringError) -> ClientError:
         return ClientError(status=400, message=text, field=error.where)
     if isinstance(error, LimitReached):
         return ClientError(status=400, message=text, too_long=error.too_long)
-    return ClientError(status=400 if isinstance(error, (BadInput, PolicyFailure)) else 503, message=text)
+    final = isinstance(error, (BadInput, PolicyFailure, RequestRefused))
+    return ClientError(status=400 if final else 503, message=text)
 
 
 def retrying(status: int) -> dict[str, str]:

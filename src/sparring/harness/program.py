@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from sparring.errors import EnvError, LimitReached, SandboxError, boundary, refusal
+from sparring.errors import EnvError, LimitReached, RequestRefused, SandboxError, boundary, refusal
 from sparring.harness.find import Installation, find_program
 from sparring.harness.preset import KEY, AgentProgram, fill, load_preset
 from sparring.harness.relay import relay_to
@@ -88,8 +88,8 @@ class CountedSession:
         self.requests += 1
         try:
             return await self._session.reply(messages, *arguments, **settings)
-        except LimitReached as limit:
-            self._hit(limit)
+        except (LimitReached, RequestRefused) as error:
+            self._hit(error)
             raise
 
     async def stream(self, messages: Sequence[Message], *arguments: Any, **settings: Any) -> AsyncIterator[Any]:
@@ -99,13 +99,13 @@ class CountedSession:
             try:
                 async for piece in pieces:
                     yield piece
-            except LimitReached as limit:
-                self._hit(limit)
+            except (LimitReached, RequestRefused) as error:
+                self._hit(error)
                 raise
 
     async def awaited(self, work: Awaitable[T], grace_s: float) -> T | None:
         """Return what some work of the client comes to. It is dropped, and None returned, where it has not ended
-        `grace_s` seconds after the rollout has hit its limit."""
+        `grace_s` seconds after the rollout has hit its limit, or whoever answers has refused a request for good."""
         working, over = asyncio.ensure_future(work), asyncio.ensure_future(self._over.wait())
         try:
             await asyncio.wait((working, over), return_when=asyncio.FIRST_COMPLETED)
@@ -117,10 +117,12 @@ class CountedSession:
             over.cancel()
             await asyncio.gather(working, over, return_exceptions=True)
 
-    def _hit(self, limit: LimitReached) -> None:
-        """Take note of a limit of the rollout."""
-        if limit.reason != "context_length":
-            self.limit = limit
+    def _hit(self, error: LimitReached | RequestRefused) -> None:
+        """Take note of what ends the rollout."""
+        if isinstance(error, RequestRefused):
+            self._over.set()
+        elif error.reason != "context_length":
+            self.limit = error
             self._over.set()
 
 

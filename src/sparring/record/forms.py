@@ -79,6 +79,10 @@ class Forms:
             at = end
         return together, read
 
+    def has_call(self, id: str) -> bool:
+        """Return whether a reply that the session gave has a call with this id."""
+        return id in self._call_ids
+
     def keys(self, before: bytes, messages: Sequence[Message]) -> list[bytes]:
         """Return the digests of a conversation up to each of the messages that follow one with a digest."""
         return chained(before, messages, self._aliases)

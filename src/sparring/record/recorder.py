@@ -17,7 +17,7 @@ from sparring.record.budget import Budget
 from sparring.record.lines import Turn
 from sparring.record.order import conversation_of, last_words
 from sparring.record.replies import RecordedPlaces, RecordedReplies, RecordedReply
-from sparring.record.request import Rank, ReplyRequest, at_most, joined_stop, overflows
+from sparring.record.request import Rank, ReplyRequest, at_most, check_far, check_length, joined_stop, limit_after
 from sparring.record.streaming import ShowingReader, named, without_stop
 from sparring.record.tool_lists import ToolLists
 from sparring.record.tree import Tree
@@ -199,16 +199,10 @@ class RecordedSession:
         try:
             reply = await self._answered(ReplyRequest(messages, tools, constraint, max_tokens, stop, evidence, show))
         except LimitReached as limit:
-            self._note(limit)
+            self.limit = limit_after(self.limit, limit)
             raise
-        self._note(reply.limit)
+        self.limit = limit_after(self.limit, reply.limit)
         return reply
-
-    def _note(self, limit: LimitReached | None) -> None:
-        """Remember a limit. A prompt that was too long is forgotten when a request is answered: its client made it
-        shorter."""
-        if self.limit is None or self.limit.reason == "context_length":
-            self.limit = limit
 
     def stream(
         self,
@@ -248,10 +242,7 @@ class RecordedSession:
             The reply; None where it comes from the record, in which the engine gave it up.
         """
         self._budget.check(self.usage)
-        if overflows(request.messages, self._recorder.renderer, self._recorder.max_context):
-            room = self._recorder.max_context
-            text = f"{self.id}: a prompt of more than {2 * room} tokens, room for {room}"
-            raise LimitReached("context_length", text, (2 * room, room))
+        check_far(self.id, request.messages, self._recorder.renderer, self._recorder.max_context)
         turn = self._planned(request)
         granted, recorded, shown = 0, None, self._showing(turn, request)
         try:
@@ -382,10 +373,7 @@ class RecordedSession:
             LimitReached: the context leaves none.
         """
         base, constraint, context = self._recorder.sampling, request.constraint, self._room(turn)
-        if context < 1:
-            room = self._recorder.max_context
-            text = f"{self.id}: a prompt of {turn.length} tokens, room for {room}"
-            raise LimitReached("context_length", text, (turn.length, room))
+        check_length(self.id, turn.length, self._recorder.max_context)
         sampling = dataclasses.replace(
             base,
             min_tokens=0 if constraint else base.min_tokens,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from sparring.errors import LimitReached
 from sparring.generation import Constraint, Sampling
 from sparring.protocols import Renderer
 from sparring.reply import Evidence, Show
@@ -39,6 +40,40 @@ def joined_stop(of_run: tuple[str, ...], of_client: Sequence[str]) -> tuple[str,
     if not of_client:
         return of_run
     return of_run + tuple(dict.fromkeys(string for string in of_client if string not in of_run))
+
+
+def check_length(name: str, length: int, room: int) -> None:
+    """Refuse a prompt that leaves no room for a reply.
+
+    Args:
+        name: of the session.
+        length: ids of the prompt.
+        room: most ids that a prompt and its reply may have together.
+
+    Raises:
+        LimitReached: it does; says by how much.
+    """
+    if length >= room:
+        text = f"{name}: a prompt of {length} tokens, room for {room}"
+        raise LimitReached("context_length", text, (length, room))
+
+
+def check_far(name: str, messages: Sequence[Message], renderer: Renderer, room: int) -> None:
+    """Refuse messages that are too long by far before they are rendered. Raises as `check_length` does."""
+    if overflows(messages, renderer, room):
+        text = f"{name}: a prompt of more than {2 * room} tokens, room for {room}"
+        raise LimitReached("context_length", text, (2 * room, room))
+
+
+def limit_after(before: LimitReached | None, latest: LimitReached | None) -> LimitReached | None:
+    """Return the limit that a session has hit after another request. A prompt that was too long is forgotten when a
+    request is answered: its client made it shorter.
+
+    Args:
+        before: the limit so far.
+        latest: that this request hit.
+    """
+    return latest if before is None or before.reason == "context_length" else before
 
 
 def overflows(messages: Sequence[Message], renderer: Renderer, room: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from sparring.generation import Constraint
 from sparring.record.branches import Transcript, transcripts_of
@@ -14,7 +15,27 @@ from sparring.record.lines import START
 from sparring.record.order import conversation
 from sparring.record.tool_lists import ToolLists
 from sparring.reply import NO_EVIDENCE
-from sparring.types import UNTRAINED, Evidence, Fork, Message, Segment, Source, ToolSpec
+from sparring.types import UNTRAINED, Evidence, Fork, Message, Segment, Source, ToolCall, ToolSpec
+
+
+class TextTurn(NamedTuple):
+    """Request as it was matched.
+
+    Attributes:
+        messages: the conversation, replies put together.
+        keys: digests of the conversation up to each message.
+        tools: of the request.
+        tools_digest: of these.
+        parent: index of the reply that it continues; None where it begins a branch.
+        before: number of messages up to that reply.
+    """
+
+    messages: Sequence[Message]
+    keys: Sequence[bytes]
+    tools: tuple[ToolSpec, ...]
+    tools_digest: bytes
+    parent: int | None
+    before: int
 
 
 @dataclass(slots=True)
@@ -36,15 +57,14 @@ class TextTree:
     _leaves: dict[int, Message] = field(default_factory=dict)
     _constraints: dict[int, Constraint] = field(default_factory=dict)
 
-    def ask(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, bytes]:
-        """Write what a request tells.
-
-        Returns:
-            The index of its last message, and the digests of conversation and tools.
+    def plan(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> TextTurn:
+        """Return which turn a request is. Nothing is written.
 
         Raises:
             ValueError: there is no message.
         """
+        if not messages:
+            raise ValueError("a request must end with a message that is no reply")
         tools_digest, specs = self._tool_lists.of(tools)
         keys = self._forms.keys(START, messages)
         parent, before = self._continued(messages, keys, tools_digest)
@@ -53,22 +73,36 @@ class TextTree:
             joined = self._continued(together, other_keys, tools_digest)
             if joined[0] is not None:
                 messages, keys, (parent, before) = together, other_keys, joined
+        return TextTurn(messages, keys, specs, tools_digest, parent, before)
+
+    def ask(self, turn: TextTurn) -> tuple[int, bytes]:
+        """Write what a request tells. Return the index of its last message, and the digests of conversation and
+        tools."""
+        messages, keys, parent, before = turn.messages, turn.keys, turn.parent, turn.before
         fork = self._start_of_agent(messages) if parent is None else None
         if parent is not None:
             self._leaves.pop(parent, None)
         self._forms.told(keys[before - 1] if before else START, messages[before:], keys[before:], 0)
         for message, key in zip(messages[before:], keys[before:], strict=True):
-            key += tools_digest
+            key += turn.tools_digest
             index = self._inputs.get((parent, key))
             if index is None:
                 index = self._inputs[(parent, key)] = len(self.segments)
                 segment = Segment(index=index, parent=parent, source=_source_of(message), tokens=(), message=message)
                 root = parent is None
-                self.segments.append(replace(segment, tools=specs or None, fork=fork) if root else segment)
+                self.segments.append(replace(segment, tools=turn.tools or None, fork=fork) if root else segment)
             parent = index
-        if parent is None:
-            raise ValueError("a request must end with a message that is no reply")
-        return parent, keys[-1] + tools_digest
+        assert parent is not None, "a turn has a message"
+        return parent, keys[-1] + turn.tools_digest
+
+    def told_apart(self, reply: Message) -> Message:
+        """Return the reply to write next, none of whose calls has the id of an earlier one: a script gives all of its
+        calls the same, and a program tells them apart by these."""
+        calls: list[ToolCall] = []
+        for at, call in enumerate(reply.tool_calls):
+            again = self._forms.has_call(call.id) or any(call.id == other.id for other in calls)
+            calls.append(replace(call, id=f"call_{len(self.segments)}_{at}") if again else call)
+        return replace(reply, tool_calls=tuple(calls)) if calls else reply
 
     def answer(
         self, request: tuple[int, bytes], reply: Message, evidence: Evidence, constraint: Constraint | None

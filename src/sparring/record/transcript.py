@@ -6,15 +6,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sparring.errors import LimitReached
+from sparring.errors import LimitReached, PromptTooLong
 from sparring.generation import Constraint
 from sparring.record.branches import Transcript
+from sparring.record.imitated import CountedPrompt, ImitatedIds, Imitator
 from sparring.record.lines import place_named
 from sparring.record.order import conversation, last_words
 from sparring.record.replies import RecordedReplies
+from sparring.record.request import limit_after
 from sparring.record.text_tree import TextTree
 from sparring.reply import NO_EVIDENCE, Evidence, ReplyHead, SampledReply, Show, ShownReply, in_pieces
-from sparring.types import Message, Outcome, ReplyPiece, Segment, Source, Task, Timing, ToolSpec, Trajectory, Usage
+from sparring.types import Message, Outcome, ReplyPiece, Source, Task, Timing, ToolSpec, Trajectory, Usage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,11 +37,15 @@ class TextRecorder:
     Args:
         reply: answers a request.
         source: of the segments that hold replies.
+        imitator: the policy that is to imitate them: no prompt is longer than its context. None: ids are not counted.
     """
 
-    def __init__(self, reply: Callable[[TextRequest], Awaitable[Message]], source: Source) -> None:
+    def __init__(
+        self, reply: Callable[[TextRequest], Awaitable[Message]], source: Source, imitator: Imitator | None = None
+    ) -> None:
         self.reply = reply
         self.source = source
+        self.imitator = imitator
 
     def open(
         self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int = 0
@@ -52,7 +58,7 @@ class TextSession:
     """One role's conversation in messages. Implements `rollout.episode.OpenSession`.
 
     Attributes:
-        limit: the limit that its latest request hit, None where that was answered.
+        limit: the limit that a request hit; see `RecordedSession.limit`.
         replies: of a record; text has no tokens, so none is given again.
     """
 
@@ -61,31 +67,27 @@ class TextSession:
         self.replies: RecordedReplies | None = None
         self._recorder, self._task, self._seed, self._role = recorder, task, seed, role
         self._id = rollout_id if role == "policy" else f"{rollout_id}/{role}"
+        self._imitator = recorder.imitator
+        self._ids = None if recorder.imitator is None else ImitatedIds(self._id, recorder.imitator)
         self._tree = TextTree(recorder.source)
         self._usage = Usage()
 
     @property
     def max_context(self) -> int:
-        """Most ids of a prompt and its reply, of which text has none: what clients take for a common model."""
-        return 131072
+        """Most ids of a prompt and its reply: those of the imitator; without one, what clients take for a common
+        model."""
+        return 131072 if self._imitator is None else self._imitator.max_context
 
     @property
     def max_reply(self) -> int:
-        """Most ids of one reply, of which text has none."""
-        return 16384
+        """Most ids of one reply, as in `max_context`."""
+        return 16384 if self._imitator is None else self._imitator.max_reply
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:
-        """Ask for the next reply to a conversation.
-
-        Raises:
-            LimitReached: a limit of the task was hit.
-            EngineError: nobody answered.
-        """
-        reply = await self._answered(tuple(messages), tuple(tools), constraint, NO_EVIDENCE)
-        assert reply.message is not None
-        return reply.message
+        """Ask for the next reply to a conversation. Raises as `reply` does."""
+        return (await self.reply(messages, tools, constraint=constraint)).message
 
     async def reply(
         self,
@@ -98,27 +100,24 @@ class TextSession:
         evidence: Evidence = NO_EVIDENCE,
         show: Show | None = None,
     ) -> SampledReply:
-        """Ask for the next reply to a conversation; it has no tokens, so none are too many and no string stops it.
+        """Ask for the next reply to a conversation, which comes whole: no string stops it, and it is as long as it is.
+        Its ids are those that its imitator has, and have no log-probabilities.
 
         Raises:
-            LimitReached: a limit of the task was hit.
+            LimitReached: a limit of the task was hit, or the prompt is too long for who answers, or for the imitator,
+                who has to have room for the reply as well.
             EngineError: nobody answered.
         """
-        segment = await self._answered(tuple(messages), tuple(tools), constraint, evidence)
-        id, message = f"{self._id}#{segment.index}", segment.message
-        assert message is not None
-        for part in (ReplyHead(id=id, prompt_tokens=0), *ShownReply().rest(message)) if show is not None else ():
-            show(part)
-        return SampledReply(
-            id=id,
-            message=message,
-            finish_reason="stop",
-            prompt_tokens=0,
-            cached_tokens=0,
-            tokens=(),
-            logprobs=(),
-            reasoning_tokens=None,
-        )
+        try:
+            reply = await self._turn(tuple(messages), tuple(tools), constraint, evidence)
+        except LimitReached as limit:
+            self.limit = limit_after(self.limit, limit)
+            raise
+        self.limit = limit_after(self.limit, None)
+        if show is not None:
+            for part in (ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens), *ShownReply().rest(reply.message)):
+                show(part)
+        return reply
 
     def stream(
         self,
@@ -156,12 +155,12 @@ class TextSession:
         return conversation(self._tree.segments, place)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
-        """Return 0: there are no ids."""
-        return 0
+        """Return the number of ids that the imitator has of a conversation that is rendered whole; 0 without one."""
+        return 0 if self._imitator is None else len(self._imitator.renderer.render(messages, tools).tokens)
 
     def bytes_of(self, token: int) -> bytes:
-        """Return nothing: there are no ids."""
-        return b""
+        """Return the bytes of one id of the imitator's; nothing without one."""
+        return b"" if self._imitator is None else self._imitator.renderer.bytes_of(token)
 
     def transcripts(self) -> tuple[Transcript, ...]:
         """Return the conversation of each of its branches."""
@@ -182,38 +181,57 @@ class TextSession:
     async def close(self) -> None:
         """Do nothing: nothing is held."""
 
-    async def _answered(
-        self,
-        messages: tuple[Message, ...],
-        tools: tuple[ToolSpec, ...],
-        constraint: Constraint | None,
-        evidence: Evidence,
-    ) -> Segment:
-        """Return the segment of the next reply."""
-        try:
-            self.limit = None
-            return await self._turn(messages, tools, constraint, evidence)
-        except LimitReached as limit:
-            self.limit = limit
-            raise
-
     async def _turn(
         self,
         messages: tuple[Message, ...],
         tools: tuple[ToolSpec, ...],
         constraint: Constraint | None,
         evidence: Evidence,
-    ) -> Segment:
-        limits, used = self._task.limits, self._usage
-        if used.turns >= limits.max_turns:
+    ) -> SampledReply:
+        """Ask for a reply and write it down. A prompt that is too long, or leaves no room for the reply, is no turn."""
+        limits = self._task.limits
+        if self._usage.turns >= limits.max_turns:
             raise LimitReached("max_turns", f"{self._id}: {limits.max_turns} turns are used up")
-        request = self._tree.ask(messages, tools)
-        self._usage = replace(used, turns=used.turns + 1)
-        reply = await self._recorder.reply(
-            TextRequest(role=self._role, messages=messages, tools=tools, seed=self._seed, constraint=constraint)
-        )
+        turn = self._tree.plan(messages, tools)
+        prompt = CountedPrompt() if self._ids is None else self._ids.prompt(turn)
+        request = self._tree.ask(turn)
+        self._usage = replace(self._usage, turns=self._usage.turns + 1)
+        try:
+            reply = await self._recorder.reply(
+                TextRequest(role=self._role, messages=messages, tools=tools, seed=self._seed, constraint=constraint)
+            )
+            reply = self._tree.told_apart(reply)
+            tokens = () if self._ids is None else self._ids.reply(turn, prompt, reply)
+        except BaseException as error:  # nobody answered: it was no turn
+            self._usage = replace(self._usage, turns=self._usage.turns - 1)
+            if isinstance(error, PromptTooLong):
+                raise LimitReached("context_length", str(error), error.too_long or self._at_least(prompt)) from error
+            raise
         segment = self._tree.answer(request, reply, evidence, constraint)
+        if self._ids is not None:
+            self._ids.add(segment.index, prompt, tokens)
         self._usage = replace(self._usage, tool_calls=self._usage.tool_calls + len(reply.tool_calls))
         if self._usage.tool_calls > limits.max_tool_calls:
             raise LimitReached("max_tool_calls", f"{self._id}: more than {limits.max_tool_calls} tool calls")
-        return segment
+        return SampledReply(
+            id=f"{self._id}#{segment.index}",
+            message=reply,
+            finish_reason="stop",
+            prompt_tokens=prompt.length,
+            cached_tokens=0,
+            tokens=tokens,
+            logprobs=(),
+            reasoning_tokens=self._thought_length(reply, tokens),
+        )
+
+    def _at_least(self, prompt: CountedPrompt) -> tuple[int, int]:
+        """Return the ids of a prompt that was too long for who was asked, and the room, where nobody said them: there
+        is less room than the prompt has ids."""
+        length = prompt.length or self.max_context + 1
+        return length, min(self.max_context, length - 1)
+
+    def _thought_length(self, reply: Message, tokens: tuple[int, ...]) -> int | None:
+        """Return the number of a reply's ids that are its thought; None where nobody knows."""
+        if self._imitator is None or not tokens:
+            return None
+        return self._imitator.renderer.thought_length(tokens) if reply.reasoning else 0

@@ -22,6 +22,7 @@ from sparring.errors import (
     LimitReached,
     NotRebuildable,
     PolicyFailure,
+    RequestRefused,
     Suspended,
     TaskError,
     WorkerLost,
@@ -218,7 +219,8 @@ class RolloutRunner:
                 score = Score(reward=self.config.policy_failure_reward, success=False)
                 broken = attempts.finished(done)
                 return Finished(rollout=failed, score=score, broken=broken, transcripts=done.transcripts)
-            again = attempts.failed(done, excused=trial.is_excused) and not isinstance(done.error, TaskError)
+            final = isinstance(done.error, (RequestRefused, TaskError))
+            again = attempts.failed(done, excused=trial.is_excused) and not final
             if attempts.id != done.rollout.id:
                 self.report(f"{rollout_id} starts over as {attempts.id}: {attempts.started_over[-1]}")
                 self.log.start_over(rollout_id, attempts.id, attempts.number, attempts.started_over[-1])

@@ -26,6 +26,7 @@ from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import rendered, spoken
 from sparring.stages.data.traces import trace_row, transcript_of
 from sparring.stages.models.context_length import outline_of
+from sparring.stages.models.imitator import imitator_of
 from sparring.stages.models.role_models import open_role_engines, with_roles
 from sparring.stages.models.teachers import room_of, teacher_folder
 from sparring.tasks.files import messages_of
@@ -45,8 +46,9 @@ async def run(context: Context) -> dict[str, Any]:
     Returns:
         `data`, the file; `tasks`; `traces`, how many conversations it holds; `rollouts`; of these `failed`, which the
         infrastructure broke and which say nothing, `unscored`, to which the world gave no reward, and `unfinished`,
-        which a limit cut short: none of them is kept; and `unsaid`, conversations left out because the policy that is
-        to imitate them cannot say them: its chat format cannot, or they are longer than its context.
+        which a limit cut short, `full` of them at the end of a context: none of them is kept; and `unsaid`,
+        conversations left out because the policy that is to imitate them cannot say them: its chat format cannot, or
+        they are longer than its context.
 
     Raises:
         BadInput: no rollout earned enough to be kept, or more than one in ten cannot be imitated.
@@ -70,10 +72,8 @@ async def run(context: Context) -> dict[str, Any]:
         )
         done = await asyncio.gather(*pending)
     rows = [trace for collected in done for trace in collected["traces"]]
-    totals = {
-        name: sum(collected.get(name, 0) for collected in done)
-        for name in ("rollouts", "failed", "unscored", "unfinished")
-    }
+    counted = ("rollouts", "failed", "unscored", "unfinished", "full")
+    totals = {name: sum(collected.get(name, 0) for collected in done) for name in counted}
     failure = next((collected["failure"] for collected in done if collected.get("failure")), "")
     if not rows:
         raise _nothing(totals, failure)
@@ -94,6 +94,8 @@ async def run(context: Context) -> dict[str, Any]:
 def _nothing(totals: Mapping[str, int], failure: str) -> BadInput:
     """Return the refusal of a teacher of whom nothing is kept; `failure` is the first one's message."""
     why = "{failed} failed, {unscored} had no reward, {unfinished} were cut short".format(**totals)
+    if totals["full"]:
+        why += f" ({totals['full']} of these at the end of the context, of the policy or of the teacher)"
     got = f"none among {totals['rollouts']} rollouts: {why}{failure and '; '}{failure}"
     return refusal(
         "collect.min_reward", "a rollout with at least this reward", got, "lower it, or take another teacher"
@@ -150,6 +152,7 @@ def _kept(task: Task, finished: Sequence[Finished], context: Context) -> dict[st
         "failed": sum(each.score is None for each in finished),
         "unscored": sum(each.score is not None and each.score.reward is None for each in finished),
         "unfinished": sum(each.score is not None and each.rollout.outcome.kind != "completed" for each in finished),
+        "full": sum(each.score is not None and each.rollout.outcome.reason == "context_length" for each in finished),
     }
     prompt = "\n".join(message.content for message in task.messages)
     failures = [each.rollout.outcome.failure for each in finished if each.score is None]
@@ -205,7 +208,7 @@ async def _teacher(context: Context, name: str, others: Mapping[str, Engine]) ->
                 raise RequestRefused(f"{name}: expected no constraint with a chat endpoint, got {got}; use an engine")
             return await endpoint.reply(request.messages, request.tools, replace(sampling, seed=request.seed))
 
-        recorder, close = TextRecorder(reply, "teacher"), endpoint.close
+        recorder, close = TextRecorder(reply, "teacher", imitator_of(context)), endpoint.close
     else:
         folder = teacher_folder(context, name)
         engine = context.cluster.engine(name, path=str(folder))

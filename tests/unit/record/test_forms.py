@@ -210,12 +210,12 @@ def test_calls_that_stand_each_before_its_answer_are_one_reply_under_other_ids_t
 
 def test_calls_of_an_expert_that_stand_each_before_its_answer_are_one_reply_under_other_ids_too():
     tree, reply = TextTree("expert"), calls("1", "2", "3", content="So:")
-    tree.answer(tree.ask(START, TOOLS), reply, NO_EVIDENCE, None)
+    tree.answer(tree.ask(tree.plan(START, TOOLS)), reply, NO_EVIDENCE, None)
     first, *others = renumbered(reply).tool_calls
     sent = [replace(reply, tool_calls=(first,)), answer("0")]
     for number, one in enumerate(others, 1):
         sent += [Message(role="assistant", tool_calls=(one,)), answer(str(number))]
-    tree.ask([*START, *sent], TOOLS)
+    tree.ask(tree.plan([*START, *sent], TOOLS))
     assert [s.parent for s in tree.segments] == [None, 0, 1, 2, 3, 4]
     assert [s.message.role for s in tree.segments] == ["system", "user", "assistant", "tool", "tool", "tool"]
 

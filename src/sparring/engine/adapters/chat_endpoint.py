@@ -4,17 +4,33 @@ demonstrations."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import httpx
 
-from sparring.errors import EngineError, LimitReached, RequestRefused, boundary
+from sparring.engine.adapters.client import is_refusal
+from sparring.errors import EngineError, LimitReached, PromptTooLong, RequestRefused, boundary
 from sparring.generation import Sampling
 from sparring.render.dialect import message_dicts, tool_call, tool_dicts
 from sparring.types import Message, ToolSpec
 
 CONNECT_S = 10.0
+
+TOO_LARGE = 413
+"""Status of a request that is too large, whatever its body says."""
+
+_TOO_LONG = re.compile(
+    r"context[ _](?:length|window|size)|maximum (?:prompt|model|input) length|number of tokens allowed"
+    r"|(?:prompt|input|messages) (?:is|are) too (?:long|large)|`inputs` tokens",
+    re.IGNORECASE,
+)
+"""Words of servers for a prompt that is too long: OpenAI's and of those that repeat it, vLLM, SGLang, llama.cpp, TGI,
+and vendors that have such an API beside their own."""
+
+_LENGTH = re.compile(r"(?<![\w.-])\d[\d,]{2,}(?![\w-])")
+"""A number of ids in such a sentence."""
 
 
 class ChatEndpoint:
@@ -36,7 +52,8 @@ class ChatEndpoint:
 
         Raises:
             LimitReached: the reply was cut short at `max_tokens`.
-            RequestRefused: the server refuses the request.
+            PromptTooLong: the server says that the prompt is longer than its context.
+            RequestRefused: the server refuses the request for another reason.
             EngineError: the server failed, is unreachable, or does not answer in this format.
         """
         body: dict[str, Any] = {
@@ -51,9 +68,9 @@ class ChatEndpoint:
             body["tools"] = tool_dicts(tools)
         with boundary(EngineError, f"chat endpoint {self._url}"):
             answer = await self._client.post("chat/completions", json=body)
-            if 400 <= answer.status_code < 500 and answer.status_code not in (408, 429):
-                raise RequestRefused(f"chat endpoint {self._url}: {answer.status_code}: {answer.text[:300]}")
-            choice = answer.raise_for_status().json()["choices"][0]
+            if answer.is_error:
+                raise _failure(f"chat endpoint {self._url}", answer)
+            choice = answer.json()["choices"][0]
             reply = _message(choice["message"])
         if choice.get("finish_reason") == "length":
             raise LimitReached("max_tokens", f"a reply was cut short after {sampling.max_tokens} tokens")
@@ -62,6 +79,19 @@ class ChatEndpoint:
     async def close(self) -> None:
         """Close the connections. Safe to call twice."""
         await self._client.aclose()
+
+
+def _failure(where: str, answer: httpx.Response) -> EngineError:
+    """Return the error that an answer of another status than success is."""
+    status, text = answer.status_code, answer.text
+    problem = f"{where}: {status}: {text[:300]}"
+    if not is_refusal(status):
+        return EngineError(problem)
+    if status != TOO_LARGE and _TOO_LONG.search(text) is None:
+        return RequestRefused(problem)
+    lengths = [int(number.replace(",", "")) for number in _LENGTH.findall(text)][:2]
+    differ = len(set(lengths)) == 2
+    return PromptTooLong(problem, (max(lengths), min(lengths)) if differ else None)
 
 
 def _message(message: dict[str, Any]) -> Message:

@@ -9,6 +9,15 @@ from sparring.errors import refusal
 from sparring.generation import Completion
 
 
+LATER = frozenset((408, 409, 429))
+"""Statuses below 500 that refuse a request only for now."""
+
+
+def is_refusal(status: int) -> bool:
+    """Return whether a status of HTTP says that this request will never be served."""
+    return 400 <= status < 500 and status not in LATER
+
+
 class ClientCounts:
     """Counts of a client since its start.
 

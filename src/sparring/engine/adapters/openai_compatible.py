@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from sparring.engine.adapters.client import ClientCounts
+from sparring.engine.adapters.client import ClientCounts, is_refusal
 from sparring.errors import BadInput, EngineError, RequestRefused, WeightsError, boundary, refusal
 from sparring.generation import Completion, Delta, FinishReason, GenerateRequest, Runs, Sampling, ScoreRequest, Scores
 from sparring.types import WeightRef
@@ -320,7 +320,7 @@ class OpenAiEngine:
             return
         async with self._client.stream("POST", f"{self._url}/completions", json=body) as response:
             if response.status_code != 200:
-                kind = RequestRefused if response.status_code < 500 else EngineError
+                kind = RequestRefused if is_refusal(response.status_code) else EngineError
                 raise kind(f"{where}: {_message(await response.aread(), response.status_code)}")
             rest = b""
             async with aclosing(_until(response.aiter_bytes(), ended)) as chunks:
@@ -344,7 +344,7 @@ class OpenAiEngine:
         with boundary(EngineError, f"engine at {self._url}: {where}"):
             answer = await self._client.post(f"{self._url}/completions", json=body)
             if answer.status_code != 200:
-                kind = RequestRefused if answer.status_code < 500 else EngineError
+                kind = RequestRefused if is_refusal(answer.status_code) else EngineError
                 raise kind(f"{where}: {_message(answer.content, answer.status_code)}")
             [choice] = _decoded(answer.content, where).choices
             if choice.prompt_logprobs is None:

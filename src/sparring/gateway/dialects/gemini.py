@@ -297,6 +297,6 @@ def _tail(client_request: ClientRequest, replies: Sequence[SampledReply]) -> dic
 def _logprobs(reply: SampledReply, bytes_of: BytesOf) -> dict[str, Any]:
     chosen = [
         {"token": bytes_of(token).decode("utf-8", "replace"), "tokenId": token, "logProbability": logprob}
-        for token, logprob in zip(reply.tokens, reply.logprobs, strict=True)
+        for token, logprob in zip(reply.tokens, reply.logprobs, strict=bool(reply.logprobs))
     ]
     return {"chosenCandidates": chosen}

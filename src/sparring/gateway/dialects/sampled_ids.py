@@ -19,7 +19,7 @@ def logprobs_written(reply: SampledReply, bytes_of: BytesOf) -> list[dict[str, A
     """Return each id of a reply with its text, its log-probability and its bytes. The text of a part of a character is
     U+FFFD; the bytes of all ids are those of the reply."""
     listed = []
-    for token, logprob in zip(reply.tokens, reply.logprobs, strict=True):
+    for token, logprob in zip(reply.tokens, reply.logprobs, strict=bool(reply.logprobs)):
         data = bytes_of(token)
         text = data.decode("utf-8", "replace")
         listed.append({"token": text, "logprob": logprob, "bytes": list(data), "top_logprobs": []})

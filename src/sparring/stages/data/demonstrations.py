@@ -18,11 +18,17 @@ from sparring.errors import BadInput, EnvError, InfraError, TaskError, boundary,
 from sparring.generation import Constraint, Rendered
 from sparring.protocols import Expert, Renderer
 from sparring.record.branches import Transcript
-from sparring.record.transcript import TextRecorder, TextRequest, TextSession
+from sparring.record.imitated import Imitator
+from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.rollout.attempts import Attempt
+from sparring.rollout.config import RolloutConfig
+from sparring.rollout.episode import OpenSession
+from sparring.rollout.role_recorder import RoleRecorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import Context
 from sparring.stages.data.traces import transcript_of
+from sparring.stages.models.context_length import outline_of
+from sparring.stages.models.imitator import imitator_of
 from sparring.tasks.files import located, read_conversations
 from sparring.types import POLICY, Message, Score, Task, ToolSpec
 
@@ -63,7 +69,8 @@ async def demonstrations(context: Context, renderer: Renderer, longest: int) -> 
         BadInput: there is nothing to imitate, a row does not parse or is longer, or the expert solves fewer than nine
             in ten.
     """
-    shown = await conversations(context, None)
+    imitator = None if given_data(context) is not None else imitator_of(context, renderer)
+    shown = await conversations(context, None, imitator)
     solved = [c for c in shown if c.task is None or (c.score is not None and c.score.success is not False)]
     if len(solved) < 0.9 * len(shown):
         raise refusal(
@@ -144,9 +151,9 @@ def spoken(name: str, transcript: Transcript, **of: Any) -> Conversation:
     )
 
 
-async def conversations(context: Context, most: int | None) -> list[Conversation]:
+async def conversations(context: Context, most: int | None, imitator: Imitator | None = None) -> list[Conversation]:
     """Return the conversations to imitate: the first `most` (None: all) rows of `[sft] data`, or those of the first
-    `most` tasks, held by the expert.
+    `most` tasks, held by the expert. `imitator` is that of `Demonstrations`.
 
     Raises:
         BadInput: there is none, a row does not parse, or the environment has no expert for a task.
@@ -158,11 +165,10 @@ async def conversations(context: Context, most: int | None) -> list[Conversation
     while (most is None or len(tasks) < most) and (task := source.next()) is not None:
         tasks.append(task)
     if not tasks:
-        raise refusal(
-            "[env]", "tasks to demonstrate", "none", "give the environment demonstrations, or leave out the sft stage"
-        )
+        way = without_expert(context, "give the environment demonstrations", "leave out the sft stage")
+        raise refusal("[env]", "tasks to demonstrate", "none", way)
     gate = asyncio.Semaphore(min(AT_ONCE, context.config.rollout.max_concurrent_rollouts))
-    stage = Demonstrations(context, lambda sentence: context.sink.event("demonstrations", sentence))
+    stage = Demonstrations(context, imitator, lambda sentence: context.sink.event("demonstrations", sentence))
 
     async def one(task: Task) -> list[Conversation]:
         async with gate:
@@ -172,9 +178,17 @@ async def conversations(context: Context, most: int | None) -> list[Conversation
     return [each for of_task in played for each in of_task if context.config.rollout.speaks(each.role)]
 
 
-async def demonstrate(context: Context, task: Task) -> list[Conversation]:
-    """Let the expert do `task` once. Returns and raises as `Demonstrations.shown`."""
-    return await Demonstrations(context).shown(task)
+def without_expert(context: Context, own: str, of_sft: str) -> str:
+    """Return what to do where the environment demonstrates nothing: `own` is what its author can, `of_sft` what else
+    helps where the sft stage imitates the demonstrations. Without that stage, a fresh model's tokenizer is what they
+    are for."""
+    other = "start from a checkpoint (models.policy.path)"
+    return f"{own}, or {of_sft if 'sft' in context.config.run.stages else other}, or set sft.data"
+
+
+async def demonstrate(context: Context, task: Task, imitator: Imitator | None = None) -> list[Conversation]:
+    """Let the expert do `task` once. Returns and raises as `Demonstrations.shown`; `imitator` is that of its class."""
+    return await Demonstrations(context, imitator).shown(task)
 
 
 async def converse(context: Context, task: Task, replies: Replies) -> list[Conversation]:
@@ -187,15 +201,22 @@ class Demonstrations:
 
     Args:
         context: of the run, whose harness holds the conversations.
+        imitator: the policy, where it is to imitate its roles: no prompt of them is longer than its context, and a
+            program is told so. None: ids are not counted.
         report: called with a sentence for what a reader of the run has to know.
     """
 
-    def __init__(self, context: Context, report: Callable[[str], None] = lambda sentence: None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        imitator: Imitator | None = None,
+        report: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
         config = context.config.rollout
         if config.rewards_within_s is not None:
             config = msgspec.structs.replace(config, rewards_within_s=0.0)  # whoever judges trained ones is not awaited
-        self._context, self._config, self._report = context, config, report
-        self._scripts, self._numbers = _Scripts(), count()
+        self._context, self._config, self._imitator, self._report = context, config, imitator, report
+        self._scripts, self._numbers = _Scripts(config, imitator), count()
         self._runner = RolloutRunner(
             context.factory,
             context.boxes,
@@ -214,7 +235,7 @@ class Demonstrations:
             retries: number of times that it is played again, from its beginning, where the infrastructure broke it.
 
         Raises:
-            BadInput: the environment has no expert for it, or none for one of its roles.
+            BadInput: the environment has no expert for it, or none for one of its roles, or as `played`.
             InfraError: as `played`.
         """
         for retry in range(1, retries + 1):
@@ -242,7 +263,8 @@ class Demonstrations:
         Raises:
             InfraError: the world or the script raised something, the world gave an answer or a score that is none, or
                 the infrastructure broke it.
-            BadInput: the harness asked nobody, or a role that the world does not name or for which nothing is scripted.
+            BadInput: the harness asked nobody, or a role that the world does not name or for which nothing is scripted,
+                or the imitator has no room for the conversation.
         """
         name = f"demonstration/{next(self._numbers)}/{task.id}"
         with self._scripts.of(name, task, replies):
@@ -250,6 +272,9 @@ class Demonstrations:
         for error in (played.error, *_taken(self._runner.close_failures)):
             if error is not None:
                 raise error
+        if self._imitator is not None:
+            if any(each.outcome.reason == "context_length" for each in played.rollout.trajectories):
+                raise _no_room(self._context, task, self._imitator.max_context)
         if not played.transcripts:
             do = "let it ask for every reply: `await episode.session().complete(messages)`, or by the client it has"
             got = f"{self._config.harness!r}, which requested no reply for task {task.id}"
@@ -264,16 +289,23 @@ class Demonstrations:
         """
         expert = self._context.factory.expert(task)
         if expert is None:
-            way = "write expert(self, task), or set sft.data, or leave this kind of task out of the demonstrations"
+            of_sft = "leave this kind of task out of the demonstrations"
+            way = without_expert(self._context, "write expert(self, task)", of_sft)
             raise refusal(f"task {task.id}", "an expert", "none", way)
         return expert
 
 
 class _Scripts:
-    """Scripts of the rollouts that are under way. Implements `rollout.episode.SessionRecorder`."""
+    """Scripts of the rollouts that are under way. Implements `rollout.episode.SessionRecorder`.
 
-    def __init__(self) -> None:
-        self._recorders: dict[str, TextRecorder] = {}
+    Args:
+        config: says which roles the policy speaks for.
+        imitator: counts the ids of these; None: nobody does.
+    """
+
+    def __init__(self, config: RolloutConfig, imitator: Imitator | None) -> None:
+        self._config, self._imitator = config, imitator
+        self._recorders: dict[str, RoleRecorder] = {}
 
     @contextmanager
     def of(self, rollout_id: str, task: Task, replies: Replies) -> Iterator[None]:
@@ -286,7 +318,9 @@ class _Scripts:
             with boundary(EnvError, "env.expert"):
                 return script(request.messages)
 
-        self._recorders[rollout_id] = TextRecorder(reply, "expert")
+        uncounted = TextRecorder(reply, "expert")
+        others = {role: uncounted for role in self._config.roles if not self._config.speaks(role)}
+        self._recorders[rollout_id] = RoleRecorder(TextRecorder(reply, "expert", self._imitator), others)
         try:
             yield
         finally:
@@ -294,10 +328,10 @@ class _Scripts:
 
     def open(
         self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int = 0
-    ) -> TextSession:
+    ) -> OpenSession:
         """Open the session of one role of one rollout."""
         recorder = self._recorders[rollout_id]
-        return recorder.open(task, rollout_id=rollout_id, seed=seed, role=role, priority=priority)
+        return recorder.open(task, rollout_id=rollout_id, seed=seed, role=role, priority=priority, admission=admission)
 
 
 def _conversations_of(task: Task, played: Attempt) -> list[Conversation]:
@@ -317,3 +351,11 @@ def _taken(failures: deque[InfraError]) -> list[InfraError]:
     taken = list(failures)
     failures.clear()
     return taken
+
+
+def _no_room(context: Context, task: Task, room: int) -> BadInput:
+    """Return the refusal of an expert whose prompts or replies do not fit the policy's context of `room` tokens."""
+    got = f"more in the demonstration of task {task.id}"
+    if room < outline_of(context.input("sft")).max_positions:
+        return refusal("engine.kv_bytes", f"prompts of fewer than the {room} tokens of the cache", got, "raise it")
+    return too_long(f"task {task.id}", room, "a longer demonstration")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from sparring.engine.config import EngineConfig
 from sparring.model.config import DType
+from sparring.recipe.run_config import RunConfig
+from sparring.types import POLICY
 
 if TYPE_CHECKING:
     from sparring.model.outline import Outline
@@ -26,3 +28,8 @@ def outline_of(folder: Path) -> Outline:
 def max_context(model: Outline, engine: EngineConfig, dtype: DType) -> int:
     """Return the most tokens of one conversation: the model's positions, or the engine's cache where that is less."""
     return min(model.max_positions, engine.cache_tokens(model.token_bytes(dtype)))
+
+
+def policy_context(config: RunConfig, folder: Path) -> int:
+    """Return the most tokens of one conversation of the policy, whose checkpoint folder this is."""
+    return max_context(outline_of(folder), config.engine, config.models[POLICY].dtype)

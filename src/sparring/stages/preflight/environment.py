@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from sparring.errors import refusal
 from sparring.stages.context import Context
-from sparring.stages.data.demonstrations import Conversation, demonstrate, given_conversations
+from sparring.stages.data.demonstrations import Conversation, demonstrate, given_conversations, without_expert
+from sparring.stages.models.imitator import imitator_of
 from sparring.stages.preflight.harness import play_silently, playable
 from sparring.stages.preflight.rendering import SOME
 from sparring.types import Score, Task
@@ -32,11 +33,11 @@ async def check_environment(context: Context, task: Task) -> tuple[list[str], li
         silent = await _empty(context, task)
         rows = given_conversations(context)
         return [f"sft: {len(rows)} conversations in {config.sft.data}"], silent, rows
-    facts, held, shown = [], [], []
+    facts, held, shown, imitator = [], [], [], imitator_of(context)
     for example in _one_of_each(context):
         silent = await _empty(context, example)
         async with playable(example):
-            conversations = await demonstrate(context, example)
+            conversations = await demonstrate(context, example, imitator)
         score, earned, nothing = conversations[0].score, _earned(conversations), _earned(silent) or 0.0
         if score is None or earned is None or not (earned > nothing or _told_apart(score)):
             expected = "an expert that succeeds, or earns more than an empty answer"
@@ -98,7 +99,7 @@ def _one_of_each(context: Context) -> Sequence[Task]:
             "[env]",
             "tasks to demonstrate (a fresh model's tokenizer and the sft stage learn from demonstrations)",
             "none",
-            "raise the environment's demonstrations or set sft.data; or start from a checkpoint and leave sft out",
+            without_expert(context, "raise the environment's demonstrations", "leave out the sft stage"),
         )
     return list(first.values())
 

@@ -12,7 +12,7 @@ from sparring.record.recorder import Recorder
 from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import POLICY, Context
-from sparring.stages.models.context_length import max_context, outline_of
+from sparring.stages.models.context_length import policy_context
 from sparring.stages.models.role_models import with_roles
 
 
@@ -42,7 +42,7 @@ def rollout_runner(
         store,
         sampling=replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0) if greedy else sampling,
         model=POLICY,
-        max_context=max_context(outline_of(model), context.config.engine, context.config.models[POLICY].dtype),
+        max_context=policy_context(context.config, model),
     )
     return RolloutRunner(
         context.factory,
