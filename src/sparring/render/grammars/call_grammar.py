@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sparring.errors import BadInput, refusal
 from sparring.protocols import Renderer
 from sparring.render.grammars.call_format import CONTROL, NAME, NUMBER, CallFormat, reads_back
+from sparring.render.grammars.quoted_grammar import QuotedValues
 from sparring.render.tokenizer import FileTokenizer
 from sparring.render.grammars.value_grammar import (
     either_json,
@@ -98,6 +100,10 @@ class _Call:
         """Return `call_<number>` and what it stands on. Arguments stand in the order of the schema."""
         format, number = self._format, self._number
         head = _terms(format, self._name + format.head.replace(NAME, self._name))
+        if format.quote is not None:
+            values = QuotedValues(format, self._parameters, f"value_{number}", partial(_terms, format))
+            made = values.rule({**self._parameters, "type": "object"})
+            return [f"call_{number}: {head} {made}", *values.rules]
         if format.tags is None:
             object_schema = {**self._parameters, "type": "object"}
             written = json_schema(format, object_schema, self._parameters)
@@ -176,10 +182,10 @@ def _text_or(format: CallFormat, calls: str, rules: list[str]) -> str:
         raise refusal("tool call", expected, "one in which text can", "allow all tools, or require a call")
     openings = [opening.removesuffix(format.call).rstrip() for opening in format.openings]
     thoughts = [(before, after.removesuffix(format.call).rstrip()) for before, after in _thoughts(format)]
-    spelled = "" if format.tags is not None else without(format.ends)
+    spelled = "" if format.tags is not None or format.quote is not None else without(format.ends)
     rules += [f"TEXT: /(?s:.)+/{spelled}", f"before: {_openings(format, openings, thoughts)}"]
     begun, closed = _terms(format, format.call), _terms(format, format.closing)
-    return f"start: before TEXT? ({closed} | {begun} {calls})"
+    return f"start: before TEXT? ({closed} | {begun} {calls}{' TEXT?' if format.trails else ''})"
 
 
 def _thoughts(format: CallFormat) -> list[tuple[str, str]]:
