@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from sparring.errors import BadInput
@@ -21,9 +22,12 @@ from sparring.render.grammars.call_format import WRITINGS, call_format
 from sparring.render.demonstrate import reply_tokens
 from sparring.render.load import load_renderer
 from sparring.testing.formats import FORMATS, format_folder, format_renderer
+from sparring.testing.harmony import harmony_renderer
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message, ToolCall, ToolSpec
 
+VOCABULARY = ".harnesses/venv/lib/*/site-packages/litellm/litellm_core_utils/tokenizers/fb374d41*"
+O200K = next(iter(Path(__file__).parents[3].glob(VOCABULARY)), Path(VOCABULARY))
 TEXT = {"type": "string"}
 LOOK = ToolSpec(
     name="look",
@@ -70,7 +74,11 @@ OTHER = ToolSpec(name="other", description="Another.", parameters={"type": "obje
 TOOLS = (LOOK, LOOK_UP, WRITE, PING, OTHER)
 ALLOWED = {tool.name: tool for tool in TOOLS if tool is not OTHER}
 QUESTION = Message(role="user", content="?")
-PROVEN = (*FORMATS, "template")
+HARMONY = pytest.param("gpt-oss", marks=pytest.mark.harness)
+"""gpt-oss, whose vocabulary comes with a package that `make test-harness` installs."""
+
+SMALL = (*FORMATS, "template")
+PROVEN = (*SMALL, HARMONY)
 TEXT_MAY_CALL = ("deepseek-v4", "llama-3")
 ENDS = ("\n</parameter>", "</parameter>", "</invoke>", "</arg_value>", "</", '"', "]", "}", "\n</tool_call>")
 FORGED = (
@@ -80,6 +88,8 @@ FORGED = (
 
 
 def renderer_of(name: str, thinking: bool) -> Any:
+    if name == "gpt-oss":
+        return harmony_renderer(O200K)
     return toy_renderer(name="template", thinking=thinking) if name == "template" else format_renderer(name, thinking)
 
 
@@ -94,8 +104,8 @@ def rule(renderer: Any, held: Constraint, prompt: tuple[int, ...] = (1,)) -> Any
 
 
 def ids(allowed: bytes) -> list[int]:
-    number = int.from_bytes(allowed, "little")
-    return [token for token in range(8 * len(allowed)) if number >> token & 1]
+    bits = np.unpackbits(np.frombuffer(allowed, np.uint8), bitorder="little")
+    return list(map(int, np.flatnonzero(bits)))
 
 
 def may_follow(allowed: bytes, token: int) -> bool:
@@ -162,7 +172,7 @@ def test_every_walk_is_a_reply_of_calls(name: str, thinking: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("parallel", [False, True])
-@pytest.mark.parametrize("name", PROVEN)
+@pytest.mark.parametrize("name", SMALL)
 def test_many_walks_are_replies_of_calls(name: str, thinking: bool, parallel: bool) -> None:
     format = call_format(renderer_of(name, thinking), renderer_of(name, thinking).tokenizer)
     seen = walked(name, thinking, constraint(*ALLOWED.values(), parallel=parallel), 150)
@@ -179,7 +189,7 @@ def test_every_walk_is_a_text_or_a_reply_of_allowed_calls(name: str, thinking: b
 
 @pytest.mark.slow
 @pytest.mark.parametrize("thinking", [False, True])
-@pytest.mark.parametrize("name", [name for name in PROVEN if name not in TEXT_MAY_CALL])
+@pytest.mark.parametrize("name", [name for name in SMALL if name not in TEXT_MAY_CALL])
 def test_many_walks_are_texts_and_allowed_calls(name: str, thinking: bool) -> None:
     seen = walked(name, thinking, constraint(*ALLOWED.values(), text=True), 150)
     assert {0, 1, ("text", True), ("text", False)} <= seen and len(seen & ALLOWED.keys()) > 1
@@ -319,6 +329,26 @@ def test_a_format_whose_thoughts_have_no_end_that_is_known_is_refused_by_name(tm
     file.write_text(file.read_text().replace('"</think>"', '"</thought>"'))
     with pytest.raises(BadInput, match="tool call: expected a format whose calls are known .*, got 'deepseek-r1'"):
         rule(load_renderer(tmp_path, "deepseek-r1"), constraint(LOOK))
+
+
+@pytest.mark.harness
+@pytest.mark.parametrize("text", [False, True])
+def test_a_call_in_the_commentary_channel_as_gpt_oss_samples_it_is_allowed(text: bool) -> None:
+    """The format writes a call back with its name before the channel; models write it behind."""
+    renderer = renderer_of("gpt-oss", False)
+    allowed = rule(renderer, constraint(*ALLOWED.values(), text=text))
+    prompt = renderer.render([QUESTION], TOOLS).tokens
+    said = "<|end|><|start|>assistant<|channel|>final<|message|>Hi."
+    for lead in ("", "So.", *(("So." + said, said) if text else ())):
+        called = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "b"}<|call|>'
+        tokens = renderer.tokenizer.encode(f"{lead}<|end|><|start|>assistant{called}")
+        accepts(renderer, allowed, tokens)
+        reply = renderer.parse(tokens, TOOLS, prompt=prompt)
+        assert [(call.name, call.arguments) for call in reply.tool_calls] == [("look", {"at": "b"})]
+        assert reply.content == ("Hi." if said in lead else "")
+    refused = renderer.tokenizer.encode("So.<|end|><|start|>assistant<|channel|>commentary to=functions.other")
+    with pytest.raises((AssertionError, ValueError)):
+        accepts(renderer, allowed, refused)
 
 
 STEP = {"$ref": "#/$defs/step"}

@@ -45,6 +45,8 @@ class Writing:
         sorts: whether the format sorts keys in JSON.
         quote: the control token around texts, in a format whose arguments are like JSON but for texts and keys.
         thought_end: what ends the thought that a prompt has begun, in a format that writes no thoughts itself.
+        stops: the stop tokens behind a call and behind a text, where the parser asks for them.
+        other: what models write before the name of a call and behind it, where that is not what the format writes.
     """
 
     tagged: bool = False
@@ -53,12 +55,18 @@ class Writing:
     sorts: bool = False
     quote: str = ""
     thought_end: tuple[str, str] | None = None
+    stops: tuple[str, str] | None = None
+    other: tuple[str, str] | None = None
 
 
 _PARAMETER = Writing(tagged=True, ends=("</parameter>",))
 _ARGUMENT_IDS = Writing(tagged=True)
 _ARGUMENT = Writing(tagged=True, ends=("</arg_value>",))
 _KIMI = Writing(id="functions.{name}:{number}")
+_COMMENTARY = (
+    "<|end|><|start|>assistant<|channel|>commentary to=functions.",
+    " <|constrain|>json<|message|>",
+)
 
 WRITINGS: Mapping[str, Writing] = {
     "template": Writing(ends=(OPEN, CLOSE)),
@@ -72,6 +80,7 @@ WRITINGS: Mapping[str, Writing] = {
     "inkling": Writing(sorts=True),
     "gemma4": Writing(ends=('<|"|>',), quote='<|"|>'),
     "deepseek-r1": Writing(thought_end=("</think>", "\n\n")),
+    "gpt-oss": Writing(stops=("<|call|>", "<|return|>"), other=_COMMENTARY),
 }
 """Formats of the library, and a checkpoint's own template, whose calls are not JSON between tokens of their own, or
 stand behind thoughts that rendering does not show."""
@@ -117,6 +126,8 @@ class CallFormat:
         end: behind the arguments of the last call.
         separators: of items and of keys in JSON.
         trails: whether text stands behind the calls of a reply; it may stand before them all the same.
+        other: what may stand before the name of a call, behind a thought or a text, and behind the name, in the place
+            of what the format writes; None where there is one way.
         ends: tags that no value may write.
         sorts: whether keys are sorted in JSON.
         control: the control tokens, as text and id, in the order of their characters.
@@ -134,6 +145,7 @@ class CallFormat:
     end: str
     separators: tuple[str, str]
     trails: bool
+    other: tuple[str, str] | None
     ends: tuple[str, ...]
     sorts: bool
     control: tuple[tuple[str, int], ...]
@@ -144,6 +156,13 @@ class CallFormat:
             return self
         thinks = None if self.thinks is None else ("", self.thinks[1])
         return replace(self, openings=(), thought=("", self.thought[1]), thinks=thinks)
+
+    def otherwise(self) -> CallFormat | None:
+        """Return the format with its other writing of a call; None where it has one alone."""
+        if self.other is None or self.thought is None:
+            return None
+        before, head = self.other
+        return replace(self, thought=(self.thought[0], before), call=before, head=head, other=None)
 
     def begins(self, renderer: Renderer, prompt: Sequence[int]) -> bool:
         """Return whether a prompt ends with what this format writes before a thought: the thought is begun there.
@@ -172,7 +191,8 @@ def call_format(renderer: Renderer, tokenizer: FileTokenizer) -> CallFormat:
     """
     try:
         format = _rendered(renderer, WRITINGS.get(renderer.name, Writing()))
-        proven = format is not None and _reads_back(renderer, tokenizer, format)
+        other = format and format.otherwise()
+        proven = all(way is None or _reads_back(renderer, tokenizer, way) for way in (format, other))
     except BadInput:
         proven = False
     if not proven or format is None:
@@ -255,6 +275,11 @@ def _rendered(renderer: Renderer, writing: Writing) -> CallFormat | None:
     def text(calls: int, reasoning: str | None, content: str = "") -> str | None:
         return _text(renderer, writing, _reply(writing, [_ARGUMENTS] * calls, reasoning, content))
 
+    def read(spelled: str) -> str:
+        for tag, character in _characters(renderer).items():
+            spelled = spelled.replace(tag, character)
+        return spelled
+
     plain, thoughtful = text(1, None), text(1, _THOUGHT)
     single, reasoning = (plain, None) if plain is not None else (thoughtful or "", _THOUGHT)
     opening, _, rest = single.partition(NAME)
@@ -267,9 +292,14 @@ def _rendered(renderer: Renderer, writing: Writing) -> CallFormat | None:
     for content in ("", _CONTENT):
         several, first = text(2, reasoning, content), (text(1, reasoning, content) or "").removesuffix(end)
         last = f"{NAME}{behind}{end}"
-        if several is not None and several.startswith(first) and several.endswith(last):
+        around = len(first) + len(last)
+        if several is not None and len(several) >= around and several.startswith(first) and several.endswith(last):
             between[several[len(first) : len(several) - len(last)]] = None
     thought, answer, beside = _thought(thoughtful, NAME), text(0, reasoning, _CONTENT), text(1, reasoning, _CONTENT)
+    answered = text(0, _THOUGHT, _CONTENT)
+    if writing.stops is not None:  # it keeps a thought beside calls alone
+        begun, content, _ = (beside or "").partition(_CONTENT)
+        answer = answered = f"{begun}{content}{_characters(renderer)[writing.stops[1]]}"
     subsumed = thought is not None and plain is not None and _holds_blanks(opening, thought)
     trails = bool(beside) and f"{beside}".endswith(f"{end}{_CONTENT}")
     call = _call(_CONTENT + opening + NAME if trails else beside, opening)
@@ -277,7 +307,7 @@ def _rendered(renderer: Renderer, writing: Writing) -> CallFormat | None:
         openings=() if plain is None or subsumed else (opening,),
         thought=thought,
         call=None if answer is None else call,
-        thinks=_thought(text(0, _THOUGHT, _CONTENT), _CONTENT),
+        thinks=_thought(answered, _CONTENT),
         closing=(answer or "").partition(_CONTENT)[2].strip(),
         head=head,
         tags=tags,
@@ -286,6 +316,7 @@ def _rendered(renderer: Renderer, writing: Writing) -> CallFormat | None:
         end=end,
         separators=separators,
         trails=trails,
+        other=None if writing.other is None else (read(writing.other[0]), read(writing.other[1])),
         ends=writing.ends,
         sorts=writing.sorts,
         control=_control(renderer),
@@ -418,13 +449,16 @@ def _text(renderer: Renderer, writing: Writing, reply: Message) -> str | None:
     parts: list[str] = []
     plain: list[int] = []
     for token in tokens:
-        if token in renderer.stop_ids:
+        ends = token in renderer.stop_ids
+        if ends and not writing.stops:
             break
         if token not in places:
             plain.append(token)
             continue
         parts += [renderer.decode(plain), chr(CONTROL + places[token])]
         plain = []
+        if ends:
+            break
     return "".join((*parts, renderer.decode(plain)))
 
 
