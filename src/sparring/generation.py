@@ -228,8 +228,10 @@ class GenerateRequest:
     from `min_tokens` on; stop tokens hold beside it.
 
     `allowed(tokens)` says which tokens may follow those sampled so far: a bit for each of the vocabulary, lowest first,
-    at least one of them set. Whoever has the tokenizer makes it of a grammar. `prompt_logprobs` asks for those of
-    tokens[1:] at the temperature, without bias or truncation, under the weights served when the request came.
+    at least one of them set. Whoever has the tokenizer makes it of a grammar. For calls of tools that is `grammar`, in
+    Lark's notation over ids: only a renderer can write it, and an engine in another process has none.
+    `prompt_logprobs` asks for those of tokens[1:] at the temperature, without bias or truncation, under the weights
+    served when the request came.
 
     `adapter` names the one that samples it; None: the model as it was loaded or trained. Versions are then of the
     adapter.
@@ -247,6 +249,7 @@ class GenerateRequest:
     admission: int = 0
     ends: Callable[[Sequence[int], int], int | None] | None = None
     allowed: Callable[[Sequence[int]], bytes] | None = None
+    grammar: str | None = None
     prompt_logprobs: bool = False
     adapter: str | None = None
     recorded: Recorded | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -23,6 +24,8 @@ from sparring.testing.tiny_models import tiny_model
 from sparring.weights.inline import publish
 
 PROMPT = tuple(range(5, 15))
+ADD = {"name": "add", "parameters": {"properties": {"a": {"const": 7}}, "required": ["a"], "additionalProperties": False}}
+CALL = Constraint(kind="tool_call", source=json.dumps({"tools": [ADD], "parallel": False}))
 ENDLESS = 90_000
 
 
@@ -76,6 +79,7 @@ def test_text_rules_are_made_again_by_the_server(checkpoint, served):
         ask(1, constraint=json_schema, stop=renderer.stop_ids),
         ask(2, constraint=Constraint(kind="regex", source="[0-9]{1,9}"), stop=renderer.stop_ids),
         ask(3, stop_strings=("e", "1")),
+        ask(7, constraint=CALL, stop=renderer.stop_ids, max_tokens=200),
     ]
 
     async def scenario(engine):
@@ -94,12 +98,16 @@ def test_text_rules_are_made_again_by_the_server(checkpoint, served):
             await engine.generate(broken)
         with pytest.raises(RequestRefused, match="none of them empty"):
             await engine.generate(ask(5, stop_strings=("",)))
+        with pytest.raises(RequestRefused, match="the grammar of the calls, .*got none; bind the request"):
+            await engine.generate(asks[-1])
         return await scenario(engine), await forked(engine, renderer)
 
     with served(checkpoint) as (_, url):
         found, branches = on(url, remote)
     assert found == asyncio.run(local())
     assert all(answer.finish_reason == "stop" for answer in found[1:])
+    (call,) = renderer.parse(found[-1].tokens, ()).tool_calls
+    assert call.name == "add" and call.arguments == {"a": 7}
     digits = [renderer.decode(tokens).partition("<|")[0] for tokens in branches]
     assert all(re.fullmatch("[0-9]{300,400}", text) for text in digits)
     assert len(set(digits)) > 1

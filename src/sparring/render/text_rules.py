@@ -28,7 +28,8 @@ class TextRules:
         self._renderer = renderer
 
     def bind(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request with `ends` made of its stop strings and `allowed` of its constraint.
+        """Return the request with `ends` made of its stop strings and `allowed` of its constraint; where that is calls
+        of tools, with `grammar` too, unless it has one.
 
         Raises:
             BadInput: the constraint does not compile, or there is an empty stop string.
@@ -36,6 +37,9 @@ class TextRules:
         strings, constraint = request.sampling.stop_strings, request.sampling.constraint
         if strings:
             request = replace(request, ends=StopStrings(self._tokenizer, strings))
+        if constraint and constraint.kind == "tool_call":
+            grammar = request.grammar or self._grammars.calls(constraint.source, request.tokens)
+            request, constraint = replace(request, grammar=grammar), replace(constraint, source=grammar)
         if constraint:
             request = replace(request, allowed=self._grammars.of(constraint))
         return request

@@ -113,7 +113,7 @@ REFUSED = [
     (ask(max_tokens=0), "max_tokens of at least 1"),
     (ask(tokens=(80,)), "status 400: .*token ids below 80"),
     (ask(temperature=-1.0), "status 400: .*a temperature of 0 or more"),
-    (ask(constraint=Constraint(kind="regex", source="a")), "no constraint"),
+    (ask(constraint=Constraint(kind="regex", source="a")), "no constraint, got a regex; leave it to the policy"),
     (replace(ask(), ends=lambda tokens, new: None), "stop strings as text"),
     (replace(ask(temperature=0.5), prompt_logprobs=True), "temperature 1 from an OpenAI-compatible server, got 0.5"),
 ]

@@ -1,9 +1,11 @@
 """vLLM's token interface, as it writes requests and answers: no vLLM is needed to read it."""
 
+from dataclasses import replace
+
 import pytest
 
 from sparring.engine.adapters.vllm_wire import SampledTurn, generate_body, judge_body, judged_rows, problem_for_vllm
-from sparring.generation import GenerateRequest, Runs, Sampling
+from sparring.generation import Constraint, GenerateRequest, Runs, Sampling
 
 VOCABULARY = 80
 
@@ -64,6 +66,15 @@ def test_truncation_of_a_large_vocabulary_needs_top_k():
     assert "set top_k" in problem_for_vllm(request(top_p=0.9), 151_936)
     assert problem_for_vllm(request(top_p=0.9, top_k=50), 151_936) is None
     assert problem_for_vllm(request(top_p=0.9), VOCABULARY) is None and problem_for_vllm(request(), 151_936) is None
+
+
+def test_a_constraint_is_refused_by_its_kind_with_what_to_do():
+    call = Constraint(kind="tool_call", source="{}")
+    bound = replace(request(constraint=call), allowed=lambda tokens: b"", grammar="start: /a/")
+    said = problem_for_vllm(bound, VOCABULARY)
+    assert said.startswith("no constraint (`allowed`), got a tool_call; vLLM takes no token masks from its caller: leave")
+    assert 'set engine.kind to "native" or "remote"' in said
+    assert "got a function" in problem_for_vllm(replace(request(), allowed=lambda tokens: b""), VOCABULARY)
 
 
 @pytest.mark.parametrize(("recomputes", "oldest"), [(False, ((3,), (4,))), (True, ((2, 1), (4, 5)))])

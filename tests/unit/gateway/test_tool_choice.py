@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +16,8 @@ from sessions import RENDERER, opened, said, says
 from sparring.gateway.server import open_door
 from sparring.generation import GenerateRequest
 from sparring.render.demonstrate import reply_tokens
-from sparring.testing.formats import format_renderer
+from sparring.render.load import load_renderer
+from sparring.testing.formats import format_folder
 
 SCHEMAS: dict[str, Any] = {
     "add": {
@@ -116,21 +118,29 @@ TEXT_OR_CALLS = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from sparring.engine.config import EngineConfig
+    from sparring.engine.native import NativeEngine
     from sparring.model.load import load
     from sparring.testing.tiny_models import tiny_model
 
     path = tiny_model(
         "qwen3", tmp_path_factory.mktemp("model") / "tiny", seed=2, vocab_size=416, max_position_embeddings=4096
     )
-    yield lambda: load(path, dtype="float32")
+    (path / "tokenizer.json").write_text(RENDERER.tokenizer.as_json())
+    yield lambda: (NativeEngine(load(path, dtype="float32"), EngineConfig(), threads=1), path)
 
 
-def test_a_forced_call_is_made_in_every_dialect(model: Any) -> None:
-    from sparring.engine.config import EngineConfig
-    from sparring.engine.native import NativeEngine
+@pytest.mark.parametrize("served", [False, True])
+def test_a_forced_call_is_made_in_every_dialect(model: Any, served: bool) -> None:
+    """By an engine of the process, and by one that is served to it, which has no renderer."""
+    from sparring.engine.adapters.remote_client import RemoteClient
+    from sparring.testing.served import ServerThread
+
+    own, path = model()
+    server = ServerThread(own, path) if served else None
 
     async def main() -> Any:
-        engine = NativeEngine(model(), EngineConfig(), threads=1)
+        engine = own if server is None else RemoteClient(server.url)
         session = opened(engine, max_turns=99, max_tokens=99999, max_tool_calls=999)
         async with open_door(session) as door, httpx.AsyncClient(base_url=door.url, timeout=60) as client:
             client.headers["authorization"] = f"Bearer {door.key}"
@@ -139,7 +149,11 @@ def test_a_forced_call_is_made_in_every_dialect(model: Any) -> None:
         await engine.close()
         return session, answers
 
-    session, answers = asyncio.run(main())
+    try:
+        session, answers = asyncio.run(main())
+    finally:
+        if server is not None:
+            server.stop()
     for (name, ((path, _), names, parallel)), answer in zip(FORCED.items(), answers, strict=True):
         assert answer.status_code == 200, (name, answer.text)
         assert "x-sparring-noted" not in answer.headers, name
@@ -203,8 +217,12 @@ STREAMED = [chat("required"), responses("required"), messages({"type": "any"})]
 
 @pytest.mark.parametrize(("path", "body"), STREAMED, ids=lambda value: value if isinstance(value, str) else "")
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_format_that_cannot_be_held_to_calls_is_a_refusal_by_name(path: str, body: Any, streams: bool) -> None:
-    renderer = format_renderer("gemma4")
+def test_a_format_that_cannot_be_held_to_calls_is_a_refusal_by_name(
+    path: str, body: Any, streams: bool, tmp_path: Path
+) -> None:
+    file = format_folder("deepseek-r1", tmp_path) / "tokenizer.json"
+    file.write_text(file.read_text().replace('"</think>"', '"</thought>"'))
+    renderer = load_renderer(tmp_path, "deepseek-r1")
     engine = says(said("A"), renderer=renderer)
     session = opened(engine, renderer=renderer)
 
@@ -214,7 +232,7 @@ def test_a_format_that_cannot_be_held_to_calls_is_a_refusal_by_name(path: str, b
             return await client.post(path, json={**body, "stream": streams})
 
     answer = asyncio.run(main())
-    assert answer.status_code == 400 and "tool call: expected a format" in answer.text and "'gemma4'" in answer.text
+    assert answer.status_code == 400 and "tool call: expected a format" in answer.text and "'deepseek-r1'" in answer.text
     assert not engine.requests and not session.segments
 
 

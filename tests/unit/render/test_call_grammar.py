@@ -9,19 +9,25 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from sparring.errors import BadInput
 from sparring.generation import Constraint, GenerateRequest, Sampling
 from sparring.render.grammars.call_format import WRITINGS, call_format
 from sparring.render.demonstrate import reply_tokens
-from sparring.testing.formats import FORMATS, format_renderer
+from sparring.render.load import load_renderer
+from sparring.testing.formats import FORMATS, format_folder, format_renderer
+from sparring.testing.harmony import harmony_renderer
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message, ToolCall, ToolSpec
 
+VOCABULARY = ".harnesses/venv/lib/*/site-packages/litellm/litellm_core_utils/tokenizers/fb374d41*"
+O200K = next(iter(Path(__file__).parents[3].glob(VOCABULARY)), Path(VOCABULARY))
 TEXT = {"type": "string"}
 LOOK = ToolSpec(
     name="look",
@@ -68,8 +74,11 @@ OTHER = ToolSpec(name="other", description="Another.", parameters={"type": "obje
 TOOLS = (LOOK, LOOK_UP, WRITE, PING, OTHER)
 ALLOWED = {tool.name: tool for tool in TOOLS if tool is not OTHER}
 QUESTION = Message(role="user", content="?")
-NOT_PROVEN = ("deepseek-r1", "gemma4")
-PROVEN = tuple(name for name in (*FORMATS, "template") if name not in NOT_PROVEN)
+HARMONY = pytest.param("gpt-oss", marks=pytest.mark.harness)
+"""gpt-oss, whose vocabulary comes with a package that `make test-harness` installs."""
+
+SMALL = (*FORMATS, "template")
+PROVEN = (*SMALL, HARMONY)
 TEXT_MAY_CALL = ("deepseek-v4", "llama-3")
 ENDS = ("\n</parameter>", "</parameter>", "</invoke>", "</arg_value>", "</", '"', "]", "}", "\n</tool_call>")
 FORGED = (
@@ -79,6 +88,8 @@ FORGED = (
 
 
 def renderer_of(name: str, thinking: bool) -> Any:
+    if name == "gpt-oss":
+        return harmony_renderer(O200K)
     return toy_renderer(name="template", thinking=thinking) if name == "template" else format_renderer(name, thinking)
 
 
@@ -87,14 +98,14 @@ def constraint(*tools: ToolSpec, parallel: bool = True, text: bool = False) -> C
     return Constraint(kind="tool_call", source=json.dumps({"tools": listed, "parallel": parallel, "text": text}))
 
 
-def rule(renderer: Any, held: Constraint) -> Any:
-    request = GenerateRequest(id="r", tokens=(1,), sampling=Sampling(constraint=held, stop=renderer.stop_ids))
+def rule(renderer: Any, held: Constraint, prompt: tuple[int, ...] = (1,)) -> Any:
+    request = GenerateRequest(id="r", tokens=prompt, sampling=Sampling(constraint=held, stop=renderer.stop_ids))
     return renderer.bind(request).allowed
 
 
 def ids(allowed: bytes) -> list[int]:
-    number = int.from_bytes(allowed, "little")
-    return [token for token in range(8 * len(allowed)) if number >> token & 1]
+    bits = np.unpackbits(np.frombuffer(allowed, np.uint8), bitorder="little")
+    return list(map(int, np.flatnonzero(bits)))
 
 
 def may_follow(allowed: bytes, token: int) -> bool:
@@ -161,7 +172,7 @@ def test_every_walk_is_a_reply_of_calls(name: str, thinking: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("parallel", [False, True])
-@pytest.mark.parametrize("name", PROVEN)
+@pytest.mark.parametrize("name", SMALL)
 def test_many_walks_are_replies_of_calls(name: str, thinking: bool, parallel: bool) -> None:
     format = call_format(renderer_of(name, thinking), renderer_of(name, thinking).tokenizer)
     seen = walked(name, thinking, constraint(*ALLOWED.values(), parallel=parallel), 150)
@@ -178,7 +189,7 @@ def test_every_walk_is_a_text_or_a_reply_of_allowed_calls(name: str, thinking: b
 
 @pytest.mark.slow
 @pytest.mark.parametrize("thinking", [False, True])
-@pytest.mark.parametrize("name", [name for name in PROVEN if name not in TEXT_MAY_CALL])
+@pytest.mark.parametrize("name", [name for name in SMALL if name not in TEXT_MAY_CALL])
 def test_many_walks_are_texts_and_allowed_calls(name: str, thinking: bool) -> None:
     seen = walked(name, thinking, constraint(*ALLOWED.values(), text=True), 150)
     assert {0, 1, ("text", True), ("text", False)} <= seen and len(seen & ALLOWED.keys()) > 1
@@ -193,6 +204,16 @@ def calls_of(name: str, *made: tuple[str, dict[str, Any]]) -> tuple[ToolCall, ..
     )
 
 
+def sampled(renderer: Any, reply: Message) -> tuple[int, ...]:
+    """The ids of a reply. Where the prompt begins the thought, the format leaves it out of a conversation."""
+    if renderer.name != "deepseek-r1":
+        return reply_tokens(renderer, reply, TOOLS)
+    conversation = renderer.render([QUESTION, reply], TOOLS, generation=False).tokens
+    begun = conversation.index(renderer.control_ids["<｜Assistant｜>"]) + 1
+    thought = renderer.tokenizer.encode(f"{renderer.tokenizer.control.marked(reply.reasoning or '')}</think>\n\n")
+    return (*thought, *conversation[begun:])
+
+
 TEXTS = ("é\n\tx", '"quoted" \\ {', "if a < b and c </ d:\n    pass", "<b>", "")
 
 
@@ -205,7 +226,7 @@ def written(name: str, thinking: bool, texts: Sequence[str] = ("",)) -> list[tup
     for calls, reasoning, text in itertools.product(made, (None, "So: \n\n it <b>is."), texts):
         reply = Message(role="assistant", content=text, reasoning=reasoning, tool_calls=calls_of(name, *calls))
         try:
-            tokens = reply_tokens(renderer, reply, TOOLS)
+            tokens = sampled(renderer, reply)
         except BadInput:
             continue  # a format that takes one call, or no thought here
         read = renderer.parse(tokens, TOOLS, prompt=renderer.render([QUESTION], TOOLS).tokens)
@@ -248,7 +269,7 @@ def test_texts_and_calls_that_the_format_writes_are_allowed_where_both_may_be(na
     for reasoning in (None, "So."):
         reply = Message(role="assistant", content="Hi.", reasoning=reasoning, tool_calls=calls)
         try:
-            forbidden = reply_tokens(renderer, reply, TOOLS)
+            forbidden = sampled(renderer, reply)
         except BadInput:
             continue
         with pytest.raises(AssertionError):
@@ -286,6 +307,15 @@ def spec(name: str = "a", **parameters: Any) -> ToolSpec:
         ("qwen3.5", constraint(spec(properties={"b": {"patternProperties": {}}})), "a schema of named keys"),
         ("template", constraint(spec(properties={"b": {"const": "<tool_call>"}})), "a value that writes no tag"),
         ("template", constraint(spec(properties={"<tool_call>": TEXT})), "keys that write no tag"),
+        ("gemma4", constraint(spec("a{b")), "names that the format reads"),
+        ("gemma4", constraint(spec(properties={"a:b": TEXT})), "keys that the format reads as they are written"),
+        ("gemma4", constraint(spec(properties={"b": {"uniqueItems": True}})), "kept outside JSON, got uniqueItems"),
+        ("gemma4", constraint(spec(properties={"b": {"const": '<|"|>'}})), "a list of values that the format can"),
+        ("gemma4", constraint(spec(properties={"b": {"$ref": "#/c"}})), "a reference into the tool's own schema"),
+        ("gemma4", constraint(spec(properties={"b": {"oneOf": [TEXT, TEXT]}})), "exclude each other, got oneOf of 2"),
+        ("gemma4", constraint(spec(properties={"b": {**TEXT, "anyOf": [{}]}})), "got anyOf beside type"),
+        ("gemma4", constraint(spec(properties={"b": False})), "a schema that allows a value, got False"),
+        ("gemma4", constraint(spec(properties={"b": {"type": "no"}})), "a type of JSON"),
         ("llama-3", constraint(LOOK, text=True), "a format in which a token of its own begins a call"),
     ],
 )
@@ -294,10 +324,111 @@ def test_what_cannot_be_called_is_refused(format: str, held: Constraint, message
         rule(renderer_of(format, False), held)
 
 
-@pytest.mark.parametrize("name", NOT_PROVEN)
-def test_a_format_whose_calls_cannot_be_proven_is_refused_by_name(name: str) -> None:
-    with pytest.raises(BadInput, match=f"tool call: expected a format whose calls are known .*, got '{name}'"):
-        rule(renderer_of(name, False), constraint(LOOK))
+def test_a_format_whose_thoughts_have_no_end_that_is_known_is_refused_by_name(tmp_path: Path) -> None:
+    file = format_folder("deepseek-r1", tmp_path) / "tokenizer.json"
+    file.write_text(file.read_text().replace('"</think>"', '"</thought>"'))
+    with pytest.raises(BadInput, match="tool call: expected a format whose calls are known .*, got 'deepseek-r1'"):
+        rule(load_renderer(tmp_path, "deepseek-r1"), constraint(LOOK))
+
+
+@pytest.mark.harness
+@pytest.mark.parametrize("text", [False, True])
+def test_a_call_in_the_commentary_channel_as_gpt_oss_samples_it_is_allowed(text: bool) -> None:
+    """The format writes a call back with its name before the channel; models write it behind."""
+    renderer = renderer_of("gpt-oss", False)
+    allowed = rule(renderer, constraint(*ALLOWED.values(), text=text))
+    prompt = renderer.render([QUESTION], TOOLS).tokens
+    said = "<|end|><|start|>assistant<|channel|>final<|message|>Hi."
+    for lead in ("", "So.", *(("So." + said, said) if text else ())):
+        called = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "b"}<|call|>'
+        tokens = renderer.tokenizer.encode(f"{lead}<|end|><|start|>assistant{called}")
+        accepts(renderer, allowed, tokens)
+        reply = renderer.parse(tokens, TOOLS, prompt=prompt)
+        assert [(call.name, call.arguments) for call in reply.tool_calls] == [("look", {"at": "b"})]
+        assert reply.content == ("Hi." if said in lead else "")
+    refused = renderer.tokenizer.encode("So.<|end|><|start|>assistant<|channel|>commentary to=functions.other")
+    with pytest.raises((AssertionError, ValueError)):
+        accepts(renderer, allowed, refused)
+
+
+STEP = {"$ref": "#/$defs/step"}
+PLAN = ToolSpec(
+    name="plan",
+    description="Plan.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "Steps": {"type": "array", "items": STEP, "minItems": 1, "maxItems": 2},
+            "at": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+            "who": {"anyOf": [{**TEXT, "minLength": 2}, {"type": "null"}]},
+            "kind": {"enum": ['a"b', 3, None, {"k": [True]}, '<|"|>']},
+            "counts": {"type": "object", "additionalProperties": {"type": "integer"}},
+            "one": {"oneOf": [{**TEXT, "maxLength": 0}, {"type": "boolean"}]},
+        },
+        "required": ["Steps", "any"],
+        "$defs": {
+            "step": {
+                "type": "object",
+                "properties": {"name": {**TEXT, "pattern": "^[a-z]+$"}, "next": {"anyOf": [STEP, {"type": "null"}]}},
+                "required": ["name"],
+            }
+        },
+    },
+)
+
+
+def test_values_between_quotes_of_their_own_keep_to_their_schemas() -> None:
+    renderer = renderer_of("gemma4", False)
+    allowed, draw = rule(renderer, constraint(PLAN)), random.Random(3)
+    prompt, seen = renderer.render([QUESTION], [PLAN]).tokens, set()
+    for _ in range(20):
+        for call in renderer.parse(walk(renderer, allowed, draw), [PLAN], prompt=prompt).tool_calls:
+            assert call.name == "plan" and call.arguments is not None
+            jsonschema.validate(call.arguments, PLAN.parameters)
+            seen |= call.arguments.keys()
+    assert seen == PLAN.parameters["properties"].keys() | {"any"}
+
+    def reads(**values: Any) -> Any:
+        made = {"Steps": [{"name": "a"}], "any": None, **values}
+        reply = Message(role="assistant", tool_calls=(ToolCall(id="call_0", name="plan", arguments=made),))
+        tokens = reply_tokens(renderer, reply, [PLAN])
+        try:
+            accepts(renderer, allowed, tokens)
+        except (AssertionError, ValueError):
+            return "refused"
+        assert renderer.parse(tokens, [PLAN], prompt=prompt).tool_calls[0].arguments == made
+        return list(values.values())
+
+    def all_are_read(key: str, *values: Any) -> bool:
+        return all(reads(**{key: value}) == [value] for value in values)
+
+    def none_is_read(key: str, *values: Any) -> bool:
+        return all(reads(**{key: value}) == "refused" for value in values)
+
+    nested = {"name": "a", "next": {"name": "b", "next": None}}
+    assert all_are_read("Steps", [nested], [nested, {"name": "c"}])
+    assert none_is_read("Steps", [], [nested] * 3, [{"name": "A"}], [{"next": None}], nested)
+    assert all_are_read("at", 1, 0.25) and none_is_read("at", 0, 1.5, "1", True)
+    assert all_are_read("who", None, " }],\n", "<|tool_call>", "true", "10") and none_is_read("who", "", "a", 1)
+    assert all_are_read("kind", 'a"b', 3, None, {"k": [True]}) and none_is_read("kind", "3", {"k": []}, '<|"|>')
+    assert all_are_read("counts", {}, {"a b": 1, "é": -2}) and none_is_read("counts", {"a": "1"}, {"a,b": 1}, [])
+    assert all_are_read("one", "", True) and none_is_read("one", "x", None)
+    assert all_are_read("any", "x", {"a": [{}, [], "", 1.5e-7]}, [[None]]) and none_is_read("other", 1)
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_a_thought_that_the_prompt_has_begun_is_ended_first(text: bool) -> None:
+    """Behind an answer of a tool, gemma4 begins the thought; behind a question, the policy does."""
+    renderer = renderer_of("gemma4", True)
+    called = Message(role="assistant", tool_calls=(ToolCall(id="call_0", name="ping", arguments={}),))
+    answer = Message(role="tool", content="pong", tool_call_id="call_0", name="ping")
+    prompt = renderer.render([QUESTION, called, answer], TOOLS).tokens
+    assert renderer.decode(prompt).endswith("<|channel>thought\n")
+    allowed, draw = rule(renderer, constraint(*ALLOWED.values(), text=text), prompt), random.Random(5)
+    seen: set[Any] = set()
+    for _ in range(15):
+        seen |= judge(renderer.parse(walk(renderer, allowed, draw), TOOLS, prompt=prompt), text=text)
+    assert {("thought", True), ("text", text)} <= seen and seen & ALLOWED.keys()
 
 
 def test_values_between_tags_are_texts_where_the_schema_says_so_and_json_elsewhere() -> None:

@@ -280,7 +280,9 @@ class OpenAiEngine:
                 f"{request.adapter}; use a native engine, or name the adapter in engine.served_model",
             )
         elif sampling.constraint or request.allowed:
-            problem = "no constraint", "one; use a native engine"
+            kind = "a function" if sampling.constraint is None else f"a {sampling.constraint.kind}"
+            do = 'leave it to the policy (a tool choice, a format), or use an engine of kind "native" or "remote"'
+            problem = "no constraint", f"{kind}; {do}"
         elif request.ends and not sampling.stop_strings:
             problem = "stop strings as text", "a Python function (`ends`); set stop_strings in its sampling"
         elif changed and not self._processed:

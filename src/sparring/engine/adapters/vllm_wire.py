@@ -34,7 +34,9 @@ def problem_for_vllm(request: GenerateRequest, vocab_size: int) -> str | None:
     if request.adapter is not None:
         return f"no adapter, got {request.adapter}; vLLM serves the model alone here: use a native engine"
     if request.allowed is not None:
-        return "no `allowed`, got one; vLLM takes no token masks from its caller: use a native engine"
+        kind = "a function" if sampling.constraint is None else f"a {sampling.constraint.kind}"
+        do = 'leave it to the policy (a tool choice, a format), or set engine.kind to "native" or "remote"'
+        return f"no constraint (`allowed`), got {kind}; vLLM takes no token masks from its caller: {do}"
     if truncates(sampling) and not sampling.top_k and vocab_size > WHOLE_VOCABULARY:
         most = f"top_k beside top_p and min_p where the vocabulary has more than {WHOLE_VOCABULARY} tokens"
         return f"{most}, got none and {vocab_size}; vLLM names the tokens it kept only as the likeliest ones: set top_k"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import json
 import os.path
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sparring.errors import BadInput, refusal
@@ -30,6 +30,8 @@ _FIRST, _SECOND = "sparring_first", "sparring_second"
 _ARGUMENTS: dict[str, Any] = {_FIRST: "sparring_value", _SECOND: ["x"]}
 _SEPARATORS = ((", ", ": "), (",", ":"))
 _QUESTION = Message(role="user", content="?")
+_LONGEST_HEAD = 16
+"""Ids in which the beginning of a thought is looked for, at the end of a prompt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,18 +43,30 @@ class Writing:
         ends: tags that the parser finds in text, not by their ids: no value may write one.
         id: of a call, where the format writes it in the place of the name.
         sorts: whether the format sorts keys in JSON.
+        quote: the control token around texts, in a format whose arguments are like JSON but for texts and keys.
+        thought_end: what ends the thought that a prompt has begun, in a format that writes no thoughts itself.
+        stops: the stop tokens behind a call and behind a text, where the parser asks for them.
+        other: what models write before the name of a call and behind it, where that is not what the format writes.
     """
 
     tagged: bool = False
     ends: tuple[str, ...] = ()
     id: str = "call_{number}"
     sorts: bool = False
+    quote: str = ""
+    thought_end: tuple[str, str] | None = None
+    stops: tuple[str, str] | None = None
+    other: tuple[str, str] | None = None
 
 
 _PARAMETER = Writing(tagged=True, ends=("</parameter>",))
 _ARGUMENT_IDS = Writing(tagged=True)
 _ARGUMENT = Writing(tagged=True, ends=("</arg_value>",))
 _KIMI = Writing(id="functions.{name}:{number}")
+_COMMENTARY = (
+    "<|end|><|start|>assistant<|channel|>commentary to=functions.",
+    " <|constrain|>json<|message|>",
+)
 
 WRITINGS: Mapping[str, Writing] = {
     "template": Writing(ends=(OPEN, CLOSE)),
@@ -64,8 +78,12 @@ WRITINGS: Mapping[str, Writing] = {
     "deepseek-v4": Writing(tagged=True, ends=("</｜DSML｜",)),
     **dict.fromkeys(("kimi-k2", "kimi-k2.5"), _KIMI),
     "inkling": Writing(sorts=True),
+    "gemma4": Writing(ends=('<|"|>',), quote='<|"|>'),
+    "deepseek-r1": Writing(thought_end=("</think>", "\n\n")),
+    "gpt-oss": Writing(stops=("<|call|>", "<|return|>"), other=_COMMENTARY),
 }
-"""Formats of the library, and a checkpoint's own template, whose calls are not JSON between tokens of their own."""
+"""Formats of the library, and a checkpoint's own template, whose calls are not JSON between tokens of their own, or
+stand behind thoughts that rendering does not show."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,11 +119,15 @@ class CallFormat:
         thinks: what stands before a thought and between it and a text; None where there are no thoughts.
         closing: behind a text without calls.
         head: behind the name of a call.
-        tags: around the arguments; None where they are a JSON object behind the head.
+        tags: around the arguments; None where they are one object behind the head.
+        quote: what stands around each text of that object; None where it is JSON.
         between: what may stand between the arguments of a call and the name of the next; none where a reply has one
             call at most.
         end: behind the arguments of the last call.
         separators: of items and of keys in JSON.
+        trails: whether text stands behind the calls of a reply; it may stand before them all the same.
+        other: what may stand before the name of a call, behind a thought or a text, and behind the name, in the place
+            of what the format writes; None where there is one way.
         ends: tags that no value may write.
         sorts: whether keys are sorted in JSON.
         control: the control tokens, as text and id, in the order of their characters.
@@ -118,12 +140,43 @@ class CallFormat:
     closing: str
     head: str
     tags: ArgumentTags | None
+    quote: str | None
     between: tuple[str, ...]
     end: str
     separators: tuple[str, str]
+    trails: bool
+    other: tuple[str, str] | None
     ends: tuple[str, ...]
     sorts: bool
     control: tuple[tuple[str, int], ...]
+
+    def begun(self) -> CallFormat:
+        """Return the same format behind a prompt that ends inside a thought: the reply begins with the rest of it."""
+        if self.thought is None:
+            return self
+        thinks = None if self.thinks is None else ("", self.thinks[1])
+        return replace(self, openings=(), thought=("", self.thought[1]), thinks=thinks)
+
+    def otherwise(self) -> CallFormat | None:
+        """Return the format with its other writing of a call; None where it has one alone."""
+        if self.other is None or self.thought is None:
+            return None
+        before, head = self.other
+        return replace(self, thought=(self.thought[0], before), call=before, head=head, other=None)
+
+    def begins(self, renderer: Renderer, prompt: Sequence[int]) -> bool:
+        """Return whether a prompt ends with what this format writes before a thought: the thought is begun there.
+
+        Args:
+            renderer: of the format.
+            prompt: ids that the reply continues.
+        """
+        before = "" if self.thought is None else self.spelled(self.thought[0])
+        return bool(before) and renderer.decode(prompt[-_LONGEST_HEAD:]).endswith(before)
+
+    def spelled(self, text: str) -> str:
+        """Return a text with its control tokens as they are spelled."""
+        return "".join(char if ord(char) < CONTROL else self.control[ord(char) - CONTROL][0] for char in text)
 
 
 def call_format(renderer: Renderer, tokenizer: FileTokenizer) -> CallFormat:
@@ -138,7 +191,8 @@ def call_format(renderer: Renderer, tokenizer: FileTokenizer) -> CallFormat:
     """
     try:
         format = _rendered(renderer, WRITINGS.get(renderer.name, Writing()))
-        proven = format is not None and _reads_back(renderer, tokenizer, format)
+        other = format and format.otherwise()
+        proven = all(way is None or _reads_back(renderer, tokenizer, way) for way in (format, other))
     except BadInput:
         proven = False
     if not proven or format is None:
@@ -172,10 +226,7 @@ def reads_back(
         f"{tokenizer.control.marked(name)}{_arguments(tokenizer, format, name, arguments)}".replace(NUMBER, str(at))
         for at, (name, arguments) in enumerate(calls)
     )
-    text = "".join(
-        character if ord(character) < CONTROL else format.control[ord(character) - CONTROL][0]
-        for character in f"{opening}{written}{format.end}"
-    )
+    text = format.spelled(f"{opening}{written}{format.end}")
     prompt = renderer.render([_QUESTION], tools).tokens
     parsed = renderer.parse(tokenizer.encode(text), tools, prompt=prompt)
     read = [(call.name, call.arguments) for call in parsed.tool_calls]
@@ -190,6 +241,8 @@ def _arguments(tokenizer: FileTokenizer, format: CallFormat, name: str, argument
     def dumped(value: Any) -> str:
         return marked(json.dumps(value, ensure_ascii=False, separators=format.separators))
 
+    if format.quote is not None:
+        return head + quoted(arguments, format.quote, marked)
     if tags is None:
         return head + dumped(arguments)
     written = [
@@ -220,44 +273,92 @@ def _rendered(renderer: Renderer, writing: Writing) -> CallFormat | None:
     """Return the format as calls are rendered; None where the arguments are not found."""
 
     def text(calls: int, reasoning: str | None, content: str = "") -> str | None:
-        return _text(renderer, _reply(writing, [_ARGUMENTS] * calls, reasoning, content))
+        return _text(renderer, writing, _reply(writing, [_ARGUMENTS] * calls, reasoning, content))
+
+    def read(spelled: str) -> str:
+        for tag, character in _characters(renderer).items():
+            spelled = spelled.replace(tag, character)
+        return spelled
 
     plain, thoughtful = text(1, None), text(1, _THOUGHT)
     single, reasoning = (plain, None) if plain is not None else (thoughtful or "", _THOUGHT)
     opening, _, rest = single.partition(NAME)
-    parts = _tagged(renderer, writing, rest, reasoning) if writing.tagged else _in_json(rest)
-    if parts is None:
+    quote = _characters(renderer).get(writing.quote)
+    parts = _tagged(renderer, writing, rest, reasoning) if writing.tagged else _in_object(rest, quote)
+    if parts is None or bool(quote) != bool(writing.quote):
         return None
     head, tags, behind, end, separators = parts
     between = {}
     for content in ("", _CONTENT):
         several, first = text(2, reasoning, content), (text(1, reasoning, content) or "").removesuffix(end)
         last = f"{NAME}{behind}{end}"
-        if several is not None and several.startswith(first) and several.endswith(last):
+        around = len(first) + len(last)
+        if several is not None and len(several) >= around and several.startswith(first) and several.endswith(last):
             between[several[len(first) : len(several) - len(last)]] = None
-    thought, answer = _thought(thoughtful, NAME), text(0, reasoning, _CONTENT)
+    thought, answer, beside = _thought(thoughtful, NAME), text(0, reasoning, _CONTENT), text(1, reasoning, _CONTENT)
+    answered = text(0, _THOUGHT, _CONTENT)
+    if writing.stops is not None:  # it keeps a thought beside calls alone
+        begun, content, _ = (beside or "").partition(_CONTENT)
+        answer = answered = f"{begun}{content}{_characters(renderer)[writing.stops[1]]}"
     subsumed = thought is not None and plain is not None and _holds_blanks(opening, thought)
-    return CallFormat(
+    trails = bool(beside) and f"{beside}".endswith(f"{end}{_CONTENT}")
+    call = _call(_CONTENT + opening + NAME if trails else beside, opening)
+    format = CallFormat(
         openings=() if plain is None or subsumed else (opening,),
         thought=thought,
-        call=None if answer is None else _call(text(1, reasoning, _CONTENT), opening),
-        thinks=_thought(text(0, _THOUGHT, _CONTENT), _CONTENT),
+        call=None if answer is None else call,
+        thinks=_thought(answered, _CONTENT),
         closing=(answer or "").partition(_CONTENT)[2].strip(),
         head=head,
         tags=tags,
+        quote=quote,
         between=tuple(between),
         end=end,
         separators=separators,
+        trails=trails,
+        other=None if writing.other is None else (read(writing.other[0]), read(writing.other[1])),
         ends=writing.ends,
         sorts=writing.sorts,
         control=_control(renderer),
     )
+    return format if writing.thought_end is None else _behind_thought(renderer, writing.thought_end, format)
 
 
-def _in_json(rest: str) -> tuple[str, None, str, str, tuple[str, str]] | None:
-    """Return head, nothing, what stands behind a name, end and separators of a call whose arguments are JSON."""
+def _behind_thought(renderer: Renderer, end: tuple[str, str], format: CallFormat) -> CallFormat | None:
+    """Return a format whose replies begin inside a thought, and whose renderer leaves thoughts out; None where the end
+    of a thought is no token."""
+    token, blanks = end
+    close = _characters(renderer).get(token)
+    if close is None or not format.openings:
+        return None
+    thinks = ("", f"{close}{blanks}")
+    return replace(format, openings=(), thought=("", f"{close}{blanks}{format.openings[0]}"), thinks=thinks)
+
+
+def quoted(value: Any, quote: str, marked: Callable[[str], str] = str) -> str:
+    """Return a value like JSON but for its texts, which stand between quotes of their own, and its keys, which stand
+    bare and in the order of their letters.
+
+    Args:
+        value: of JSON.
+        quote: what stands around a text.
+        marked: applied to texts and keys.
+    """
+    if isinstance(value, str):
+        return f"{quote}{marked(value)}{quote}"
+    if isinstance(value, Mapping):
+        held = sorted(value.items(), key=lambda item: item[0].lower())
+        return "{" + ",".join(f"{marked(key)}:{quoted(part, quote, marked)}" for key, part in held) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ",".join(quoted(part, quote, marked) for part in value) + "]"
+    return json.dumps(value)
+
+
+def _in_object(rest: str, quote: str | None) -> tuple[str, None, str, str, tuple[str, str]] | None:
+    """Return head, nothing, what stands behind a name, end and separators of a call whose arguments are one object."""
     for pair in _SEPARATORS:
-        head, arguments, end = rest.partition(json.dumps(_ARGUMENTS, separators=pair))
+        written = json.dumps(_ARGUMENTS, separators=pair) if quote is None else quoted(_ARGUMENTS, quote)
+        head, arguments, end = rest.partition(written)
         if arguments:
             return head, None, head + arguments, end, pair
     return None
@@ -268,7 +369,7 @@ def _tagged(
 ) -> tuple[str, ArgumentTags, str, str, tuple[str, str]] | None:
     """Return head, tags, what stands behind a name, end and separators of a call with an argument between each pair of
     tags."""
-    empty = (_text(renderer, _reply(writing, [{}], reasoning)) or "").partition(NAME)[2]
+    empty = (_text(renderer, writing, _reply(writing, [{}], reasoning)) or "").partition(NAME)[2]
     pieces = []
     for mark in (_FIRST, _ARGUMENTS[_FIRST], _SECOND, json.dumps(_ARGUMENTS[_SECOND])):
         before, marked, rest = rest.partition(mark)
@@ -300,7 +401,10 @@ def _thought(text: str | None, mark: str) -> tuple[str, str] | None:
         return None
     before, _, after = text.partition(mark)[0].partition(_THOUGHT)
     first = next((at for at, character in enumerate(after) if ord(character) >= CONTROL), None)
-    return None if first is None else (before.rstrip(), after[first:])
+    token, head = before.rstrip(), before
+    if not token or ord(token[-1]) >= CONTROL:
+        head = token  # behind a word, a blank is the end of the word
+    return None if first is None else (head, after[first:])
 
 
 def _holds_blanks(opening: str, thought: tuple[str, str]) -> bool:
@@ -333,25 +437,42 @@ def _spec() -> ToolSpec:
     return ToolSpec(name=NAME, description="x", parameters={"type": "object", "properties": properties})
 
 
-def _text(renderer: Renderer, reply: Message) -> str | None:
+def _text(renderer: Renderer, writing: Writing, reply: Message) -> str | None:
     """Return what a model would sample for a reply, without its end of turn, each control token as one character; None
-    where the format does not continue a prompt with it."""
+    where the format does not continue a prompt with it. Of a thought that the prompt has begun, it is what stands
+    behind it."""
     try:
-        tokens = reply_tokens(renderer, reply, [_spec()])
+        tokens = _unbegun(renderer, reply) if writing.thought_end else reply_tokens(renderer, reply, [_spec()])
     except BadInput:
         return None
     places = {id: place for place, (_, id) in enumerate(_control(renderer))}
     parts: list[str] = []
     plain: list[int] = []
     for token in tokens:
-        if token in renderer.stop_ids:
+        ends = token in renderer.stop_ids
+        if ends and not writing.stops:
             break
         if token not in places:
             plain.append(token)
             continue
         parts += [renderer.decode(plain), chr(CONTROL + places[token])]
         plain = []
+        if ends:
+            break
     return "".join((*parts, renderer.decode(plain)))
+
+
+def _unbegun(renderer: Renderer, reply: Message) -> Sequence[int]:
+    """Return the ids of a reply where a conversation has it, which leaves out the thought that a prompt begins."""
+    prompt = renderer.render([_QUESTION], [_spec()]).tokens
+    conversation = renderer.render([_QUESTION, reply], [_spec()], generation=False).tokens
+    same = next((at for at, pair in enumerate(zip(prompt, conversation, strict=False)) if pair[0] != pair[1]), None)
+    return conversation[len(prompt) if same is None else same :]
+
+
+def _characters(renderer: Renderer) -> dict[str, str]:
+    """Return the character that stands for each control token, by its text."""
+    return {text: chr(CONTROL + place) for place, (text, _) in enumerate(_control(renderer))}
 
 
 def _control(renderer: Renderer) -> tuple[tuple[str, int], ...]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sparring.errors import BadInput, refusal
 from sparring.protocols import Renderer
 from sparring.render.grammars.call_format import CONTROL, NAME, NUMBER, CallFormat, reads_back
+from sparring.render.grammars.quoted_grammar import QuotedValues
 from sparring.render.tokenizer import FileTokenizer
 from sparring.render.grammars.value_grammar import (
     either_json,
@@ -43,27 +45,27 @@ def call_grammar(format: CallFormat, source: str) -> str:
     wanted = json.loads(source)
     tools = wanted["tools"]
     rules: list[str] = []
+    other = format.otherwise()
     for number, tool in enumerate(tools):
         if json.dumps(tool["name"]) != f'"{tool["name"]}"':
             raise refusal("tool call", "tools with plain names", repr(tool["name"]), "rename the tool")
         rules += _Call(format, number, tool["name"], tool["parameters"]).rules()
+        if other is not None:
+            rules.append(f"other_{number}: {_terms(format, tool['name'] + other.head)} json_{number}")
     if not tools:
         raise refusal("tool call", "a tool to call", "none", "name one")
     between = " | ".join(_terms(format, text) for text in format.between)
     more = f"(({between}) call)*" if between and wanted["parallel"] else ""
-    calls = f"call {more} {_terms(format, format.end)}"
+    end = _terms(format, format.end)
+    ways = [(format, f"call {more} {end}")]
+    if other is not None:
+        ways.append((other, f"other {end}"))
+        rules.append(f"other: {' | '.join(f'other_{number}' for number in range(len(tools)))}")
     if _thoughts(format):
         tags = "|".join(re.escape(text).replace("/", "\\/") for text, _ in format.control if text)
         rules.append(f"THOUGHT: /(?s:.)+/ & ~/(?s:.)*({tags})(?s:.)*/")
-    start = _text_or(format, calls, rules) if wanted.get("text") else f"start: opening {calls}"
-    return "\n".join(
-        (
-            start,
-            f"opening: {_openings(format, format.openings, _thoughts(format)[: format.thought is not None])}",
-            f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}",
-            *rules,
-        )
-    )
+    start = _text_or(format, ways, rules) if wanted.get("text") else _calls_alone(ways)
+    return "\n".join((start, f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}", *rules))
 
 
 def check_calls(renderer: Renderer, tokenizer: FileTokenizer, format: CallFormat, source: str) -> None:
@@ -98,6 +100,10 @@ class _Call:
         """Return `call_<number>` and what it stands on. Arguments stand in the order of the schema."""
         format, number = self._format, self._number
         head = _terms(format, self._name + format.head.replace(NAME, self._name))
+        if format.quote is not None:
+            values = QuotedValues(format, self._parameters, f"value_{number}", partial(_terms, format))
+            made = values.rule({**self._parameters, "type": "object"})
+            return [f"call_{number}: {head} {made}", *values.rules]
         if format.tags is None:
             object_schema = {**self._parameters, "type": "object"}
             written = json_schema(format, object_schema, self._parameters)
@@ -169,17 +175,34 @@ def _properties(format: CallFormat, parameters: Mapping[str, Any]) -> dict[str, 
     return properties | {key: True for key in parameters.get("required", ()) if key not in properties}
 
 
-def _text_or(format: CallFormat, calls: str, rules: list[str]) -> str:
-    """Return the rule of a reply of text, of calls, or of both."""
+def _calls_alone(ways: Sequence[tuple[CallFormat, str]]) -> str:
+    """Return the rule of a reply of calls alone: each way to write them, behind what the format has before a name."""
+    written = [
+        f"({_openings(way, way.openings, [] if way.thought is None else [way.thought])}) {calls}" for way, calls in ways
+    ]
+    return f"start: {' | '.join(written)}"
+
+
+def _text_or(format: CallFormat, ways: Sequence[tuple[CallFormat, str]], rules: list[str]) -> str:
+    """Return the rule of a reply of text, of calls, or of both.
+
+    Args:
+        format: of the calls.
+        ways: to write the calls, each with the calls behind what begins them.
+        rules: to which those are added on which this one stands.
+    """
     if format.call is None:
         expected = "a format in which a token of its own begins a call"
         raise refusal("tool call", expected, "one in which text can", "allow all tools, or require a call")
     openings = [opening.removesuffix(format.call).rstrip() for opening in format.openings]
     thoughts = [(before, after.removesuffix(format.call).rstrip()) for before, after in _thoughts(format)]
-    spelled = "" if format.tags is not None else without(format.ends)
-    rules += [f"TEXT: /(?s:.)+/{spelled}", f"before: {_openings(format, openings, thoughts)}"]
-    begun, closed = _terms(format, format.call), _terms(format, format.closing)
-    return f"start: before TEXT? ({closed} | {begun} {calls})"
+    spelled = "" if format.tags is not None or format.quote is not None else without(format.ends)
+    closed = [around for around in thoughts if around[1]]
+    rules += [f"TEXT: /(?s:.)+/{spelled}", f"before: {_openings(format, openings, closed)}"]
+    rules.append(f"calls: {' | '.join(f'{_terms(format, way.call or str())} {calls}' for way, calls in ways)}")
+    start = f"start: before TEXT? ({_terms(format, format.closing)} | calls{' TEXT?' if format.trails else ''})"
+    apart = [around for around in thoughts if not around[1]]  # a call itself ends the thought
+    return f"{start} | ({_openings(format, (), apart)}) calls" if apart else start
 
 
 def _thoughts(format: CallFormat) -> list[tuple[str, str]]:

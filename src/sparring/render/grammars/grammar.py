@@ -82,14 +82,27 @@ class Grammars:
         self._tokens = self._table(tokenizer.as_json())
         # the requests of a run have few constraints, and a schema takes milliseconds
         self._compiled = lru_cache(REMEMBERED)(self._compile)
+        self._written = lru_cache(REMEMBERED)(self._write)
 
     def of(self, constraint: Constraint) -> Grammar:
-        """Return a grammar for one request.
+        """Return a grammar for one request. Of a constraint of kind `tool_call`, the source is what `calls` wrote.
 
         Raises:
             BadInput: the constraint does not compile.
         """
         return Grammar(self._compiled(constraint))
+
+    def calls(self, source: str, prompt: Sequence[int]) -> str:
+        """Return the grammar of a reply of calls, in Lark's notation, over the ids of the tokenizer.
+
+        Args:
+            source: of the constraint.
+            prompt: ids that the reply continues: it may have begun the reply's thought.
+
+        Raises:
+            BadInput: there is no renderer, or its format cannot be held to these calls.
+        """
+        return str(self._written(source, self._calls.begins(self._writer, prompt)))
 
     @cached_property
     def _guarded(self) -> Any:
@@ -118,8 +131,15 @@ class Grammars:
     @property
     def _writer(self) -> Renderer:
         if self._renderer is None:
-            raise refusal("tool call", "a renderer, which writes calls", "none", "leave the choice to the policy")
+            expected = "the grammar of the calls, where there is no renderer to write it"
+            raise refusal("tool call", expected, "none", "bind the request (Renderer.bind), or leave the choice free")
         return self._renderer
+
+    def _write(self, source: str, begun: bool) -> str:
+        with boundary(BadInput, "tool call", "one that compiles", "correct it"):
+            grammar = call_grammar(self._calls.begun() if begun else self._calls, source)
+            check_calls(self._writer, self._tokenizer, self._calls, source)
+        return grammar
 
     def _table(self, tokenizer: str) -> Any:
         with boundary(BadInput, "constraint", "a tokenizer that llguidance reads", "use another model"):
@@ -132,8 +152,7 @@ class Grammars:
             if constraint.kind == "json_schema":
                 made, tokens = make.grammar_from_json_schema(json.dumps(json.loads(source))), self._guarded
             elif constraint.kind == "tool_call":
-                made, tokens = make.grammar_from_lark(call_grammar(self._calls, source)), self._guarded
-                check_calls(self._writer, self._tokenizer, self._calls, source)
+                made, tokens = make.grammar_from_lark(source), self._guarded
             else:
                 made = make.grammar_from_regex(source) if constraint.kind == "regex" else make.grammar_from_lark(source)
         matcher = make(tokens, made, log_level=0)

@@ -72,8 +72,13 @@ def reads_as(schema: Any, flagged: bool) -> str:
     return "either" if not flagged and _texts(schema) else "json"
 
 
-def text_terminal(schema: Mapping[str, Any], ends: Sequence[str]) -> str:
+def text_terminal(schema: Mapping[str, Any], ends: Sequence[str], *, strips: bool = True) -> str:
     """Return a terminal, in Lark's notation, of the texts of a schema of strings, which writes none of `ends`.
+
+    Args:
+        schema: of the texts.
+        ends: tags that none writes.
+        strips: whether the parser takes blanks off their ends.
 
     Raises:
         BadInput: none is left.
@@ -87,8 +92,8 @@ def text_terminal(schema: Mapping[str, Any], ends: Sequence[str]) -> str:
         return " | ".join(json.dumps(value, ensure_ascii=False) for value in values)
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     parts = [f"/(?s:.){{{least},{most}}}/"] if is_limited(schema) else ["/(?s:.)*/"]
-    if is_limited(schema):
-        parts += [f"~/{_BLANK}(?s:.*)/", f"~/(?s:.*){_BLANK}/"]  # the parser takes these off
+    if is_limited(schema) and strips:
+        parts += [f"~/{_BLANK}(?s:.*)/", f"~/(?s:.*){_BLANK}/"]
     if "pattern" in schema:
         pattern = schema["pattern"]
         begun, ended = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")

@@ -1,0 +1,222 @@
+"""Grammars of values that are like JSON, but for texts between tokens of their own and for bare keys."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from sparring.errors import refusal
+from sparring.render.grammars.call_format import CONTROL, CallFormat, quoted
+from sparring.render.grammars.value_grammar import may_be_empty, text_terminal
+
+_SCALARS = {
+    "null": (),
+    "boolean": (),
+    "integer": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+"""Types whose values are written as in JSON, with what limits them."""
+
+_HINTS = {
+    "object": ("properties", "required", "additionalProperties"),
+    "array": ("items", "minItems", "maxItems"),
+    "string": ("pattern", "minLength", "maxLength"),
+    "number": _SCALARS["number"],
+}
+"""Keywords that say of which type a value is, where the schema does not."""
+
+_LEFT_OUT = frozenset(
+    "not if then else dependentRequired dependentSchemas dependencies patternProperties propertyNames minProperties"
+    " maxProperties prefixItems additionalItems unevaluatedItems unevaluatedProperties uniqueItems contains minContains"
+    " maxContains $dynamicRef $recursiveRef".split()
+)
+"""Keywords that limit a value and that these rules cannot keep."""
+
+_NOTES = frozenset(
+    "$schema $id $comment $defs definitions title description default examples deprecated readOnly writeOnly".split()
+)
+_TYPES = ("null", "boolean", "number", "string", "array", "object")
+_EDGE, _INSIDE = r"[^:,{}\[\]<\s\x1c-\x1f]", r"[^:,{}\[\]]"
+_LAST = r"[^:,{}\[\]\s\x1c-\x1f]"
+_KEY = rf"{_EDGE}({_INSIDE}*{_LAST})?"
+"""Keys that are read as they are written: no sign of the object in them, no blank at their ends."""
+
+
+class QuotedValues:
+    """Rules of the values of one schema, in Lark's notation, made as they are asked for.
+
+    Args:
+        format: of the calls.
+        root: the schema that a reference looks into.
+        name: what every rule's name begins with; lower-case.
+        terms: writes a text of the format as terms of a grammar.
+    """
+
+    def __init__(self, format: CallFormat, root: Mapping[str, Any], name: str, terms: Callable[[str], str]) -> None:
+        assert format.quote is not None
+        self._format, self._root, self._name, self._terms = format, root, name, terms
+        self._quote = format.quote
+        self._named: dict[str, str] = {}
+        self.rules: list[str] = []
+
+    def rule(self, schema: Any) -> str:
+        """Return the name of the rule of a schema's values, and put it and what it stands on in `rules`.
+
+        Raises:
+            BadInput: the schema allows nothing that the format can write, or limits values by more than these rules
+                keep.
+        """
+        return self._put(self._values(schema))
+
+    def _put(self, expression: str) -> str:
+        name = f"{self._name}_{len(self.rules)}"
+        self.rules.append(f"{name}: {expression}")
+        return name
+
+    def _values(self, schema: Any) -> str:
+        """Return an expression of the values of a schema."""
+        if schema is True or schema == {}:
+            return self._once("anything", lambda name: self._anything())
+        if not isinstance(schema, Mapping):
+            raise refusal("tool call", "a schema that allows a value", repr(schema), "change it")
+        left_out = sorted(_LEFT_OUT & {key for key, value in schema.items() if value not in (False, [], {})})
+        if left_out:
+            expected = "a schema whose limits can be kept outside JSON"
+            raise refusal("tool call", expected, left_out[0], "leave it out, or leave the tool choice to the policy")
+        if "enum" in schema or "const" in schema:
+            return self._listed(schema)
+        for key in ("$ref", "allOf", "anyOf", "oneOf"):
+            if key in schema:
+                return self._combined(key, schema)
+        named = schema.get("type", [type for type, hints in _HINTS.items() if schema.keys() & set(hints)] or _TYPES)
+        types = [named] if isinstance(named, str) else list(named)
+        return " | ".join(self._typed(type, schema) for type in types)
+
+    def _combined(self, key: str, schema: Mapping[str, Any]) -> str:
+        """Return the values of a schema that stands on others, and limits nothing beside them."""
+        beside = sorted(schema.keys() - _NOTES - {key, "format"})
+        branches = schema[key] if isinstance(schema[key], list) else [schema[key]]
+        types = [branch.get("type") for branch in branches if isinstance(branch, Mapping)]
+        apart = all(isinstance(type, str) for type in types) and len(set(types)) == len(branches)
+        exclusive = key != "oneOf" or len(branches) == 1 or apart and not {"integer", "number"} <= set(types)
+        if beside or not branches or not exclusive or key == "allOf" and len(branches) > 1:
+            got = f"{key} beside {beside[0]}" if beside else f"{key} of {len(branches)}"
+            expected = "alternatives that hold alone and exclude each other"
+            raise refusal("tool call", expected, got, "write one schema, or leave the tool choice to the policy")
+        if key == "$ref":
+            pointer = str(schema["$ref"])
+            return self._once(pointer, lambda name: self._values(self._definition(pointer)))
+        return " | ".join(self.rule(branch) for branch in branches)
+
+    def _once(self, what: str, made: Callable[[str], str]) -> str:
+        """Return the name of a rule that is made once, and may stand on itself."""
+        if what not in self._named:
+            name = self._named[what] = f"{self._name}_of_{len(self._named)}"
+            self.rules.append(f"{name}: {made(name)}")
+        return self._named[what]
+
+    def _definition(self, pointer: str) -> Any:
+        """Return the schema that a reference names."""
+        schema: Any = self._root
+        for part in pointer.removeprefix("#").split("/")[1:]:
+            part = unquote(part).replace("~1", "/").replace("~0", "~")
+            schema = schema.get(part) if isinstance(schema, Mapping) else None
+        if not pointer.startswith("#") or schema is None:
+            raise refusal("tool call", "a reference into the tool's own schema", repr(pointer), "correct it")
+        return schema
+
+    def _typed(self, type: str, schema: Mapping[str, Any]) -> str:
+        """Return the values of one type that a schema allows."""
+        if type == "string":
+            return self._text(schema)
+        if type == "object":
+            return self._object(schema)
+        if type == "array":
+            return self._array(schema)
+        if type not in _SCALARS:
+            raise refusal("tool call", f"a type of JSON ({', '.join(_TYPES)})", repr(type), "correct the schema")
+        limits = {key: schema[key] for key in _SCALARS[type] if key in schema}
+        return self._put(f"%json {json.dumps({'type': type, **limits})}")
+
+    def _text(self, schema: Mapping[str, Any]) -> str:
+        """Return a text between its quotes."""
+        quote = self._terms(self._quote)
+        if schema.get("maxLength") == 0:
+            return self._put(f"{quote} {quote}")
+        name = f"{self._name}_text_{len(self.rules)}".upper()
+        terminal = text_terminal(schema, self._format.ends, strips=False)
+        self.rules.append(f"{name}: ({terminal}) & /(?s:.)+/")
+        empty = "?" if may_be_empty({**schema, "type": "string"}) else ""
+        return self._put(f"{quote} {name}{empty} {quote}")
+
+    def _listed(self, schema: Mapping[str, Any]) -> str:
+        """Return the values that a schema lists, less those that the format cannot write."""
+        types = schema.get("type", [])
+        types = [types] if isinstance(types, str) else types
+        listed = [value for value in schema.get("enum", [schema.get("const")]) if not types or _is_of(value, types)]
+        written = [value for value in listed if self._is_writable(value)]
+        beside = sorted(schema.keys() - _NOTES - {"enum", "const", "type", "format"})
+        if beside or not written:
+            got = f"{repr(listed)}{f' beside {beside[0]}' if beside else ''}"
+            raise refusal("tool call", "a list of values that the format can write, alone", got, "change the enum")
+        return " | ".join(self._terms(quoted(value, self._quote)) for value in written)
+
+    def _is_writable(self, value: Any) -> bool:
+        if isinstance(value, str):
+            return not any(end in value for end in self._format.ends) and all(ord(sign) < CONTROL for sign in value)
+        if isinstance(value, Mapping):
+            return all(re.fullmatch(_KEY, key) and self._is_writable(part) for key, part in value.items())
+        return not isinstance(value, Sequence) or all(map(self._is_writable, value))
+
+    def _array(self, schema: Mapping[str, Any]) -> str:
+        items, least, most = schema.get("items", True), schema.get("minItems", 0), schema.get("maxItems")
+        if items is False or most == 0:
+            return self._put('"[]"')
+        item = self.rule(items)
+        more = f'("," {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
+        filled = self._put(f'"[" {item} {more} "]"')
+        return filled if least else self._put(f'"[]" | {filled}')
+
+    def _object(self, schema: Mapping[str, Any]) -> str:
+        """Return an object: its named keys, in the order of their letters, or any where none is named."""
+        properties = dict(schema.get("properties") or {})
+        required = schema.get("required", ())
+        properties |= {key: True for key in required if key not in properties}
+        others = schema.get("additionalProperties", True)
+        if not properties:
+            return self._put('"{}"') if others is False else self._open_object(self.rule(others))
+        unread = [key for key in properties if not re.fullmatch(_KEY, key)]
+        if unread:
+            raise refusal("tool call", "keys that the format reads as they are written", repr(unread), "rename them")
+        base = self._put('"{" ' + f'{self._name}_{len(self.rules) + 1}_first_0 "}}"')
+        begun = f"{self._name}_{len(self.rules)}"
+        for at, (key, value) in enumerate(sorted(properties.items(), key=lambda item: item[0].lower())):
+            made = self.rule(value)
+            for place, before in (("first", ""), ("more", ",")):
+                skipped = "" if key in required else f" | {begun}_{place}_{at + 1}"
+                written = f"{self._terms(f'{before}{key}:')} {made} {begun}_more_{at + 1}"
+                self.rules.append(f"{begun}_{place}_{at}: {written}{skipped}")
+        self.rules += [f'{begun}_{place}_{len(properties)}: ""' for place in ("first", "more")]
+        return base
+
+    def _open_object(self, value: str) -> str:
+        """Return an object whose keys nobody names."""
+        key = f"{self._name}_key_{len(self.rules)}".upper()
+        self.rules.append(f"{key}: /{_KEY}/")
+        return self._put(f'"{{}}" | "{{" {key} ":" {value} ("," {key} ":" {value})* "}}"')
+
+    def _anything(self) -> str:
+        return " | ".join(self._typed(type, {}) for type in _TYPES)
+
+
+def _is_of(value: Any, types: Sequence[str]) -> bool:
+    """Return whether a value is of one of some types of JSON."""
+    if isinstance(value, bool):
+        return "boolean" in types
+    if isinstance(value, int) or isinstance(value, float) and value.is_integer():
+        return bool({"integer", "number"} & set(types))
+    kinds = {str: "string", float: "number", list: "array", dict: "object", type(None): "null"}
+    return kinds[type(value)] in types
