@@ -8,7 +8,6 @@ from random import Random
 from sparring.envs.base import Env
 from sparring.types import Message, Score, Task, ToolCall, Trajectory
 
-
 FULL = "It was too long."
 """Words of a program that begins anew because its prompt was too long."""
 

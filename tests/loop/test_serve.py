@@ -24,7 +24,10 @@ from sparring.testing.tiny_models import tiny_model
 from sparring.weights.inline import publish
 
 PROMPT = tuple(range(5, 15))
-ADD = {"name": "add", "parameters": {"properties": {"a": {"const": 7}}, "required": ["a"], "additionalProperties": False}}
+ADD = {
+    "name": "add",
+    "parameters": {"properties": {"a": {"const": 7}}, "required": ["a"], "additionalProperties": False},
+}
 CALL = Constraint(kind="tool_call", source=json.dumps({"tools": [ADD], "parallel": False}))
 ENDLESS = 90_000
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from sparring.dashboard.evaluations import FOLDERS
 from sparring.engine.config import EngineConfig
 from sparring.envs.rubrics.config import Function
 from sparring.errors import refusal
@@ -22,7 +23,6 @@ from sparring.launch.checkpoint import find_checkpoint
 from sparring.launch.run import CONFIG, answered_outside, opened
 from sparring.model.config import ModelConfig, ServedConfig
 from sparring.observe.config import ObserveConfig
-from sparring.dashboard.evaluations import FOLDERS
 from sparring.observe.evaluation import Evaluation, compare, verdict
 from sparring.observe.progress import progress
 from sparring.observe.results import RESULT, Compared, Evaluated, Results, read_result, write_results
@@ -80,7 +80,9 @@ def evaluate_subjects(config: RunConfig, subjects: Sequence[Subject | Path], gat
         raise refusal("--gate", "two checkpoints or endpoints to compare", "one", do)
     if gate is not None and gate.figure:
         _check_figure(gate.figure, config.eval, [results.get(index) for index in range(len(subjects))])
-    evaluations = block(_all_evaluated(config, [results.get(i) or each for i, each in enumerate(subjects)]))
+    evaluations = block(
+        _all_evaluated(config, [each if isinstance(each, Subject) else results[i] for i, each in enumerate(subjects)])
+    )
     comparisons = [compared(evaluations[0], other, gate) for other in evaluations[1:]]
     return Results(evaluations=tuple(evaluations), comparisons=tuple(comparisons))
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from sparring.generation import Constraint
 from sparring.record.branches import Transcript, transcripts_of
-from sparring.record.forms import Forms
 from sparring.record.forks import is_quoted, texts_of_calls
+from sparring.record.forms import Forms
 from sparring.record.lines import START
 from sparring.record.order import conversation
 from sparring.record.tool_lists import ToolLists
@@ -144,9 +144,7 @@ class TextTree:
         """Return the conversation of each branch."""
         return transcripts_of(self.segments, self._constraints, partial(conversation, self.segments))
 
-    def _continued(
-        self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes
-    ) -> tuple[int | None, int]:
+    def _continued(self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes) -> tuple[int | None, int]:
         """Return the reply that a conversation with these digests continues, None where it begins a branch, and the
         number of messages up to it."""
         before = next((at for at in range(len(messages) - 1, 0, -1) if messages[at - 1].role == "assistant"), 0)

@@ -24,8 +24,8 @@ from itertools import chain
 from sparring.generation import Completion, Sampling
 from sparring.protocols import Renderer
 from sparring.record.branches import Transcript, transcripts_of
-from sparring.record.forms import Forms
 from sparring.record.forks import fork_of, is_quoted, summaries_in, texts_of_calls
+from sparring.record.forms import Forms
 from sparring.record.identity import DIGEST_BYTES, chained, thought_of
 from sparring.record.lines import START, Lane, Node, Request, Turn, begins, place_named
 from sparring.record.order import settled

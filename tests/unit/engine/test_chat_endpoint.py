@@ -66,13 +66,19 @@ def test_failures_have_their_type(answer, error):
 
 TOO_LONG = [
     ({"message": "The context is full.", "code": "context_length_exceeded"}, None),
-    ({"message": "This model's maximum context length is 4096 tokens. However, you requested 5,000 tokens."}, (5000, 4096)),
+    (
+        {"message": "This model's maximum context length is 4096 tokens. However, you requested 5,000 tokens."},
+        (5000, 4096),
+    ),
     ({"message": "The input (61709 tokens) is longer than the model's context length (40960 tokens)."}, (61709, 40960)),
     ({"message": "The prompt (length 9000) is longer than the maximum model length of 8192."}, (9000, 8192)),
     ({"message": "prompt is too long: 210000 tokens > 200000 maximum"}, (210000, 200000)),
     ({"message": "The input token count exceeds the maximum number of tokens allowed (1048576)."}, None),
     ({"message": "This model's maximum prompt length is 131072 but the request has 537812 tokens"}, (537812, 131072)),
-    ({"message": "It is full.", "type": "exceed_context_size_error", "n_prompt_tokens": 1407, "n_ctx": 256}, (1407, 256)),
+    (
+        {"message": "It is full.", "type": "exceed_context_size_error", "n_prompt_tokens": 1407, "n_ctx": 256},
+        (1407, 256),
+    ),
 ]
 
 

@@ -72,7 +72,9 @@ def test_a_constraint_is_refused_by_its_kind_with_what_to_do():
     call = Constraint(kind="tool_call", source="{}")
     bound = replace(request(constraint=call), allowed=lambda tokens: b"", grammar="start: /a/")
     said = problem_for_vllm(bound, VOCABULARY)
-    assert said.startswith("no constraint (`allowed`), got a tool_call; vLLM takes no token masks from its caller: leave")
+    assert said.startswith(
+        "no constraint (`allowed`), got a tool_call; vLLM takes no token masks from its caller: leave"
+    )
     assert 'set engine.kind to "native" or "remote"' in said
     assert "got a function" in problem_for_vllm(replace(request(), allowed=lambda tokens: b""), VOCABULARY)
 

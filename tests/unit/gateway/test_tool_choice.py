@@ -232,7 +232,9 @@ def test_a_format_that_cannot_be_held_to_calls_is_a_refusal_by_name(
             return await client.post(path, json={**body, "stream": streams})
 
     answer = asyncio.run(main())
-    assert answer.status_code == 400 and "tool call: expected a format" in answer.text and "'deepseek-r1'" in answer.text
+    assert (
+        answer.status_code == 400 and "tool call: expected a format" in answer.text and "'deepseek-r1'" in answer.text
+    )
     assert not engine.requests and not session.segments
 
 

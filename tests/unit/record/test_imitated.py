@@ -137,7 +137,9 @@ def test_a_reply_for_which_the_prompt_leaves_no_room_is_no_turn() -> None:
         if most == room:
             assert asyncio.run(session.complete(START, TOOLS)) == say("Blue.")
             continue
-        with pytest.raises(LimitReached, match=f"^r: a prompt of .* tokens and a reply of .*, room for {most}$") as caught:
+        with pytest.raises(
+            LimitReached, match=f"^r: a prompt of .* tokens and a reply of .*, room for {most}$"
+        ) as caught:
             asyncio.run(session.complete(START, TOOLS))
         assert caught.value.too_long == (room, most) and session.limit is caught.value
         assert session.trajectory(Outcome(kind="completed", reason="answered")).usage.turns == 0

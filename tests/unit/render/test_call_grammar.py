@@ -18,8 +18,8 @@ import pytest
 
 from sparring.errors import BadInput
 from sparring.generation import Constraint, GenerateRequest, Sampling
-from sparring.render.grammars.call_format import WRITINGS, call_format
 from sparring.render.demonstrate import reply_tokens
+from sparring.render.grammars.call_format import WRITINGS, call_format
 from sparring.render.load import load_renderer
 from sparring.testing.formats import FORMATS, format_folder, format_renderer
 from sparring.testing.harmony import harmony_renderer

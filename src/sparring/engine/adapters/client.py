@@ -8,7 +8,6 @@ from collections import defaultdict
 from sparring.errors import refusal
 from sparring.generation import Completion
 
-
 LATER = frozenset((408, 409, 429))
 """Statuses below 500 that refuse a request only for now."""
 

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sparring.errors import BadInput, refusal
+from sparring.errors import refusal
 from sparring.protocols import Renderer
 from sparring.render.grammars.call_format import CONTROL, NAME, NUMBER, CallFormat, reads_back
 from sparring.render.grammars.quoted_grammar import QuotedValues
-from sparring.render.tokenizer import FileTokenizer
 from sparring.render.grammars.value_grammar import (
     either_json,
     either_terminal,
@@ -23,6 +22,7 @@ from sparring.render.grammars.value_grammar import (
     text_terminal,
     without,
 )
+from sparring.render.tokenizer import FileTokenizer
 from sparring.types import ToolSpec
 
 _ALTERNATIVES = {"anyOf", "oneOf", "allOf", "not", "if", "minProperties", "dependentRequired", "dependentSchemas"}

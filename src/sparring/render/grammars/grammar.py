@@ -14,9 +14,9 @@ from typing import Any
 from sparring.errors import BadInput, boundary, refusal
 from sparring.generation import Constraint
 from sparring.protocols import Renderer
+from sparring.render.control import MARK
 from sparring.render.grammars.call_format import CallFormat, call_format
 from sparring.render.grammars.call_grammar import call_grammar, check_calls
-from sparring.render.control import MARK
 from sparring.render.tokenizer import FileTokenizer
 
 REMEMBERED = 64

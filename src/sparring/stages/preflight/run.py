@@ -7,8 +7,8 @@ from dataclasses import replace
 import msgspec
 
 from sparring.errors import refusal
-from sparring.rollout.window import check_window
 from sparring.harness.by_environment import mounts_of, rehearsal_of
+from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
 from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.data.contamination import check_unseen_files
