@@ -59,7 +59,8 @@ def fork_of(
         old, new = (tools_key(tools).decode("utf-8", "replace") for tools in (lane.specs, request.specs))
     place, left, right = first_difference(old, new)
     agent = request.evidence.agent
-    return Fork(reason=reason, of=of, message=common, byte=place, before=left, after=right, agent=agent)
+    message = min(common, len(request.messages) - 1)  # a segment tells its last message, also where both have all
+    return Fork(reason=reason, of=of, message=message, byte=place, before=left, after=right, agent=agent)
 
 
 def _reason(

@@ -77,7 +77,7 @@ class Fork:
         reason: what the client, or the template, did.
         of: index of the last segment that both have, or of the reply that an agent was started by; None where there is
             none.
-        message: place in the request of the first message that differs.
+        message: place in the request of the first message that differs; of the last one where only ids or tools do.
         byte: place in that message of the first byte that differs, in UTF-8 of the text that both are compared by.
         before: the recorded side from there on, cut short; empty where it ends there.
         after: the request's side, likewise.

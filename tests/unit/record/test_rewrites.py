@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparring.generation import Completion, GenerateRequest, Sampling
@@ -332,8 +332,13 @@ def test_a_branch_is_what_the_engine_saw_whatever_clients_do(program):
     run(program)
 
 
+EQUAL_BUT_FOR_TOOLS = [("agent", 0), ("agent", 0), ("tools", 1), ("ask", 20), ("answer", 0), ("ask", 1)]
+"""Two agents say the same, one with its tools in another order: two prompts of equal messages."""
+
+
 @settings(max_examples=60, deadline=None)
 @given(PROGRAMS)
+@example(EQUAL_BUT_FOR_TOOLS)
 def test_the_store_alone_has_the_whole_tree_whatever_clients_do(program):
     async def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
