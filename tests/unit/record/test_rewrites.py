@@ -195,7 +195,8 @@ def edit(talk: Talk, choice: int) -> None:
     parsed = [call for call in message.tool_calls[:1] if call.arguments is not None and UNREAD not in call.arguments]
     if kind == 0 and parsed:
         first, *others = message.tool_calls
-        changed = replace(first, arguments={**first.arguments, "added": choice})
+        added = [*first.arguments.get("added", ()), choice]  # another edit each time
+        changed = replace(first, arguments={**first.arguments, "added": added})
         talk.messages[at] = replace(message, tool_calls=(changed, *others))
     elif kind == 1 or message.role == "tool":  # its answers may stand between the parts of the last reply
         talk.messages.insert(at, Message(role="user", content=f"Put in {choice}."))
