@@ -72,12 +72,14 @@ class CountedSession:
         requests: replies that were asked for.
         limit: the limit of the rollout that was hit; None where none was. The context's length is none: a client that
             hears of it compacts.
+        refused: the refusal for good of whoever answers; None where there was none.
     """
 
     def __init__(self, session: Any) -> None:
         self._session = session
         self.requests = 0
         self.limit: LimitReached | None = None
+        self.refused: RequestRefused | None = None
         self._over = asyncio.Event()
 
     def __getattr__(self, name: str) -> Any:
@@ -120,6 +122,7 @@ class CountedSession:
     def _hit(self, error: LimitReached | RequestRefused) -> None:
         """Take note of what ends the rollout."""
         if isinstance(error, RequestRefused):
+            self.refused = error
             self._over.set()
         elif error.reason != "context_length":
             self.limit = error

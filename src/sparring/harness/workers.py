@@ -21,7 +21,7 @@ NAME = "workers"
 """`[rollout] harness` of rollouts that workers play."""
 
 GRACE_S = 60.0
-"""Seconds that a worker has to finish a rollout that has hit its limit."""
+"""Seconds that a worker has to finish a rollout that has hit its limit, or is answered no more."""
 
 
 class WorkerHarness:
@@ -47,6 +47,7 @@ class WorkerHarness:
             WorkerLost: its lease ran out.
             HarnessError: it says that it failed.
             LimitReached: the rollout hit a limit, or its worker says that it did.
+            RequestRefused: whoever answers refused a request for good, and the worker went on.
             EnvError: the world broke, or the worker finished without a request for a reply.
             BadInput: the run has no server for workers.
         """
@@ -96,16 +97,18 @@ class WorkerHarness:
 
 
 async def _ended(offer: RolloutOffer, session: CountedSession) -> LeaseEnd:
-    """Return the end of a rollout, which is its limit where its worker does not finish soon after it.
+    """Return the end of a rollout. Where its worker does not finish soon after a limit or a refusal, it is that.
 
     Raises:
         WorkerLost: the lease ran out.
         LimitReached: it was not finished in time.
+        RequestRefused: it was not finished in time after a request was refused for good.
     """
     end = await session.awaited(offer.ended(), GRACE_S)
-    if end is None:
-        assert session.limit is not None, "it is what a worker is not waited for after"
-        raise session.limit
+    cause = session.limit or session.refused
+    if end is None and cause is not None:
+        raise cause
+    assert end is not None, "only these two end the wait"
     return end
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from sparring.backoff import retry_pause_s
 from sparring.envs.threads import THREADS
-from sparring.errors import BadInput, EnvError, InfraError, TaskError, boundary, refusal
+from sparring.errors import BadInput, EnvError, InfraError, RequestRefused, TaskError, boundary, refusal
 from sparring.generation import Constraint, Rendered
 from sparring.protocols import Expert, Renderer
 from sparring.record.branches import Transcript
@@ -241,7 +241,7 @@ class Demonstrations:
         for retry in range(1, retries + 1):
             try:
                 return await self.played(task, self._expert(task))
-            except TaskError:
+            except (RequestRefused, TaskError):  # it will be the same the next time
                 raise
             except InfraError as error:
                 self._report(f"task {task.id} is played again: {error}")

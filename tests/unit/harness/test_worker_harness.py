@@ -1,0 +1,91 @@
+"""Rollouts that workers play, on a virtual clock: a worker that does not finish is not waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from sparring.errors import LimitReached, RequestRefused, SparringError
+from sparring.harness.workers import GRACE_S, WorkerHarness
+from sparring.record.leases import LeaseEnd, Leases
+from sparring.record.transcript import TextRecorder, TextRequest
+from sparring.rollout.episode import GuardedEnv, RunningEpisode
+from sparring.testing.clock import run_virtual
+from sparring.testing.toy import ToyEnv, toy_task
+from sparring.types import Limits, Message
+
+
+@dataclass
+class Door:
+    """A door of this process: the worker asks its session without HTTP."""
+
+    session: Any
+    url: str = ""
+    key: str = "key"
+    reward_key: str = ""
+    tools: Any = None
+
+
+class Played:
+    """A rollout whose worker asks until it is refused. Then it finishes, or never does."""
+
+    def __init__(self, *, refuses: bool, finishes: bool) -> None:
+        self._refuses, self._finishes = refuses, finishes
+        self._doors: list[Door] = []
+
+    @asynccontextmanager
+    async def _open_door(self, session: Any, **settings: Any) -> AsyncIterator[Door]:
+        self._doors.append(Door(session))
+        yield self._doors[-1]
+
+    async def _reply(self, request: TextRequest) -> Message:
+        if self._refuses:
+            raise RequestRefused("teacher: 402: pay first")
+        return Message(role="assistant", content="One.")
+
+    async def _work(self, leases: Leases) -> None:
+        lease = await leases.claim((), 5.0)
+        assert lease is not None
+        messages = [Message(role="user", content="Go.")]
+        try:
+            while True:
+                reply = await self._doors[0].session.reply(messages)
+                messages += [reply.message, Message(role="user", content="Go on.")]
+        except SparringError:
+            if self._finishes:
+                leases.finish(lease.id, LeaseEnd(outcome="completed"))
+
+    async def run(self) -> None:
+        leases, task = Leases(1e6), toy_task(3, limits=Limits(max_turns=2))
+        recorder = TextRecorder(self._reply, "teacher")
+        episode = RunningEpisode(task, GuardedEnv(ToyEnv), recorder, rollout_id="r", seed=1, priority=0)
+        working = asyncio.create_task(self._work(leases))
+        await WorkerHarness(self._open_door, lambda: leases).run(episode)
+        await working
+
+
+@pytest.mark.parametrize(
+    ("refuses", "error", "message"),
+    [(True, RequestRefused, "pay first"), (False, LimitReached, "2 turns are used up")],
+    ids=["refused", "limit"],
+)
+def test_a_worker_that_goes_on_for_too_long_is_not_waited_for(refuses: bool, error: type, message: str) -> None:
+    async def main() -> float:
+        with pytest.raises(error, match=message):
+            await Played(refuses=refuses, finishes=False).run()
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(main())[1] == GRACE_S
+
+
+def test_a_worker_that_finishes_after_a_limit_ends_by_it_at_once() -> None:
+    async def main() -> None:
+        with pytest.raises(LimitReached, match="2 turns are used up"):
+            await Played(refuses=False, finishes=True).run()
+
+    assert run_virtual(main())[1] < GRACE_S
