@@ -22,6 +22,7 @@ LAYERS = (
     "stages",
     "launch",
     "cli testing",
+    "__main__",
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}
 ALWAYS_NEVER = {("stages", "cluster"), *((name, "testing") for name in LAYER if name != "testing")}

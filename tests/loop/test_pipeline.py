@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from forked import Forked, finished
 from safetensors.numpy import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
 
 from sparring.cli.main import main
 
@@ -45,7 +47,7 @@ def weights(folder: Path, stage: str = "rl/model") -> dict[str, bytes]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
-    assert main(arguments(folder)) == 0
+    assert main(arguments(folder, 'observe.sinks=["jsonl", "tensorboard"]')) == 0
     return folder
 
 
@@ -59,6 +61,16 @@ def test_a_run_leaves_its_figures(whole: Path) -> None:
     assert sum(entry["tasks"] for entry in summary["by_dataset"].values()) == 6
     assert weights(whole, "sft/model") != weights(whole, "init/model")
     assert weights(whole) != weights(whole, "sft/model")
+
+
+def test_a_step_shows_what_it_was_trained_on(whole: Path) -> None:
+    events = EventAccumulator(str(whole / "tiny" / "tensorboard"))
+    events.Reload()
+    [shown] = events.Tensors("rl/samples")  # of the first step; the run has fewer than samples_every
+    cells = make_ndarray(shown.tensor_proto)
+    names = [cell.decode().strip() for cell in cells[1:, 0]]
+    assert shown.step == 1 and names == ["rl/0/0", "rl/0/1", "rl/0/2", "rl/1/0"]  # groups of three
+    assert all(b"user:" in cell and b"assistant:" in cell for cell in cells[1:, 2])
 
 
 def test_every_step_was_exact(whole: Path) -> None:

@@ -9,6 +9,7 @@ import argparse
 import errno
 import gc
 import os
+import platform
 import re
 import shlex
 import sys
@@ -45,6 +46,20 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
+class _Version(argparse.Action):
+    """Prints the versions of Sparring, Python and the packages that numbers hang on."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version  # 30 ms that no other start needs
+
+        packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "renderers"))
+        print(f"sparring {version('sparring')} (Python {platform.python_version()}, {packages})")
+        parser.exit(0)
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the whole command line."""
     top = _Parser(
@@ -52,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
         description="Train language-model agents with reinforcement learning.",
         epilog="sparring VERB --help says more about a verb.",
     )
+    top.add_argument("--version", action=_Version, help="print the versions that a report of a bug needs, and leave")
     verbs = top.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=_Parser)
     for verb in VERBS:
         verb.add(verbs)

@@ -1,8 +1,9 @@
-"""`sparring report RUN`: writes the run's page again, while it runs or after."""
+"""`sparring report RUN`: writes the run's page again, while it runs or after; serves it live; writes its curves."""
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 
@@ -10,20 +11,37 @@ def add(subparsers: argparse._SubParsersAction) -> None:
     """Register the verb."""
     parser = subparsers.add_parser(
         "report",
-        help="write a run's report.html",
+        help="write a run's report.html, or serve it live",
         description="Write RUN/report.html: curves, evaluation, timings and a token-by-token viewer, in one file.",
     )
     parser.add_argument("folder", metavar="RUN", type=Path, help="the folder of a run, like runs/quickstart")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--serve", action="store_true", help="serve the page, with every rollout and curves that follow the run"
+    )
+    instead.add_argument("--csv", action="store_true", help="write RUN/curves/STAGE.csv: every metric of every step")
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (127.0.0.1)")
+    parser.add_argument("--port", type=int, default=0, help="port to serve on (a free one)")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report and print its path.
+    """Write the report, or what stands in its place, and print where it is.
 
     Raises:
-        BadInput: the folder holds no run.
+        BadInput: the folder holds no run, or the address is taken.
     """
-    from sparring.dashboard.report import write_report
+    if args.serve:
+        from sparring.dashboard.live import serve_report
 
-    print(write_report(args.folder))
+        serve_report(args.folder, args.host, args.port, partial(print, flush=True))
+    elif args.csv:
+        from sparring.dashboard.curves import write_curves
+
+        for file in write_curves(args.folder):
+            print(file)
+    else:
+        from sparring.dashboard.report import write_report
+
+        print(write_report(args.folder))
     return 0

@@ -114,8 +114,34 @@ function lineChart(series, options) {
   const now = node("span.now", null, drawn.length === 1 ? format(drawn[0].y.at(-1)) : "");
   follow(svg, drawn, at, {first, last, left, right, width, height, top, bottom, format, title});
   return node("div.panel.chart" + (wide ? ".wide" : ""), null,
-    node("div.head", null, node("h3", null, title), now), hint || !wide ? node("div.hint", null, hint) : null,
+    node("div.head", null, node("h3", null, title), node("span", null, saveButton(svg, title), " ", now)), hint || !wide ? node("div.hint", null, hint) : null,
     drawn.length > 1 ? key(drawn.map((s) => [s.name, s.color])) : null, svg);
+}
+
+const PICTURE_SCALE = 3;
+const DRAWN = ["stroke", "stroke-width", "stroke-linecap", "stroke-linejoin", "fill", "opacity", "font-family", "font-size"];
+
+// A button that saves a chart as a PNG, with the colours that it has on the page.
+function saveButton(svg, title) {
+  const save = () => {
+    const copy = svg.cloneNode(true), {width, height} = svg.viewBox.baseVal, styled = [...svg.querySelectorAll("*")];
+    copy.querySelectorAll("*").forEach((part, i) => {
+      const style = getComputedStyle(styled[i]);
+      for (const name of DRAWN) part.setAttribute(name, style.getPropertyValue(name));
+    });
+    copy.querySelectorAll(".cursor").forEach((line) => line.remove());
+    fill(copy, {xmlns: SVG, width, height}, []);
+    const picture = new Image(), canvas = node("canvas", {width: width * PICTURE_SCALE, height: height * PICTURE_SCALE});
+    picture.addEventListener("load", () => {
+      const ink = canvas.getContext("2d");
+      ink.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--panel") || "white";
+      ink.fillRect(0, 0, canvas.width, canvas.height);
+      ink.drawImage(picture, 0, 0, canvas.width, canvas.height);
+      node("a", {href: canvas.toDataURL("image/png"), download: title.replace(/[^\p{L}\p{N}]+/gu, "-") + ".png"}).click();
+    });
+    picture.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(new XMLSerializer().serializeToString(copy));
+  };
+  return node("button.save", {type: "button", title: "Save this chart as a picture", onclick: save}, "PNG");
 }
 
 // A cursor that reads all series at the nearest step.

@@ -20,7 +20,7 @@ from sparring.dashboard.evaluations import OF_A_RUN, evaluations
 from sparring.dashboard.pick import Picker
 from sparring.dashboard.pieces import Piece, load_pieces
 from sparring.dashboard.rollouts import group_advantages, group_entries
-from sparring.protocols import Store
+from sparring.protocols import Credit, Store
 
 POINTS = 600
 """Most points drawn of one curve; longer ones are averaged in equal stretches."""
@@ -53,11 +53,31 @@ def gather(run_dir: Path, store: Store, *, model: str = "policy", picks_each: in
     Raises:
         StoreError: the store cannot be read.
     """
-    summary = _summary(run_dir / "summary.json")
-    config_text, config = _config(run_dir / "config.toml")
+    _, config = read_config(run_dir)
     groups = _Groups(config, model=model, picks_each=picks_each)
     for stage in GROUP_STAGES:
         groups.read(store, stage)
+    return {
+        **figures(run_dir, store),
+        "outcomes": shares(groups.kinds),
+        "rollouts": groups.entries,
+        "rollouts_seen": groups.seen,
+        "pieces": used_pieces(vocabulary(run_dir, config, model), groups.entries),
+    }
+
+
+def figures(run_dir: Path, store: Store) -> dict[str, Any]:
+    """Return the page's data but for what is read from the groups.
+
+    Args:
+        run_dir: as for `gather`.
+        store: the run's store.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    summary = _summary(run_dir / "summary.json")
+    config_text, config = read_config(run_dir)
     metrics = {stage: _curves(store.metrics(stage)) for stage in TRAIN_STAGES}
     return {
         "name": run_dir.resolve().name,
@@ -69,24 +89,30 @@ def gather(run_dir: Path, store: Store, *, model: str = "policy", picks_each: in
         "evaluation": _evaluation(summary),
         "evaluations": evaluations(run_dir, store, config),
         "account": _account(summary),
-        "outcomes": groups.outcomes(),
-        "rollouts": groups.entries,
-        "rollouts_seen": groups.seen,
-        "pieces": _used_pieces(run_dir, config, groups.entries, model),
         "config": config_text,
     }
+
+
+def credit_of(config: Mapping[str, Any]) -> Credit | None:
+    """Return the credit of a run's config; None where an advantage depends on more than its group as it is stored."""
+    algo = msgspec.convert(named(config.get("algo", {})), AlgoConfig)
+    return load_credit(algo, seed=0) if algo.sees_one_group else None
+
+
+def shares(kinds: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return outcomes of training rollouts with their counts and shares, the most frequent first."""
+    total = sum(kinds.values())
+    return [{"name": name, "count": n, "share": n / total} for name, n in Counter(kinds).most_common()]
 
 
 class _Groups:
     """Figures of one pass over the stored groups."""
 
     def __init__(self, config: Mapping[str, Any], *, model: str, picks_each: int) -> None:
-        algo = msgspec.convert(named(config.get("algo", {})), AlgoConfig)
-        # where an advantage depends on more than its group as it is stored, the report does not know it
-        self._credit = load_credit(algo, seed=0) if algo.sees_one_group else None
+        self._credit = credit_of(config)
         self._model = model
         self._picks_each = picks_each
-        self._kinds: Counter[str] = Counter()
+        self.kinds: Counter[str] = Counter()
         self.entries: list[dict[str, Any]] = []
         self.seen = 0
 
@@ -97,14 +123,10 @@ class _Groups:
             picker.take(group)
             self.seen += len(group.rollouts) + len(group.failed)
             if stage == "rl":
-                self._kinds.update(r.outcome.kind for r in (*group.rollouts, *group.failed))
+                self.kinds.update(r.outcome.kind for r in (*group.rollouts, *group.failed))
         for group, names in picker.picked():
             advantages = group_advantages(group, self._credit, self._model) if self._credit and stage == "rl" else {}
             self.entries += group_entries(group, names, stage, advantages)
-
-    def outcomes(self) -> list[dict[str, Any]]:
-        total = sum(self._kinds.values())
-        return [{"name": name, "count": n, "share": n / total} for name, n in self._kinds.most_common()]
 
 
 def _curves(rows: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, Any]:
@@ -130,14 +152,17 @@ def _summary(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None) if path.exists() else {}
 
 
-def _config(path: Path) -> tuple[str, dict[str, Any]]:
+def read_config(run_dir: Path) -> tuple[str, dict[str, Any]]:
+    """Return a run's config as text and as data; both empty where none was written yet."""
+    path = run_dir / "config.toml"
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return text, tomllib.loads(text)
 
 
 def _lede(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     run, env = config.get("run", {}), config.get("env", {})
-    facts = [f"environment {env['name']}"] if "name" in env else []
+    named = env.get("name") or env.get("reward") or ", ".join(config.get("envs", {}))
+    facts = [f"environment {named}"] if named else []
     facts += [f"stages {', '.join(run['stages'])}"] if "stages" in run else []
     facts += [f"device {run['device']}"] if "device" in run else []
     facts += [f"seed {run['seed']}"] if "seed" in run else []
@@ -209,14 +234,17 @@ def _account(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     return entries + ([{"name": "UNACCOUNTED", "tokens": missing}] if missing > 0 else [])
 
 
-def _used_pieces(
-    run_dir: Path, config: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], model: str
-) -> dict[int, Piece]:
-    """Return the text of every token shown; empty where no tokenizer is found, and the page then shows ids."""
+def vocabulary(run_dir: Path, config: Mapping[str, Any], model: str) -> dict[int, Piece]:
+    """Return the text of every token of a run's model; empty where no tokenizer is found, and the page then shows
+    ids."""
     folders = [*sorted(run_dir.glob("*/")), *sorted(run_dir.glob("*/*/"))]
     named = config.get("models", {}).get(model, {}).get("path")
     folders += [Path(named)] if named else []
     file = next((f / "tokenizer.json" for f in folders if (f / "tokenizer.json").is_file()), None)
-    pieces = load_pieces(file) if file else {}
+    return load_pieces(file) if file else {}
+
+
+def used_pieces(pieces: Mapping[int, Piece], entries: Sequence[Mapping[str, Any]]) -> dict[int, Piece]:
+    """Return the text of the tokens that `entries` show."""
     used = {token for entry in entries for segment in entry["segments"] for token in segment["tokens"]}
     return {token: pieces[token] for token in sorted(used) if token in pieces}

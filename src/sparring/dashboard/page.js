@@ -25,10 +25,15 @@ const ACTIVITIES = ["time/generating", "time/training", "time/updating", "time/w
 const LANES = [["engine", "time/engine/busy"], ["worlds", "time/worlds"], ["scoring", "time/judging"], ["evaluation", "time/evaluating"], ["trainer", "time/trainer/busy"], ["updates", "time/updating"], ["saving", "time/saving"]];
 const BY_DATASET = "rollout/success/";
 
+const SECTIONS = [...document.querySelectorAll("main > section")];
+
+// Fill a section with what the run has of it; without anything it leaves the page, until there is something.
 function put(id, ...content) {
-  const section = document.getElementById(id), kept = content.flat(9).filter((c) => c !== null && c !== undefined);
+  const at = SECTIONS.findIndex((s) => s.id === id), section = SECTIONS[at];
+  const kept = content.flat(9).filter((c) => c !== null && c !== undefined);
+  (section.querySelector(".body") ?? section).replaceChildren(...kept);
   if (!kept.length) section.remove();
-  else section.querySelector(".body").append(...kept);
+  else if (!section.isConnected) document.querySelector("main").insertBefore(section, SECTIONS.slice(at).find((s) => s.isConnected) ?? null);
 }
 
 function figures(data) {
@@ -43,8 +48,7 @@ function figures(data) {
   if (typeof s.tokens_sampled === "number") add(number(s.tokens_sampled), "tokens sampled", typeof s.tokens_trained === "number" ? percent(s.tokens_trained / s.tokens_sampled) + " of them trained" : "");
   const wall = data.stages.reduce((sum, stage) => sum + stage.wall_s, 0);
   if (wall) add(seconds(wall), "wall clock", typeof s.peak_rss_bytes === "number" ? (s.peak_rss_bytes / 2 ** 30).toFixed(2) + " GiB at peak" : "all stages");
-  const section = document.getElementById("figures");
-  if (cells.length) section.append(...cells); else section.remove();
+  return cells;
 }
 
 function evaluation(data) {
@@ -168,7 +172,7 @@ function stageCurves(stage, metrics) {
       spreads.map((n) => spread(n, metrics, n === "success" ? {title: "Held-out success", hint: "evaluations beside training, 95 % interval", format: share, low: 0, high: 1} : {title: "Held-out reward", hint: "evaluations beside training, 95 % interval"})),
       known.map(draw),
       activities.length ? manyChart(activities.map((n) => [n, n.slice(5)]), metrics, {title: "Where the time goes", hint: "share of each step"}) : null),
-    rest.length ? node("details", null, node("summary", null, rest.length + " more metrics"), node("div.charts", null, rest.map(draw))) : null,
+    rest.length ? node("details", {"data-stage": stage}, node("summary", null, rest.length + " more metrics"), node("div.charts", null, rest.map(draw))) : null,
   ];
 }
 
@@ -186,6 +190,22 @@ function account(data) {
   ];
 }
 
+// Everything but the rollouts; a live page draws it again as the run goes on, and leaves open what was opened.
+function draw(data) {
+  const opened = new Set([...document.querySelectorAll("#curves details[open]")].map((d) => d.dataset.stage));
+  document.getElementById("name").textContent = data.name;
+  document.getElementById("written").textContent = (data.live ? "· live, " : "· report of ") + data.written;
+  document.getElementById("lede").textContent = data.lede;
+  put("figures", figures(data));
+  put("evaluation", evaluation(data));
+  put("evaluations", evaluations(data));
+  put("stages", stages(data));
+  put("curves", Object.entries(data.metrics).map(([stage, metrics]) => stageCurves(stage, metrics)));
+  put("account", account(data));
+  put("config", data.config ? node("div.panel", null, node("pre", null, data.config)) : null);
+  for (const details of document.querySelectorAll("#curves details")) details.open = opened.has(details.dataset.stage);
+}
+
 function main() {
   const data = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)");
@@ -193,19 +213,11 @@ function main() {
   dress(dark.matches ? "dark" : "light");
   dark.addEventListener("change", () => dress(dark.matches ? "dark" : "light"));
   document.getElementById("theme").addEventListener("click", () => dress(root.dataset.theme === "dark" ? "light" : "dark"));
-  document.getElementById("name").textContent = data.name;
-  document.getElementById("written").textContent = "· report of " + data.written;
-  document.getElementById("lede").textContent = data.lede;
-  figures(data);
-  put("evaluation", evaluation(data));
-  put("evaluations", evaluations(data));
-  put("stages", stages(data));
-  put("curves", Object.entries(data.metrics).map(([stage, metrics]) => stageCurves(stage, metrics)));
-  put("account", account(data));
-  put("rollouts", data.rollouts.length ? [
-    node("p.note", null, `${data.rollouts.length} of ${count(data.rollouts_seen)} recorded rollouts: the first, the last, some between, the best and the worst. Point at a token for its numbers; click it to keep them.`),
+  draw(data);
+  put("rollouts", data.live ? liveViewer(data) : data.rollouts.length ? [
+    node("p.note", null, `${data.rollouts.length} of ${count(data.rollouts_seen)} recorded rollouts: the first, the last, some between, the best and the worst. Point at a token for its numbers; click it to keep them. sparring report RUN --serve opens all of them.`),
     rolloutViewer(data)] : null);
-  put("config", data.config ? node("div.panel", null, node("pre", null, data.config)) : null);
+  if (data.live) followRun(data.stamp);
   root.dataset.ready = "yes";
 }
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from sparring.dashboard.gather import gather
 from sparring.errors import refusal
+from sparring.store.sqlite import SqliteStore
 
-SCRIPTS = ("charts.js", "viewer.js", "page.js")
+SCRIPTS = ("charts.js", "viewer.js", "live.js", "page.js")
 """In the order they build on each other."""
 
 
@@ -29,14 +30,7 @@ def write_report(run_dir: Path) -> Path:
         BadInput: the folder holds no run.
         StoreError: the store cannot be read.
     """
-    from sparring.store.sqlite import SqliteStore
-
-    database = run_dir / "store.sqlite"
-    if not database.is_file():
-        raise refusal(
-            str(run_dir), "a run's folder with store.sqlite", "none", "give the folder of a run, like runs/quickstart"
-        )
-    store = SqliteStore(database, read_only=True)
+    store = open_store(run_dir)
     try:
         data = gather(run_dir, store)
     finally:
@@ -48,8 +42,23 @@ def write_report(run_dir: Path) -> Path:
     return target
 
 
-def page(data: Mapping[str, Any]) -> str:
-    """Return the whole page for `gather`'s data.
+def open_store(run_dir: Path) -> SqliteStore:
+    """Open the store of a run, finished or not, to read it.
+
+    Raises:
+        BadInput: the folder holds no run.
+        StoreError: the store cannot be read.
+    """
+    database = run_dir / "store.sqlite"
+    if not database.is_file():
+        raise refusal(
+            str(run_dir), "a run's folder with store.sqlite", "none", "give the folder of a run, like runs/quickstart"
+        )
+    return SqliteStore(database, read_only=True)
+
+
+def page(data: Mapping[str, Any], *, live: bool = False) -> str:
+    """Return the whole page for `gather`'s data; a live one asks the server that it came from for more.
 
     Rollout text is untrusted. It travels as JSON in which no character can end the script element, enters the document
     through text nodes only, and the policy in the page lets no script run but the one whose hash it names.
@@ -58,6 +67,7 @@ def page(data: Mapping[str, Any]) -> str:
     script = "\n".join(_asset(name) for name in SCRIPTS)
     policy = (
         f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'"
+        + ("; connect-src 'self'" if live else "")
     )
     parts = {"CSP": policy, "TITLE": html.escape(f"{data['name']} · Sparring"), "STYLE": style, "SCRIPT": script}
     text = _asset("page.html")

@@ -46,17 +46,18 @@ def group_entries(group: Group, picks: Sequence[str], stage: str, advantages: Ad
     ranked = sorted(zip(group.rollouts, group.scores, strict=True), key=lambda pair: pair[1].reward or 0.0)
     chosen: list[tuple[Rollout, Score | None]] = [*ranked[:1], *ranked[1:][-1:]]
     chosen += [(rollout, None) for rollout in group.failed[:2]]
-    of = len(group.rollouts) + len(group.failed)
-    return [
-        _entry(rollout, score, advantages)
-        | {"picks": list(picks), "stage": stage, "group": group.id, "of": of, "version": group.version}
-        for rollout, score in chosen
-    ]
+    return [entry(group, rollout, score, stage, advantages) | {"picks": list(picks)} for rollout, score in chosen]
 
 
-def _entry(rollout: Rollout, score: Score | None, advantages: Advantages) -> dict[str, Any]:
+def entry(group: Group, rollout: Rollout, score: Score | None, stage: str, advantages: Advantages) -> dict[str, Any]:
+    """Return one rollout of a group with all its tokens."""
+    place = {"stage": stage, "group": group.id, "of": len(group.rollouts) + len(group.failed), "version": group.version}
+    return summary(rollout, score) | place | _told(rollout, advantages)
+
+
+def summary(rollout: Rollout, score: Score | None) -> dict[str, Any]:
+    """Return what a list says of a rollout."""
     outcome = rollout.outcome
-    failure = outcome.failure
     return {
         "id": rollout.id,
         "index": rollout.index,
@@ -64,13 +65,19 @@ def _entry(rollout: Rollout, score: Score | None, advantages: Advantages) -> dic
         "tag": rollout.task.tag,
         "reward": score.reward if score else None,
         "success": score.success if score else None,
-        "parts": dict(score.parts) if score else {},
         "outcome": outcome.kind,
         "reason": outcome.reason,
-        "failure": failure and {"error": failure.error, "where": failure.where, "message": failure.message},
         "turns": sum(t.usage.turns for t in rollout.trajectories),
         "sampled": sum(t.usage.sampled_tokens for t in rollout.trajectories),
         "wall_s": round(sum(t.timing.wall_s for t in rollout.trajectories), 4),
+        "parts": dict(score.parts) if score else {},
+    }
+
+
+def _told(rollout: Rollout, advantages: Advantages) -> dict[str, Any]:
+    failure = rollout.outcome.failure
+    return {
+        "failure": failure and {"error": failure.error, "where": failure.where, "message": failure.message},
         "segments": [_segment(t, s, advantages) for t in rollout.trajectories for s in t.segments],
     }
 

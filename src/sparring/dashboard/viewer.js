@@ -52,17 +52,21 @@ function segmentTokens(segment, position) {
   }));
 }
 
+// The largest |advantage| of some rollouts.
+function largest(rollouts) {
+  return Math.max(1e-9, ...rollouts.flatMap((r) => r.segments.flatMap((s) => (s.advantages || []).map(([, v]) => Math.abs(v || 0)))));
+}
+
 class Talk {
-  constructor(data) {
-    this.data = data;
+  constructor() {
     this.mode = MODES[0];
     this.box = node("div.talk");
-    const sizes = data.rollouts.flatMap((r) => r.segments.flatMap((s) => (s.advantages || []).map(([, v]) => Math.abs(v || 0))));
-    this.scale = Math.max(1e-9, ...sizes);
   }
 
-  show(rollout) {
+  // Show one rollout: `pieces` has the text of its tokens, `scale` is the |advantage| of the strongest colour.
+  show(rollout, pieces, scale) {
     this.rollout = rollout;
+    this.scale = scale;
     this.painted = [];
     const pin = node("div.facts.mono");
     const select = (made, rows) => {
@@ -76,7 +80,7 @@ class Talk {
       ends.set(segment.role + segment.index, start + segment.tokens.length);
       const line = node("div.tokens");
       for (const token of segmentTokens(segment, start)) {
-        const made = tokenNode(token, this.data.pieces, select);
+        const made = tokenNode(token, pieces, select);
         this.painted.push([made, token]);
         line.append(made);
       }
@@ -128,8 +132,25 @@ class Talk {
   }
 }
 
+// One rollout in a list.
+function listed(tag, r, attributes) {
+  const mark = r.success === null ? null : node("span.badge." + (r.success ? "yes" : "no"), null, r.success ? "solved" : "not solved");
+  return node(tag, attributes,
+    node("div.top", null, node("span", null, r.tag || r.task), node("span.reward", null, r.reward === null ? "no score" : number(r.reward))),
+    node("div.sub", null, node("span", null, r.stage + " · weights " + r.version + " · " + r.sampled + " tokens"), mark ?? node("span.badge", null, r.outcome)));
+}
+
+// Let the arrow keys go through a list.
+function walkable(list) {
+  list.addEventListener("keydown", (event) => {
+    const step = {ArrowDown: 1, ArrowUp: -1}[event.key], items = [...list.children];
+    const next = step && items[items.indexOf(document.activeElement) + step];
+    if (next) { event.preventDefault(); next.focus(); next.click(); }
+  });
+}
+
 function rolloutViewer(data) {
-  const talk = new Talk(data), list = node("div.list", {role: "listbox", "aria-label": "Rollouts"}), shown = node("span.count");
+  const talk = new Talk(), scale = largest(data.rollouts), list = node("div.list", {role: "listbox", "aria-label": "Rollouts"}), shown = node("span.count");
   const axes = {
     picked: (r) => r.picks, stage: (r) => [r.stage], dataset: (r) => [r.tag || "–"], outcome: (r) => [r.outcome],
     success: (r) => [r.success === null ? "not judged" : r.success ? "solved" : "not solved"], weights: (r) => ["version " + r.version],
@@ -140,7 +161,7 @@ function rolloutViewer(data) {
   const open = (rollout, button) => {
     for (const other of list.children) other.setAttribute("aria-selected", "false");
     button.setAttribute("aria-selected", "true");
-    talk.show(rollout);
+    talk.show(rollout, data.pieces, scale);
   };
   const redraw = () => {
     const rollouts = fresh();
@@ -152,10 +173,7 @@ function rolloutViewer(data) {
     else talk.box.replaceChildren(node("p.empty", null, "No rollout matches these filters."));
   };
   const entry = (r) => {
-    const mark = r.success === null ? null : node("span.badge." + (r.success ? "yes" : "no"), null, r.success ? "solved" : "not solved");
-    const made = node("button", {type: "button", role: "option", onclick: () => open(r, made)},
-      node("div.top", null, node("span", null, r.tag || r.task), node("span.reward", null, r.reward === null ? "no score" : number(r.reward))),
-      node("div.sub", null, node("span", null, r.stage + " · weights " + r.version + " · " + r.sampled + " tokens"), mark ?? node("span.badge", null, r.outcome)));
+    const made = listed("button", r, {type: "button", role: "option", onclick: () => open(r, made)});
     return made;
   };
   const filters = Object.entries(axes).map(([axis, values]) => {
@@ -164,11 +182,7 @@ function rolloutViewer(data) {
     return node("select", {"aria-label": axis, onchange: (event) => { chosen[axis] = event.target.value; redraw(); }},
       node("option", {value: ""}, "any " + axis), names.map((name) => node("option", {value: name}, name)));
   });
-  list.addEventListener("keydown", (event) => {
-    const step = {ArrowDown: 1, ArrowUp: -1}[event.key], items = [...list.children];
-    const next = step && items[items.indexOf(document.activeElement) + step];
-    if (next) { event.preventDefault(); next.focus(); next.click(); }
-  });
+  walkable(list);
   redraw();
   return [node("div.filters", null, filters, shown), node("div.panel.viewer", null, list, talk.box)];
 }

@@ -25,8 +25,16 @@ class ObserveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     wandb_project: str = "sparring"
     """The project that `wandb` logs to."""
 
+    samples: int = 4
+    """So many rollouts of a step are shown as a table by `tensorboard` and `wandb`; 0 shows none."""
+
+    samples_every: int = 10
+    """Steps from one such table to the next; the first step has one."""
+
     def __post_init__(self) -> None:
         if len(set(self.sinks)) != len(self.sinks):
             raise ValueError(f"sinks must not repeat, got {list(self.sinks)}")
+        if self.samples < 0 or self.samples_every < 1:
+            raise ValueError("samples must be 0 or more, and samples_every 1 or more")
         if self.lines_every_s < 0:
             raise ValueError("lines_every_s must be 0 or more")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from sparring.observe.config import ObserveConfig
 from sparring.observe.headline import Pace, clock_text, headlines
 from sparring.observe.sinks.console import ConsoleSink
-from sparring.observe.sinks.sink import Fanout, Sink
+from sparring.observe.sinks.sink import Fanout, SampleRow, Sink
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -56,6 +56,9 @@ class LiveProgress:
             return
         self._pace.advance(step)
         self._values = dict(values)
+
+    def samples(self, stage: str, step: int, rows: Sequence[SampleRow]) -> None:
+        """Print nothing: rollouts stand in the report."""
 
     def event(self, stage: str, text: str) -> None:
         """Write a line above the view."""

@@ -4,6 +4,7 @@ import errno
 import json
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,13 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture) ->
         parser().parse_args([verb, "--help"])
     assert end.value.code == 0
     assert f"usage: sparring {verb}" in capsys.readouterr().out
+
+
+def test_a_report_of_a_bug_can_name_versions_also_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "sparring", "--version"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    for package in ("sparring", "torch", "transformers", "renderers"):
+        assert f"{package} {metadata.version(package)}" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 import json
 import random
+import shutil
+import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -218,3 +221,19 @@ def sample_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "summary.json").write_text(json.dumps(SUMMARY))
     (run / "config.toml").write_text(CONFIG)
     return run
+
+
+@pytest.fixture(scope="session")
+def browse(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Return the document of an address after its script ran, as a browser has it."""
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    flags += " --disable-component-update --disable-sync --virtual-time-budget=2000"
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert browser, "the report's tests need chromium: apt-get install chromium"
+
+    def document(address: str) -> str:
+        profile = tmp_path_factory.mktemp("profile")
+        command = [browser, *flags.split(), f"--user-data-dir={profile}", "--dump-dom", address]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    return document

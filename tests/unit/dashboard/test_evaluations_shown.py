@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
-from test_report import browse
 
 from sparring.dashboard.report import write_report
 from sparring.observe.evaluation import Evaluation, Lost, TaskResult, passes, success_rate
@@ -36,7 +36,7 @@ def made(solved: list[tuple[bool, ...]], world: str = "sums") -> Evaluation:
 
 
 @pytest.fixture(scope="module")
-def dom(tmp_path_factory: pytest.TempPathFactory) -> str:
+def dom(tmp_path_factory: pytest.TempPathFactory, browse: Callable[[str], str]) -> str:
     """The report of a run that evaluated one checkpoint itself, was evaluated twice since, and once beside its
     training."""
     run = tmp_path_factory.mktemp("run")
@@ -52,7 +52,7 @@ def dom(tmp_path_factory: pytest.TempPathFactory) -> str:
         folder.mkdir(parents=True)
         told = Evaluated(name=f"checkpoint {name}", environment="Sums", seed=1, temperature=1.0, evaluation=evaluation)
         write_results(Results(evaluations=(told,)), folder / RESULT)
-    return browse(write_report(run), tmp_path_factory.mktemp("profile"))
+    return browse(write_report(run).as_uri())
 
 
 def rows(dom: str) -> list[str]:
@@ -80,15 +80,15 @@ def test_those_beside_training_have_a_curve_with_its_interval(dom: str) -> None:
     assert "upper end" in chart and "lower end" in chart and "95 % interval" in chart
 
 
-def test_an_evaluations_own_folder_has_a_report(tmp_path: Path) -> None:
+def test_an_evaluations_own_folder_has_a_report(tmp_path: Path, browse: Callable[[str], str]) -> None:
     SqliteStore(tmp_path / "store.sqlite").close()
     told = Evaluated(name="it", environment="Sums", seed=1, temperature=1.0, evaluation=made([(True, False)]))
     write_results(Results(evaluations=(told,)), tmp_path / RESULT)
-    [row] = rows(browse(write_report(tmp_path), tmp_path / "profile"))
+    [row] = rows(browse(write_report(tmp_path).as_uri()))
     assert "it on Sums" in row and "50.0 %" in row
 
 
-def test_teachers_and_other_runs_stand_beside_the_student(tmp_path: Path) -> None:
+def test_teachers_and_other_runs_stand_beside_the_student(tmp_path: Path, browse: Callable[[str], str]) -> None:
     (tmp_path / "config.toml").write_text(
         '[distill]\nteachers = { "*" = "big" }\n[eval]\nagainst = { imitation = "runs/it" }\n'
     )
@@ -101,6 +101,6 @@ def test_teachers_and_other_runs_stand_beside_the_student(tmp_path: Path) -> Non
     ):
         store.put(key, value)
     store.close()
-    own, taught, imitated = rows(browse(write_report(tmp_path), tmp_path / "profile"))
+    own, taught, imitated = rows(browse(write_report(tmp_path).as_uri()))
     assert "after distill" in own and "teacher big, on what it teaches" in taught and "+0.0 %" in taught
     assert "imitation (runs/it)" in imitated and "−100.0 %" in imitated and "against after distill" in imitated

@@ -2,8 +2,7 @@
 
 import json
 import re
-import shutil
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,20 +12,10 @@ from sparring.errors import BadInput
 from sparring.store.sqlite import SqliteStore
 
 
-def browse(report: Path, profile: Path) -> str:
-    """The document of a page after its script ran."""
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    flags += " --disable-component-update --disable-sync"
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    assert browser, "the report's tests need chromium: apt-get install chromium"
-    command = [browser, *flags.split(), f"--user-data-dir={profile}", "--dump-dom", report.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-
-
 @pytest.fixture(scope="session")
-def dom(sample_run: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def dom(sample_run: Path, browse: Callable[[str], str]) -> str:
     """The document of the sample's report."""
-    return browse(write_report(sample_run), tmp_path_factory.mktemp("profile"))
+    return browse(write_report(sample_run).as_uri())
 
 
 def test_it_draws_itself(dom: str) -> None:
@@ -93,7 +82,9 @@ def test_text_of_a_rollout_stays_text(dom: str) -> None:
     assert "onerror" in re.sub(r"<[^>]*>", "", talk)
 
 
-def test_filters_narrow_the_list_and_modes_recolour(sample_run: Path, tmp_path: Path) -> None:
+def test_filters_narrow_the_list_and_modes_recolour(
+    sample_run: Path, tmp_path: Path, browse: Callable[[str], str]
+) -> None:
     act = """
     const filter = document.querySelector('select[aria-label="outcome"]');
     const pick = (value) => { filter.value = value; filter.dispatchEvent(new Event("change")); };
@@ -112,7 +103,7 @@ def test_filters_narrow_the_list_and_modes_recolour(sample_run: Path, tmp_path: 
     text = re.sub(r"<meta http-equiv[^>]*>", "", text).replace("main();\n</script>", "main();</script>")
     page = tmp_path / "page.html"
     page.write_text(text.replace("main();</script>", f"main();{act}</script>"))
-    title = re.search(r"<title>(.*?)</title>", browse(page, tmp_path / "profile"))
+    title = re.search(r"<title>(.*?)</title>", browse(page.as_uri()))
     assert title is not None
     total, outcomes, failure, recoloured, versions = title[1].split(" / ")
     assert int(total) > 20
@@ -151,9 +142,9 @@ def test_embedded_json_cannot_end_its_element_and_holds_whatever_comes() -> None
     assert back == {"a": "</script><!--&\u2028\ud800", "b": [None, None, 0.5], "3": "x"}
 
 
-def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
+def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path, browse: Callable[[str], str]) -> None:
     SqliteStore(tmp_path / "store.sqlite").close()
-    dom = browse(write_report(tmp_path), tmp_path / "profile")
+    dom = browse(write_report(tmp_path).as_uri())
     assert 'data-ready="yes"' in dom
     assert "has not written its summary yet" in dom
     assert 'id="evaluation"' not in dom and 'id="rollouts"' not in dom

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.text.text_plugin import text_array_to_html
+from tensorboard.util.tensor_util import make_ndarray
 
 from sparring.observe.config import ObserveConfig
 from sparring.observe.headline import Pace, clock_text, headlines
@@ -16,7 +18,13 @@ from sparring.observe.progress import LiveProgress, progress
 from sparring.observe.sinks.console import ConsoleSink
 from sparring.observe.sinks.jsonl import JsonlSink
 from sparring.observe.sinks.load import load_sinks
-from sparring.observe.sinks.sink import Fanout, Sink
+from sparring.observe.sinks.sink import Fanout, SampleRow, Sink
+
+
+SAMPLES = [
+    SampleRow(rollout="rl/4/0", task="gcd:1", conversation="user: | a\n\n# b\ud800", reward=0.5, outcome="completed"),
+    SampleRow(rollout="rl/4/1", task="gcd:1", conversation="", reward=None, outcome="truncated"),
+]
 
 
 def tell(sink: Sink, steps: int = 3) -> None:
@@ -28,6 +36,7 @@ def tell(sink: Sink, steps: int = 3) -> None:
             step,
             {"rollout/reward": step / 10, "rollout/success": 0.5, "time/tokens_per_s": 1234.5, "odd": float("nan")},
         )
+    sink.samples("rl", steps, SAMPLES)
     sink.event("rl", "checkpoint at step 3")
 
 
@@ -82,6 +91,11 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     events.Reload()
     assert [(e.step, round(e.value, 6)) for e in events.Scalars("rl/rollout/reward")] == [(1, 0.1), (2, 0.2), (3, 0.3)]
     assert "rl/odd" not in events.Tags()["scalars"]
+    [shown] = events.Tensors("rl/samples")
+    cells = make_ndarray(shown.tensor_proto)
+    assert shown.step == 3 and cells.shape == (3, 5)
+    page = text_array_to_html(cells, enable_markdown=True)
+    assert page.count("<tr>") == 3 and "<h1>" not in page and "user: | a" in page and "None" in page
     assert (tmp_path / "metrics.jsonl").is_file()
 
 

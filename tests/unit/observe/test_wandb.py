@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import subprocess
@@ -18,6 +19,7 @@ import sys
 from sparring.errors import BadInput
 from sparring.observe.config import ObserveConfig
 from sparring.observe.sinks.load import load_sinks
+from sparring.observe.sinks.sink import SampleRow
 recipe = {"rl": {"steps": 6}, "none": None}
 try:
     (sink,) = load_sinks(ObserveConfig(sinks=("wandb",)), sys.argv[1], name="a: run?", recipe=recipe)
@@ -26,6 +28,7 @@ except BadInput as error:
 sink.start("rl", 6)
 for step in range(int(sys.argv[2]), int(sys.argv[3])):
     sink.log("rl", step, {"loss": 1 / step, "rollout/reward": 0.5})
+sink.samples("rl", step, [SampleRow(rollout="rl/0/0", task="t", conversation="user: hi", reward=None, outcome="x")])
 sink.event("rl", "something")
 sink.close()
 sink.close()
@@ -67,6 +70,11 @@ def test_a_resumed_run_goes_on_in_the_same_wandb_run(tmp_path: Path) -> None:
     files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
     assert [file.name for file in files] == [f"run-{(tmp_path / 'wandb.id').read_text()}.wandb"] * 2
     rows = [row for file in files for row in logged(file)]
+    tables = [row for row in rows if "rl/samples/_type" in row]
+    assert [row["rl/samples/_type"] for row in tables] == ['"table-file"'] * 2
+    shown = [json.loads(file.read_text()) for file in tmp_path.glob("wandb/**/*.table.json")]
+    assert [[3, "rl/0/0", "t", "user: hi", None, "x"]] in [table["data"] for table in shown]
+    rows = [row for row in rows if row not in tables]
     assert [(row["rl/step"], float(row["rl/loss"]), row["rl/rollout/reward"]) for row in rows] == [
         (str(step), 1 / step, "0.5") for step in range(1, 7)
     ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 from sparring.observe.headline import Pace, clock_text, headlines
+from sparring.observe.sinks.sink import SampleRow
 
 
 class ConsoleSink:
@@ -43,6 +44,9 @@ class ConsoleSink:
         self._printed = now
         figures = "".join(f"  {label} {text}" for label, text in headlines(values))
         self._print(f"{stage} {step}/{self._pace.total_steps}  eta {clock_text(self._pace.remaining_s)}{figures}")
+
+    def samples(self, stage: str, step: int, rows: Sequence[SampleRow]) -> None:
+        """Print nothing: rollouts stand in the report."""
 
     def event(self, stage: str, text: str) -> None:
         """Print it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from sparring.errors import StoreError
+from sparring.observe.sinks.sink import SampleRow
 
 
 class JsonlSink:
@@ -42,6 +43,9 @@ class JsonlSink:
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         """Write a line."""
         self._write({"stage": stage, "step": step, "values": dict(values)})
+
+    def samples(self, stage: str, step: int, rows: Sequence[SampleRow]) -> None:
+        """Write nothing: the run's store holds rollouts."""
 
     def event(self, stage: str, text: str) -> None:
         """Write a line."""

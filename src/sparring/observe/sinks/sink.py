@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleRow:
+    """A rollout as a row of a table of samples: `conversation` is its messages as text."""
+
+    rollout: str
+    task: str
+    conversation: str
+    reward: float | None
+    outcome: str
 
 
 class Sink(Protocol):
@@ -15,6 +27,10 @@ class Sink(Protocol):
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         """Record the metrics of one step, counted from 1."""
+        ...
+
+    def samples(self, stage: str, step: int, rows: Sequence[SampleRow]) -> None:
+        """Show some rollouts that a step was trained on."""
         ...
 
     def event(self, stage: str, text: str) -> None:
@@ -41,6 +57,11 @@ class Fanout:
         """Pass on."""
         for sink in self._sinks:
             sink.log(stage, step, values)
+
+    def samples(self, stage: str, step: int, rows: Sequence[SampleRow]) -> None:
+        """Pass on."""
+        for sink in self._sinks:
+            sink.samples(stage, step, rows)
 
     def event(self, stage: str, text: str) -> None:
         """Pass on."""

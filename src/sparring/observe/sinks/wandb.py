@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sparring.errors import BadInput, boundary
+from sparring.observe.sinks.sink import SampleRow
 
 
 class WandbSink:
@@ -52,6 +53,14 @@ class WandbSink:
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         """Send the values."""
         self._run.log({f"{stage}/step": step, **{f"{stage}/{name}": value for name, value in values.items()}})
+
+    def samples(self, stage: str, step: int, rows: Sequence[SampleRow]) -> None:
+        """Send a table `<stage>/samples`."""
+        import wandb
+
+        columns = ["step", "rollout", "task", "conversation", "reward", "outcome"]
+        data = [[step, row.rollout, row.task, row.conversation, row.reward, row.outcome] for row in rows]
+        self._run.log({f"{stage}/step": step, f"{stage}/samples": wandb.Table(columns=columns, data=data)})
 
     def event(self, stage: str, text: str) -> None:
         """Send nothing: the run's store and `metrics.jsonl` hold events."""

@@ -39,6 +39,7 @@ from sparring.stages.runtime.checkpoints import Checkpoints
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
 from sparring.stages.runtime.rollouts import rollout_runner
+from sparring.stages.runtime.step_report import report_step
 from sparring.stages.runtime.timing import ENGINE_SPANS, EVAL_SPANS, TRAINER_SPANS, EngineCounters, StepClock
 from sparring.stages.runtime.totals import Totals
 from sparring.stages.runtime.training_tasks import data_files, domain_metrics
@@ -150,7 +151,7 @@ class OnlineTraining:
             else:
                 context.store.metric(stage, step.version, metrics)
             totals.add(batch, metrics)
-            context.sink.log(stage, step.version, metrics)
+            report_step(context, stage, step.version, metrics, self._section.groups_per_step)
             states = {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()}
             states |= {name: part.state() for name, part in kept.items()}
             with self._spans.span("saving"):

@@ -1,0 +1,38 @@
+"""A run's metrics as tables for other programs."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from sparring.dashboard.gather import TRAIN_STAGES
+from sparring.dashboard.report import open_store
+
+
+def write_curves(run_dir: Path) -> list[Path]:
+    """Write `curves/STAGE.csv` for every stage with metrics and return the files. A row is a step, a column a metric, a
+    number is as it was recorded; where a step lacks a metric the cell is empty.
+
+    Args:
+        run_dir: the folder of a run, finished or not.
+
+    Raises:
+        BadInput: the folder holds no run.
+        StoreError: the store cannot be read.
+    """
+    store = open_store(run_dir)
+    try:
+        metrics = {stage: store.metrics(stage) for stage in TRAIN_STAGES}
+    finally:
+        store.close()
+    files = []
+    for stage, rows in metrics.items():
+        if rows:
+            files.append(run_dir / "curves" / f"{stage.replace('/', '-')}.csv")
+            files[-1].parent.mkdir(exist_ok=True)
+            names = sorted({name for _, values in rows for name in values})
+            with files[-1].open("w", newline="", encoding="utf-8") as file:
+                table = csv.DictWriter(file, ["step", *names])
+                table.writeheader()
+                table.writerows({"step": step, **values} for step, values in rows)
+    return files

@@ -1,0 +1,136 @@
+"""Index of the rollouts of a run: a line for each recorded one, kept up to date while the run goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparring.dashboard.gather import GROUP_STAGES, credit_of
+from sparring.dashboard.rollouts import entry, group_advantages, summary
+from sparring.protocols import Store
+from sparring.types import Group, Rollout, Score
+
+SEARCHED = 200
+"""Characters of what a rollout was first asked and last answered that a search looks at."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutLine:
+    """One rollout in the list. `text` is what a search looks at, in lower case; `number` is its group's admission."""
+
+    stage: str
+    number: int
+    shown: Mapping[str, Any]
+    text: str
+
+
+class RolloutIndex:
+    """All rollouts of a run, in the order of stages and admissions. Groups are read once; `update` reads those that
+    were recorded since."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, dict[str, RolloutLine]] = {stage: {} for stage in GROUP_STAGES}
+        self._last: dict[str, int] = {}
+
+    def update(self, store: Store) -> None:
+        """Read what was recorded since the last call. Of a stage that a resumed run took back, all is read again.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        for stage in GROUP_STAGES:
+            last = self._last.get(stage, -1)
+            if last >= 0 and next(iter(store.groups(stage=stage, first=last, end=last + 1)), None) is None:
+                self._lines[stage].clear()
+                last = -1
+            for group in store.groups(stage=stage, first=last + 1):
+                self._last[stage] = group.index
+                for rollout, score in _members(group):
+                    self._lines[stage][rollout.id] = _line(stage, group, rollout, score)
+
+    def outcomes(self) -> Counter[str]:
+        """Count the outcomes of training rollouts."""
+        return Counter(line.shown["outcome"] for line in self._lines["rl"].values())
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def find(self, chosen: Mapping[str, str], words: str = "") -> list[Mapping[str, Any]]:
+        """Return the lines that fit, the latest first.
+
+        Args:
+            chosen: values by `stage`, `dataset`, `outcome`, `success` or `reward`, as `axes` names them.
+            words: all of them stand in the rollout's id, task, outcome, reason, first question or last answer.
+        """
+        wanted = words.lower().split()
+        lines = [line for lines in self._lines.values() for line in lines.values()]
+        return [
+            line.shown
+            for line in reversed(lines)
+            if all(_AXES[axis](line.shown) == value for axis, value in chosen.items() if value and axis in _AXES)
+            and all(word in line.text for word in wanted)
+        ]
+
+    def axes(self) -> dict[str, list[str]]:
+        """Return what a list may be narrowed by: the values of each axis that has several."""
+        lines = [line.shown for lines in self._lines.values() for line in lines.values()]
+        values = {axis: sorted({value_of(line) for line in lines}) for axis, value_of in _AXES.items()}
+        return {axis: names for axis, names in values.items() if len(names) > 1}
+
+    def open(self, store: Store, config: Mapping[str, Any], id: str, model: str = "policy") -> dict[str, Any] | None:
+        """Return a rollout with all its tokens, as the viewer reads it; None where none of that id is recorded.
+
+        Args:
+            store: the run's.
+            config: the run's, which says how advantages are made.
+            id: the rollout's.
+            model: whose tokens were trained.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        line = next((lines[id] for lines in self._lines.values() if id in lines), None)
+        if line is None:
+            return None
+        for group in store.groups(stage=line.stage, first=line.number, end=line.number + 1):
+            for rollout, score in _members(group):
+                if rollout.id == id:
+                    credit = credit_of(config) if line.stage == "rl" else None
+                    advantages = group_advantages(group, credit, model) if credit else {}
+                    return entry(group, rollout, score, line.stage, advantages)
+        return None
+
+
+def _members(group: Group) -> Iterator[tuple[Rollout, Score | None]]:
+    yield from zip(group.rollouts, group.scores, strict=True)
+    yield from ((rollout, None) for rollout in group.failed)
+
+
+def _line(stage: str, group: Group, rollout: Rollout, score: Score | None) -> RolloutLine:
+    shown = {**summary(rollout, score), "stage": stage, "version": group.version}
+    messages = [segment.message for t in rollout.trajectories for segment in t.segments if segment.message is not None]
+    question = next((message.content or "" for message in rollout.task.messages if message.role == "user"), "")
+    answer = next((message.content or "" for message in reversed(messages) if message.role == "assistant"), "")
+    facts = [rollout.id, rollout.task.id, rollout.task.tag or "", rollout.outcome.kind, rollout.outcome.reason]
+    searched: Sequence[str] = [*facts, str(question)[:SEARCHED], str(answer)[:SEARCHED]]
+    return RolloutLine(stage=stage, number=group.index, shown=shown, text="\n".join(searched).lower())
+
+
+def _success(line: Mapping[str, Any]) -> str:
+    return {None: "not judged", True: "solved", False: "not solved"}[line["success"]]
+
+
+def _reward(line: Mapping[str, Any]) -> str:
+    reward = line["reward"]
+    return "not scored" if reward is None else "above 0" if reward > 0 else "below 0" if reward < 0 else "exactly 0"
+
+
+_AXES = {
+    "stage": lambda line: line["stage"],
+    "dataset": lambda line: line["tag"] or "–",
+    "outcome": lambda line: line["outcome"],
+    "success": _success,
+    "reward": _reward,
+}

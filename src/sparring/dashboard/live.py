@@ -1,0 +1,166 @@
+"""A run's page while it goes on: curves that follow, and every rollout, found by search and opened by a link."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from sparring.dashboard.gather import figures, read_config, shares, used_pieces, vocabulary
+from sparring.dashboard.index import RolloutIndex
+from sparring.dashboard.report import embedded_json, open_store, page
+from sparring.errors import refusal
+from sparring.protocols import Store
+
+LOCAL = ("127.0.0.1", "localhost", "[::1]")
+ROWS = 200
+"""Rollouts of one answer; the page asks for more."""
+
+MODEL = "policy"
+
+
+class LivePage:
+    """The page of a run, for whoever has its key. Reads the run's folder and writes nothing.
+
+    Args:
+        folder: of the run.
+        host: that it is served under, beside this machine's own names.
+        key: what a reader has to know.
+
+    Raises:
+        BadInput: the folder holds no run.
+    """
+
+    def __init__(self, folder: Path, host: str, key: str) -> None:
+        open_store(folder).close()
+        self._folder, self._key = folder, key
+        self._hosts = {*LOCAL, host, f"[{host}]"}
+        self._index, self._one_at_a_time = RolloutIndex(), threading.Lock()
+        self._pieces: dict[int, Any] = {}
+
+    def application(self) -> Starlette:
+        """Return the page as an ASGI application."""
+        doors = {"/": self._page, "/figures": self._figures, "/rollouts": self._rollouts, "/rollout": self._rollout}
+        return Starlette(routes=[Route(path, self._guarded(door)) for path, door in doors.items()])
+
+    def _guarded(self, door: Callable[[Request], Response]) -> Callable[[Request], Any]:
+        """Let in who has the key, under a name of this server: another name is a page elsewhere that points here."""
+
+        async def answer(request: Request) -> Response:
+            if request.url.hostname is None or not {request.url.hostname, f"[{request.url.hostname}]"} & self._hosts:
+                return PlainTextResponse("expected the address that this page is served under, got another", 421)
+            cookie = f"sparring_{request.url.port or 80}"  # cookies know no ports, and two runs may be looked at
+            in_address = request.query_params.get("key")
+            if not hmac.compare_digest((in_address or request.cookies.get(cookie, "")).encode(), self._key.encode()):
+                return PlainTextResponse(
+                    "expected the key of this page; open the address that the command printed", 401
+                )
+            if in_address is None:
+                return await run_in_threadpool(door, request)
+            welcome = RedirectResponse(request.url.replace(query="").path, 303)
+            welcome.set_cookie(cookie, self._key, httponly=True, samesite="strict")
+            return welcome
+
+        return answer
+
+    @contextmanager
+    def _reading(self) -> Iterator[Store]:
+        with self._one_at_a_time:
+            store = open_store(self._folder)
+            try:
+                self._index.update(store)
+                yield store
+            finally:
+                store.close()
+
+    def _page(self, request: Request) -> Response:
+        return HTMLResponse(page(self._now(), live=True), headers={"Cache-Control": "no-store"})
+
+    def _figures(self, request: Request) -> Response:
+        stamp = self._stamp()
+        if request.query_params.get("seen") == stamp:
+            return Response(status_code=204)
+        return _json(self._now())
+
+    def _now(self) -> dict[str, Any]:
+        """Return what the page shows but for the rollouts. The stamp is taken first: what comes meanwhile is seen by
+        the next look."""
+        stamp = self._stamp()
+        with self._reading() as store:
+            return {
+                **figures(self._folder, store),
+                "outcomes": shares(self._index.outcomes()),
+                "rollouts": [],
+                "rollouts_seen": len(self._index),
+                "axes": self._index.axes(),
+                "pieces": {},
+                "stamp": stamp,
+                "live": True,
+            }
+
+    def _stamp(self) -> str:
+        """Describe the run's files: another description, something to show."""
+        files = [self._folder / name for name in ("store.sqlite", "store.sqlite-wal", "summary.json")]
+        statuses = [file.stat() for file in files if file.exists()]
+        return "-".join(f"{status.st_mtime_ns:x}.{status.st_size:x}" for status in statuses)
+
+    def _rollouts(self, request: Request) -> Response:
+        query = dict(request.query_params)
+        words, after = query.pop("words", ""), query.pop("after", "0")
+        first = int(after) if after.isdecimal() else 0
+        with self._reading():
+            lines = self._index.find(query, words)
+        return _json({"found": len(lines), "lines": lines[first : first + ROWS], "all": len(self._index)})
+
+    def _rollout(self, request: Request) -> Response:
+        _, config = read_config(self._folder)
+        with self._reading() as store:
+            self._pieces = self._pieces or vocabulary(self._folder, config, MODEL)
+            entry = self._index.open(store, config, request.query_params.get("id", ""), MODEL)
+        if entry is None:
+            return PlainTextResponse("expected the id of a recorded rollout", 404)
+        return _json({"rollout": entry, "pieces": used_pieces(self._pieces, [entry])})
+
+
+def _json(data: dict[str, Any]) -> Response:
+    return Response(embedded_json(data), media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+def serve_report(folder: Path, host: str, port: int, say: Callable[[str], None]) -> None:
+    """Serve a run's page until the process is interrupted.
+
+    Args:
+        folder: of the run, which may be going on.
+        host: address to listen on.
+        port: to listen on; 0 takes a free one.
+        say: takes the page's address, with its key, once it is served.
+
+    Raises:
+        BadInput: the folder holds no run, or the address is taken.
+        KeyboardInterrupt: the user stopped it.
+    """
+    key = secrets.token_urlsafe(18)
+    application = LivePage(folder, host, key).application()
+    try:
+        family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server((host, port), family=family)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise refusal(f"{host}:{port}", "a free address", str(error), "choose another --host or --port") from error
+    shown = f"[{host}]" if family == socket.AF_INET6 else host
+    options = uvicorn.Config(application, log_level="warning", access_log=False, lifespan="off", ws="none")
+    with listening:
+        say(f"http://{shown}:{listening.getsockname()[1]}/?key={key}")
+        asyncio.run(uvicorn.Server(options).serve(sockets=[listening]))

@@ -1,0 +1,56 @@
+"""The report of a step to the sinks: its metrics, and some of its rollouts for those that show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from sparring.observe.sinks.sink import SampleRow
+from sparring.stages.context import Context
+from sparring.types import Message, Rollout, Score
+
+MOST_CHARACTERS = 4000
+"""Of a conversation, in a table."""
+
+
+def report_step(context: Context, stage: str, step: int, metrics: Mapping[str, float], groups_per_step: int) -> None:
+    """Give the sinks the metrics of a step and, where the recipe has a table of it, its first rollouts.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    context.sink.log(stage, step, metrics)
+    config = context.config.observe
+    if not config.samples or (step - 1) % config.samples_every or not config.sinks:
+        return
+    rows: list[SampleRow] = []
+    for group in context.store.groups(stage=stage, first=(step - 1) * groups_per_step, end=step * groups_per_step):
+        rows += [_row(rollout, score) for rollout, score in zip(group.rollouts, group.scores, strict=True)]
+        if len(rows) >= config.samples:
+            break
+    if rows:
+        context.sink.samples(stage, step, rows[: config.samples])
+
+
+def _row(rollout: Rollout, score: Score) -> SampleRow:
+    text = "\n".join(_lines(rollout))
+    cut = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} ..."
+    return SampleRow(
+        rollout=rollout.id,
+        task=rollout.task.id,
+        conversation=cut,
+        reward=score.reward,
+        outcome=rollout.outcome.kind,
+    )
+
+
+def _lines(rollout: Rollout) -> Iterator[str]:
+    """Yield the messages of a rollout's trajectories in the order of their requests."""
+    for trajectory in rollout.trajectories:
+        for segment in trajectory.segments:
+            if segment.message is not None:
+                yield f"{segment.message.role}: {_text(segment.message)}"
+
+
+def _text(message: Message) -> str:
+    calls = [f"{call.name}({call.arguments})" for call in message.tool_calls]
+    return " ".join([str(message.content or ""), *calls]).strip()

@@ -1,0 +1,124 @@
+"""The live page: whom it lets in, what it finds, and what a real browser makes of it."""
+
+import csv
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from sparring.cli.main import main
+from sparring.dashboard.live import ROWS, LivePage
+from sparring.store.sqlite import SqliteStore
+from sparring.types import Group
+
+HERE = "http://127.0.0.1:8080"
+
+
+@pytest.fixture
+def reader(sample_run: Path) -> TestClient:
+    """A reader with the key, which the address brought and a cookie keeps."""
+    client = TestClient(LivePage(sample_run, "127.0.0.1", "secret").application(), base_url=HERE)
+    assert client.get("/", params={"key": "secret"}).status_code == 200
+    return client
+
+
+def _groups(run: Path) -> list[Group]:
+    store = SqliteStore(run / "store.sqlite", read_only=True)
+    try:
+        return list(store.groups(stage="rl"))
+    finally:
+        store.close()
+
+
+def test_only_who_has_the_key_is_let_in_and_only_under_the_servers_name(sample_run: Path) -> None:
+    application = LivePage(sample_run, "127.0.0.1", "secret").application()
+    for path in ("/", "/figures", "/rollouts", "/rollout?id=rl/0/0"):
+        assert TestClient(application, base_url=HERE).get(path).status_code == 401
+        assert TestClient(application, base_url=HERE).get(path, params={"key": "guess"}).status_code == 401
+        elsewhere = TestClient(application, base_url="http://evil.example:8080").get(path, params={"key": "secret"})
+        assert elsewhere.status_code == 421 and "reward" not in elsewhere.text
+
+
+def test_the_key_does_not_stay_in_the_address(sample_run: Path) -> None:
+    client = TestClient(LivePage(sample_run, "localhost", "secret").application(), base_url=HERE)
+    welcome = client.get("/", params={"key": "secret"}, follow_redirects=False)
+    assert (welcome.status_code, welcome.headers["location"]) == (303, "/")
+    assert "HttpOnly" in welcome.headers["set-cookie"] and "SameSite=strict" in welcome.headers["set-cookie"]
+
+
+def test_every_rollout_is_listed_once_and_can_be_opened(sample_run: Path, reader: TestClient) -> None:
+    recorded = [r.id for g in _groups(sample_run) for r in (*g.rollouts, *g.failed)]
+    listed: list[str] = []
+    while True:
+        answer = reader.get("/rollouts", params={"after": len(listed)}).json()
+        listed += [line["id"] for line in answer["lines"]]
+        if len(answer["lines"]) < ROWS:
+            break
+    assert listed == recorded[::-1] and answer["all"] == len(recorded)
+    for id in (recorded[0], recorded[len(recorded) // 2], recorded[-1]):
+        opened = reader.get("/rollout", params={"id": id}).json()
+        assert opened["rollout"]["id"] == id
+        tokens = {str(token) for segment in opened["rollout"]["segments"] for token in segment["tokens"]}
+        assert tokens == set(opened["pieces"])
+    assert reader.get("/rollout", params={"id": "rl/9999/0"}).status_code == 404
+
+
+def test_a_search_looks_at_tasks_questions_and_answers(sample_run: Path, reader: TestClient) -> None:
+    groups = _groups(sample_run)
+
+    def found(**query: str) -> int:
+        return reader.get("/rollouts", params=query).json()["found"]
+
+    assert found(words="GCD:1") == sum(len(g.rollouts) + len(g.failed) for g in groups if "gcd:1" in g.task.id)
+    assert found(success="not solved") == sum(not s.success for g in groups for s in g.scores)
+    assert found(outcome="infra_failed") == found(reward="not scored") == sum(len(g.failed) for g in groups)
+    assert found(words="café gcd", success="not solved") == 0, "the answer to the last question is the title"
+    assert found(words="a sum", dataset="gcd") == sum(len(g.rollouts) for g in groups if g.task.tag == "gcd")
+    assert found(no_axis="x") == found(after="no number") == found()
+
+
+def test_what_is_recorded_while_somebody_looks_is_shown(sample_run: Path, tmp_path: Path) -> None:
+    group, *others = _groups(sample_run)
+    store = SqliteStore(tmp_path / "store.sqlite")
+    store.append(group, stage="rl")
+    reader = TestClient(LivePage(tmp_path, "127.0.0.1", "k").application(), base_url=HERE)
+    reader.get("/", params={"key": "k"})
+    seen = reader.get("/figures").json()
+    assert reader.get("/figures", params={"seen": seen["stamp"]}).status_code == 204
+    store.append(others[0], stage="rl")
+    store.metric("rl", 1, {"rollout/reward": 0.5})
+    more = reader.get("/figures", params={"seen": seen["stamp"]}).json()
+    assert more["rollouts_seen"] == len(group.rollouts) + len(others[0].rollouts)
+    assert more["metrics"]["rl"]["values"]["rollout/reward"] == [0.5]
+    store.truncate("rl", 0, first_group=1)  # as a resume that does the second group again
+    assert reader.get("/rollouts").json()["all"] == len(group.rollouts)
+    store.close()
+
+
+def test_a_browser_opens_the_rollout_of_a_link(sample_run: Path, browse: Callable[[str], str]) -> None:
+    start = "import sys; from sparring.cli.main import main; sys.exit(main(['report', sys.argv[1], '--serve']))"
+    serving = subprocess.Popen([sys.executable, "-c", start, sample_run], stdout=subprocess.PIPE, text=True)
+    assert serving.stdout is not None
+    document = browse(serving.stdout.readline().strip() + "#rl%2F7%2F4")
+    serving.send_signal(signal.SIGINT)
+    assert serving.wait() == 130
+    assert 'data-ready="yes"' in document and "· live" in document
+    assert document.count('role="option"') == ROWS
+    assert "SandboxError" in document[document.index('class="talk"') :]
+    assert "<title>sample · Sparring</title>" in document and "<img" not in document
+
+
+def test_curves_are_written_as_tables(sample_run: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["report", str(sample_run), "--csv"]) == 0
+    files = [Path(line) for line in capsys.readouterr().out.split()]
+    assert [file.name for file in files] == ["sft.csv", "rl.csv"]
+    store = SqliteStore(sample_run / "store.sqlite", read_only=True)
+    rows = store.metrics("rl")
+    store.close()
+    with files[1].open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [(int(row.pop("step")), {k: float(v) for k, v in row.items()}) for row in table] == rows

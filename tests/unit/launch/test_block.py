@@ -1,0 +1,39 @@
+"""A coroutine from plain code: Ctrl-C also where it holds its own event loop up."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+START = """
+import asyncio, itertools, signal
+from sparring.launch.block import block
+
+async def work():
+    try:
+        {held}
+    finally:
+        await asyncio.sleep(0)
+        await asyncio.to_thread(print, "cleaned up", flush=True)
+
+try:
+    block(work())
+except KeyboardInterrupt:
+    print("interrupted", signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+HELD = {
+    "by a line that never returns": 'print("begun", flush=True); all(n == 0 for n in itertools.repeat(0))',
+    "by a wait": 'print("begun", flush=True); await asyncio.Event().wait()',
+}
+
+
+@pytest.mark.parametrize("held", HELD)
+def test_ctrl_c_ends_what_is_held_up_and_lets_it_clean_up(held: str) -> None:
+    code = START.format(held=HELD[held].replace("[x for x in iter(int, 1)]", "any(map(bool, itertools.repeat(0)))"))
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.read().splitlines() == ["cleaned up", "interrupted True"]
+    assert process.wait() == 0
