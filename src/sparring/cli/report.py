@@ -24,6 +24,7 @@ def run(args: argparse.Namespace) -> int:
         BadInput: the folder holds no run.
     """
     from sparring.dashboard.report import write_report
+    from sparring.observe.terminal import say
 
-    print(write_report(args.folder))
+    say(str(write_report(args.folder)))
     return 0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from sparring.observe.headline import Pace, clock_text, headlines
+from sparring.observe.terminal import say
 
 
 class ConsoleSink:
@@ -52,4 +53,4 @@ class ConsoleSink:
         """Leave the stream open: the caller owns it."""
 
     def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        say(line, stream=self._stream)
