@@ -193,6 +193,24 @@ def test_no_code_of_the_box_has_a_part_in_what_the_host_reads(in_box: Any) -> No
     assert in_box(work) == (b"42", "file", False)
 
 
+def test_a_python_that_the_world_starts_runs_nothing_of_home(in_box: Any) -> None:
+    """What lies beside a script is still found by it: a world says -I, or runs no command where a program lived."""
+
+    async def work(box: Any) -> list[str]:
+        version = (
+            await box.exec(["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
+        ).stdout.strip()
+        code = f"folder, version = '/box/.local/lib/python{version}/site-packages', '{version}'"
+        plant = "\nimport os\nos.makedirs(folder)\nfor name in ('usercustomize', 'sitecustomize', 'random'):\n"
+        write = "    open(f'{folder}/{name}.py', 'w').write('print(1)')\n"
+        pth = "open(f'{folder}/a.pth', 'w').write('import usercustomize')\nopen('random.py', 'w').write('print(2)')"
+        await box.python(code + plant + write + pth)
+        words = (["python3", "-c", "1"], ["python3", "-I", "-c", "import random"], ["python3", "-c", "import random"])
+        return [(await box.exec(line)).stdout for line in words]
+
+    assert in_box(work) == ["", "", "2\n"]
+
+
 def test_a_file_api_of_a_box_in_which_nothing_ran_blames_its_caller(in_box: Any) -> None:
     async def work(box: Any) -> None:
         await box.write("a", bytes(200))

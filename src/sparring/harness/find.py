@@ -102,7 +102,8 @@ def _add(program: Path, mounts: dict[str, str], search: list[str], environment: 
     mounts |= mounts_of_program(program, KEY)
     head = _head(program)
     for place in LED_TO.findall(head):
-        if (target := Path(os.path.normpath(program.parent / place))).is_file():
+        target = Path(os.path.normpath(program.parent / place))
+        if "node_modules" in target.parts and target.is_file():
             _add(target, mounts, search, environment)
     interpreter = _interpreter(head)
     if interpreter is None:
@@ -134,7 +135,7 @@ def _interpreter(head: str) -> Path | None:
     if words and Path(words[0]).name == "env":
         named = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
         words = [shutil.which(named[0]) or ""] if named else []
-    return _managed(Path(words[0])) if words and os.path.isfile(words[0]) else None
+    return _managed(Path(words[0])) if words and os.access(words[0], os.X_OK) else None
 
 
 def _managed(program: Path) -> Path:

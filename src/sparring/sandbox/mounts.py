@@ -87,9 +87,8 @@ def check_mounts(mounts: Mapping[str, str], where: str) -> None:
         if any(Path(target).is_relative_to(own) for own in OWN):
             do = "do: move it to another folder; boxes have folders of their own at " + ", ".join(map(str, OWN))
             raise refusal(where, "a program that boxes can see", f"{source}, over which their own folder lies", do)
-        for path in (Path(source), Path(os.path.realpath(source))):
-            if path.is_dir() and is_private(path):
-                raise _private(path, where)
+        if os.path.isdir(source) and is_private(Path(source)):
+            raise _private(Path(source), where)
         if (closed := _closed(Path(source))) is not None:
             user = f"user {NOBODY} (nobody), whom boxes run as" if box_identity() else "the user whom boxes run as"
             got = f"{source}, but {user}, cannot read {closed} (mode {closed.stat().st_mode & 0o7777:04o})"
@@ -137,6 +136,11 @@ def in_every_box(path: Path) -> bool:
 
 def is_private(folder: Path) -> bool:
     """Return True for a home, what contains one, and a folder of a home that many programs keep things in."""
+    real = Path(os.path.realpath(folder))
+    return _is_private(folder) or real != folder and _is_private(real)
+
+
+def _is_private(folder: Path) -> bool:
     if HOMES.is_relative_to(folder):
         return True
     for home in _homes(folder):
@@ -188,7 +192,7 @@ def _package(path: Path, where: str) -> list[Path]:
         return [Path("/nix/store")]
     if parts[1] == "opt" and len(parts) > 3 and parts[2] not in SHARED and not is_private(Path(*parts[:3])):
         return [Path(*parts[:3])]  # a package of its own: Filesystem Hierarchy Standard 3.0, section 3.13
-    return [path]
+    return [path] if os.access(path, os.X_OK) else []  # a program's text may name any file: a key is none to be run
 
 
 def _node_package(parts: tuple[str, ...], at: int) -> Path:

@@ -29,6 +29,7 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUTF8": "1",
+    "PYTHONNOUSERSITE": "1",  # a usercustomize.py that a program left in HOME has no part in the world's commands
 }
 PROGRAM_FOLDERS = ("/agent", "/dev/pts")
 """Folders of boxes that run programs: their home, and terminals."""
