@@ -100,6 +100,7 @@ def visit(home: Path, path: str) -> dict[str, str]:
         for one in found.values():
             variables = [f"{key}={value}" for key, value in one.environment.items()]
             commands.append(["env", "-i", "HOME=/agent", f"PATH={one.search}", *variables, *one.start])
+        assert find(str(home / "bin/one")) == found["one"]  # by its path
         commands.append(["python3", "-c", LOOK, *(str(home / secret) for secret in SECRETS)])
         commands.append(["grep", "-rlI", "SECRET", str(home)])
         return dict(zip([*PROGRAMS, "secrets", "found"], shown(mounts, commands), strict=True))

@@ -137,6 +137,13 @@ def test_a_program_of_a_global_package_does_not_show_the_others(home: Path) -> N
     assert set(mounts) == {str(modules / "agent"), str(home / ".npm-global/bin/agent")}
 
 
+def test_a_folder_that_is_called_as_pnpm_s_is_not_mounted_whole(home: Path) -> None:
+    put(home / ".pnpm/auth.json", "SECRET")
+    agent = put(home / ".pnpm/agent")
+    os.environ["PATH"] = f"{home}/.pnpm:/bin"
+    assert dict(find_program(AgentProgram(command=("agent",)), Path("/none")).mounts) == {str(agent): str(agent)}
+
+
 def test_links_in_a_ring_and_links_into_the_system_end(home: Path) -> None:
     link(home / "bin/one", "two")
     link(home / "bin/two", "one")

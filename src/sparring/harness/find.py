@@ -67,7 +67,8 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
     environment: dict[str, str] = {}
     if parts:
         search = [f"{INSIDE}/node_modules/.bin", f"{INSIDE}/venv/bin", *search]
-    at = next((path for path in ("node_modules/.bin", "venv/bin") if os.access(folder / path / name, os.X_OK)), None)
+    places = () if os.sep in name else ("node_modules/.bin", "venv/bin")
+    at = next((path for path in places if os.access(folder / path / name, os.X_OK)), None)
     if at is not None:
         program = f"{INSIDE}/{at}/{name}"
         start = (program,)

@@ -180,9 +180,8 @@ def _package(path: Path, where: str) -> list[Path]:
         BadInput: the folder that it was installed in is a home, or shared there.
     """
     parts = path.parts
-    for name in (".pnpm", "node_modules"):
-        if name in parts[:-1]:
-            return [_node_package(parts, parts.index(name))]
+    if "node_modules" in parts[:-1]:
+        return [_node_package(parts, parts.index("node_modules"))]
     if path.parent.name == "bin" and (names := _python_parts(prefix := path.parent.parent)):
         if not is_private(prefix):
             return [prefix / name for name in names if (prefix / name).exists()]
@@ -196,7 +195,10 @@ def _package(path: Path, where: str) -> list[Path]:
 
 
 def _node_package(parts: tuple[str, ...], at: int) -> Path:
-    """Return the folder of a package of npm: a global one holds its dependencies, else they lie beside it."""
+    """Return the folder of a package of npm: a global one holds its dependencies, else they lie beside it; those of
+    pnpm, each with links to the others, in one folder of all."""
+    if parts[at - 2] == ".pnpm":
+        return Path(*parts[: at - 1])
     if parts[at - 1] == "lib" and len(parts) > at + 2 and not parts[at + 1].startswith("."):
         return Path(*parts[: at + (3 if parts[at + 1].startswith("@") else 2)])
     return Path(*parts[: at + 1])
