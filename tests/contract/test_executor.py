@@ -251,7 +251,7 @@ def test_a_box_answers_on_its_own_event_loop() -> None:
 
         spec = BoxSpec()
 
-        async def read(self, path: str) -> bytes:
+        async def read(self, path: str, most_bytes: int) -> bytes:
             return str(id(asyncio.get_running_loop())).encode()
 
         async def fresh(self) -> LoopBox:

@@ -165,6 +165,27 @@ def test_read_and_write_bytes(bench: Bench) -> None:
     assert bench(work) == (f"{len(data)}\n", (data, data))
 
 
+def test_a_folder_is_listed_with_what_each_name_is(bench: Bench) -> None:
+    async def work(boxes: Boxes) -> Any:
+        box = await boxes.take(SPEC)
+        await box.write("a/b", b"")
+        await box.python("import os; os.symlink('a', 'c'); os.mkfifo('d')")
+        return await box.entries(), await box.entries("/box/a")
+
+    assert bench(work) == ({"a": "folder", "c": "link", "d": "other"}, {"b": "file"})
+
+
+def test_a_file_of_more_bytes_than_are_asked_for_is_refused(bench: Bench) -> None:
+    async def work(boxes: Boxes) -> None:
+        box = await boxes.take(SPEC)
+        await box.write("a", b"12345")
+        assert await box.read("a", 5) == b"12345"
+        with pytest.raises(OSError, match="more than 4 bytes"):
+            await box.read("a", 4)
+
+    bench(work)
+
+
 def test_read_and_write_raise_what_the_file_system_says(bench: Bench) -> None:
     async def work(boxes: Boxes) -> None:
         box = await boxes.take(BoxSpec(timeout_s=20.0, disk_bytes=1 << 20))

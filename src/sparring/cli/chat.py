@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sparring.errors import BadInput, SparringError
+from sparring.observe.terminal import printable, say
 from sparring.types import Message, ToolCall
 
 HELP = "An empty line or /quit ends, /new forgets the conversation, Ctrl-C stops an answer."
@@ -101,19 +102,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _converse(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message]) -> None:
     messages = _begun(runner, chat, opening, 0)
-    print(HELP)
+    say(HELP)
     for note in chat.notes:
-        print(f"({printable(note)})")
+        say(f"({note})")
     if chat.proposals:
-        print(PROPOSED)
+        say(PROPOSED)
     for number, text in enumerate(chat.proposals, 1):
-        print(f"  /{number}  {printable(text) if len(text) <= SHORTENED else printable(text[:SHORTENED]) + ' ...'}")
+        say(f"  /{number}  {text if len(text) <= SHORTENED else text[:SHORTENED] + ' ...'}")
     numbers = {f"/{number}": number for number in range(1, len(chat.proposals) + 1)}
     while True:
         try:
             words = input("\nyou> ").strip()
         except (EOFError, KeyboardInterrupt):
-            print()
+            say()
             return
         if words in ("", "/quit"):
             return
@@ -123,23 +124,23 @@ def _converse(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message
                 continue
             if words in numbers:
                 conversation = _begun(runner, chat, opening, numbers[words])
-                print(*(shown(message) for message in conversation if message.role != "system"), sep="\n")
+                say("\n".join(shown(message) for message in conversation if message.role != "system"))
             else:
                 conversation = [*messages, Message(role="user", content=words)]
             answer, between = runner.run(chat.reply(conversation))
         except KeyboardInterrupt:
-            print("\n(stopped; say something else)")
+            say("\n(stopped; say something else)")
             continue
         except BadInput:
             raise
         except SparringError as error:
-            print(f"({error})", file=sys.stderr)
+            say(f"({error})", stream=sys.stderr)
             continue
         messages = [*conversation, *between, answer]
         for message in (*between, answer):
-            print(shown(message))
+            say(shown(message))
         if chat.cut_short:
-            print(f"(cut short: {chat.cut_short})")
+            say(f"(cut short: {chat.cut_short})")
 
 
 def _begun(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message], number: int) -> list[Message]:
@@ -170,8 +171,3 @@ def _call_text(call: ToolCall) -> str:
     if len(values) == 1 and isinstance(values[0], str):
         return f"{call.name}:\n{values[0]}"
     return f"{call.name}({', '.join(f'{k}={v!r}' for k, v in call.arguments.items())})"
-
-
-def printable(text: str) -> str:
-    """Return text that cannot steer the terminal: control characters, but for newline and tab, are written out."""
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

@@ -27,8 +27,9 @@ def run(args: argparse.Namespace) -> int:
     """
     from sparring.cli.recipe import load_recipe
     from sparring.launch.run import check_recipe
+    from sparring.observe.terminal import say
 
     for line in check_recipe(load_recipe(args)):
-        print(line)
-    print(f"{args.recipe}: ready to run")
+        say(line)
+    say(f"{args.recipe}: ready to run")
     return 0

@@ -26,9 +26,10 @@ def run(args: argparse.Namespace) -> int:
         BadInput: a folder holds no run.
     """
     from sparring.launch.diff import compare_runs
+    from sparring.observe.terminal import say
 
     compared = compare_runs(args.first, args.second)
     for line in compared.lines:
-        print(line)
-    print("equal, bit for bit" if compared.equal else "DIFFERENT")
+        say(line)
+    say("equal, bit for bit" if compared.equal else "DIFFERENT")
     return 0 if compared.equal else 1

@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from sparring.dashboard.report import write_report
     from sparring.launch.evaluate import check_writable, evaluate_subjects, evaluated_as
     from sparring.observe.results import write_results
+    from sparring.observe.terminal import say
 
     gate = _gate(args)
     if args.json is not None:
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         write_results(results, args.json)
     for subject, evaluated in zip(subjects, results.evaluations, strict=True):
         if not isinstance(subject, Path):
-            print(f"report: {write_report(Path(evaluated.folder))}")
+            say(f"report: {write_report(Path(evaluated.folder))}")
     closing = ("regressed", "undecided") if args.strict else ("regressed",)
     return int(any(compared.verdict in closing for compared in results.comparisons))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from sparring.cli.result import plain, table
 from sparring.observe.results import Compared, Evaluated, Results
 from sparring.observe.statistics import Estimate
+from sparring.observe.terminal import say
 
 ONE = ("pass@1", "pass^1")
 """Two more names for success."""
@@ -18,9 +19,9 @@ NAMED = 5
 def print_results(results: Results) -> None:
     """Print each evaluation, then what changed against the first."""
     for evaluated in results.evaluations:
-        print(*evaluation_lines(evaluated), sep="\n", end="\n\n")
+        say("\n".join(evaluation_lines(evaluated)), end="\n\n")
     for compared in results.comparisons:
-        print(*comparison_lines(compared), sep="\n", end="\n\n")
+        say("\n".join(comparison_lines(compared)), end="\n\n")
 
 
 def evaluation_lines(evaluated: Evaluated) -> Iterator[str]:

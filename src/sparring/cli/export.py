@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from sparring.errors import refusal
     from sparring.launch.checkpoint import find_checkpoint
+    from sparring.observe.terminal import say
     from sparring.stages.export import export_folder
 
     if args.out.exists():
@@ -40,5 +41,5 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise refusal(str(args.out), "a folder that can be made", str(error), "choose another") from error
     export_folder(find_checkpoint(args.checkpoint), args.out, args.dtype)
-    print(args.out)
+    say(str(args.out))
     return 0

@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
         KeyboardInterrupt: the user stopped it.
     """
     from sparring.launch.gateway import serve_gateway
+    from sparring.observe.terminal import say
 
-    serve_gateway(args.folder, args.host, args.port, lambda text: print(text, flush=True))
+    serve_gateway(args.folder, args.host, args.port, say)
     return 0

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from sparring.cli import chat, check, diff, eval, export, gateway, replay, report, run, serve
 from sparring.errors import BadInput, SparringError
+from sparring.observe.terminal import guard_terminal, printable, say
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 YOUNG_OBJECTS = 50_000
@@ -43,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         for pattern, refused in REFUSALS:
             message = re.sub(f"^{pattern}$", refused, message)
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(2, printable(f"{self.prog}: {message}; see {self.prog} --help\n"))
 
 
 class _Version(argparse.Action):
@@ -56,7 +57,7 @@ class _Version(argparse.Action):
         from importlib.metadata import version  # 30 ms that no other start needs
 
         packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "renderers"))
-        print(f"sparring {version('sparring')} (Python {platform.python_version()}, {packages})")
+        say(f"sparring {version('sparring')} (Python {platform.python_version()}, {packages})")
         parser.exit(0)
 
 
@@ -85,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:  # this process is the program
         gc.set_threshold(YOUNG_OBJECTS)
+        guard_terminal()
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(arguments)
     return guarded(lambda: args.run(args), f"sparring {shlex.join(arguments)}")
@@ -119,7 +121,7 @@ def guarded(verb: Callable[[], int], command: str) -> int:
 
 
 def _say(message: str, code: int) -> int:
-    print(message, file=sys.stderr)
+    say(message, stream=sys.stderr)
     return code
 
 

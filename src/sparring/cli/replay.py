@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from sparring.errors import refusal
     from sparring.launch.repeat import repeat_run
     from sparring.launch.replay import replay_rollout
+    from sparring.observe.terminal import say
 
     if args.rollout is not None and (args.stage or args.no_sampling or args.steps != (None, None)):
         options = "--stage, --steps and --no-sampling"
@@ -51,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         result = replay_rollout(args.folder, args.rollout, args.threads)
     for line in result.lines:
-        print(line)
-    print("identical, bit for bit" if result.identical else "DIFFERENT")
+        say(line)
+    say("identical, bit for bit" if result.identical else "DIFFERENT")
     return 0 if result.identical else 1
 
 

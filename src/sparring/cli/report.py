@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
 
 
@@ -31,17 +30,19 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         BadInput: the folder holds no run, or the address is taken.
     """
+    from sparring.observe.terminal import say
+
     if args.serve:
         from sparring.dashboard.live import serve_report
 
-        serve_report(args.folder, args.host, args.port, partial(print, flush=True))
+        serve_report(args.folder, args.host, args.port, say)
     elif args.csv:
         from sparring.dashboard.curves import write_curves
 
         for file in write_curves(args.folder):
-            print(file)
+            say(str(file))
     else:
         from sparring.dashboard.report import write_report
 
-        print(write_report(args.folder))
+        say(str(write_report(args.folder)))
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring.errors import refusal
+from sparring.observe.terminal import say
 
 EVALUATED = {
     "init": "before",
@@ -29,7 +30,7 @@ def print_result(folder: Path) -> None:
     if not file.is_file():
         raise refusal(str(folder), "a finished run with summary.json", "none", "run its recipe first")
     for line in result_lines(json.loads(file.read_text(encoding="utf-8"))):
-        print(line)
+        say(line)
 
 
 def result_lines(summary: Mapping[str, Any]) -> list[str]:

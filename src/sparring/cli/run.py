@@ -28,8 +28,9 @@ def run(args: argparse.Namespace) -> int:
     from sparring.cli.result import print_result
     from sparring.dashboard.report import write_report
     from sparring.launch.run import run_with_earlier
+    from sparring.observe.terminal import say
 
     folder = run_with_earlier(load_recipe(args))
     print_result(folder)
-    print(f"report: {write_report(folder)}")
+    say(f"report: {write_report(folder)}")
     return 0

@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from sparring.launch.checkpoint import find_checkpoint
     from sparring.launch.serve import ServeConfig, engine_config, serve
     from sparring.model.hub import local_folder
+    from sparring.observe.terminal import say
 
     if args.threads < 0:
         raise refusal("--threads", "0 (one per core) or more", str(args.threads), "correct it")
@@ -62,5 +63,5 @@ def run(args: argparse.Namespace) -> int:
         engine=engine_config(args.settings),
         threads=args.threads,
     )
-    serve(config, lambda url: print(f"serving {args.model} as {args.name!r} on {url}", flush=True))
+    serve(config, lambda url: say(f"serving {args.model} as {args.name!r} on {url}"))
     return 0

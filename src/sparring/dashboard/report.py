@@ -7,13 +7,13 @@ import hashlib
 import html
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sparring.dashboard.gather import gather
 from sparring.errors import refusal
+from sparring.observe.whole_file import write_whole
 from sparring.store.sqlite import SqliteStore
 
 SCRIPTS = ("charts.js", "viewer.js", "live.js", "page.js")
@@ -36,9 +36,7 @@ def write_report(run_dir: Path) -> Path:
     finally:
         store.close()
     target = run_dir / "report.html"
-    draft = run_dir / "report.html.part"
-    draft.write_text(page(data), encoding="utf-8")
-    os.replace(draft, target)  # a reader never sees half a page
+    write_whole(target, page(data).encode())  # a reader never sees half a page
     return target
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.envs.executor import at_home
 from sparring.protocols import Sandbox
-from sparring.types import ExecResult
+from sparring.types import MOST_BYTES, EntryKind, ExecResult
 
 
 class BoxAtHome:
@@ -47,9 +47,13 @@ class BoxAtHome:
         """Run two Python programs, each in a fresh box, joined by pipes."""
         return await at_home(self._box.converse, code, other)
 
-    async def read(self, path: str) -> bytes:
-        """Read a file. Raises `SpoiltFile` where a command left something else in its place."""
-        return await at_home(self._box.read, path)
+    async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
+        """Read a file. Raises `SpoiltFile` where a command left something else in its place, or more bytes."""
+        return await at_home(self._box.read, path, most_bytes)
+
+    async def entries(self, path: str = ".") -> Mapping[str, EntryKind]:
+        """List a folder. Raises `SpoiltFile` as `read` does."""
+        return await at_home(self._box.entries, path)
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file. Raises `SpoiltFile` as `read` does."""

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparring.errors import refusal
 from sparring.harness.preset import KEY, AgentProgram
+from sparring.sandbox.mounts import check_mounts, in_every_box, links, mounts_of_program
 
 INSIDE = "/opt/harness"
 """The folder of programs as boxes see it."""
 
 SYSTEM = ("/usr/local/bin", "/usr/bin", "/bin")
 VERSION = re.compile(r"v(\d+)\.")
+PYTHON = re.compile(r"python3\.\d+")
+WRAPPED = re.compile(r"'''exec' (.+) \"\$0\" \"\$@\"")
+"""Second line of a script that pip and uv write where the path of the interpreter is too long for the first."""
+
+LED_TO = re.compile(r'"\$basedir/([^"]+)"')
+"""Files that a script of pnpm starts, by their place beside it."""
+
+MANAGERS = {"shims": ("pyenv", "nodenv", "rbenv"), "bin": ("volta",)}
+"""Programs that stand in for those of many versions (`MANAGER which NAME` says for which), by the folder, in that of
+their manager, where they lie."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,12 +39,14 @@ class Installation:
     Attributes:
         start: its path in the boxes, behind that of its interpreter where its file names one that boxes do not see.
         search: PATH in the boxes.
-        mounts: folders of the host that it needs, by their path in the boxes.
+        mounts: files and folders of the host that it needs, by their path in the boxes.
+        environment: variables without which it does not find its own packages.
     """
 
     start: tuple[str, ...]
     search: str
     mounts: Mapping[str, str]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_program(preset: AgentProgram, folder: Path) -> Installation:
@@ -43,45 +57,106 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
         folder: of programs, which is looked through before PATH; it need not exist.
 
     Raises:
-        BadInput: it is not there, or its Node is missing or too old; says how to install it.
+        BadInput: it is not there, or its Node is missing or too old; says how to install it. Or boxes cannot have it
+            (`sandbox.mounts`).
     """
-    name, mounts, search = preset.command[0], {}, [*SYSTEM]
+    name, search = preset.command[0], [*SYSTEM]
     folder = folder.absolute()
-    if folder.is_dir():
-        mounts[INSIDE] = str(folder)
+    parts = [part for part in ("node_modules", "venv") if (folder / part).is_dir()]
+    mounts = {f"{INSIDE}/{part}": str(folder / part) for part in parts}
+    environment: dict[str, str] = {}
+    if parts:
         search = [f"{INSIDE}/node_modules/.bin", f"{INSIDE}/venv/bin", *search]
-    at = next((path for path in ("node_modules/.bin", "venv/bin") if os.access(folder / path / name, os.X_OK)), None)
+    places = () if os.sep in name else ("node_modules/.bin", "venv/bin")
+    at = next((path for path in places if os.access(folder / path / name, os.X_OK)), None)
     if at is not None:
         program = f"{INSIDE}/{at}/{name}"
         start = (program,)
         if at == "venv/bin":
-            _add_prefix(mounts, (folder / at / "python").resolve())
+            for linked in links(folder / at / "python")[1:]:
+                mounts |= mounts_of_program(linked, KEY)
             if (folder / at / name).read_bytes()[:2] == b"#!":  # written by pip for the place where it is
                 start = (f"{INSIDE}/{at}/python", program)
     else:
-        program = shutil.which(name, path=":".join(SYSTEM)) or shutil.which(name) or ""
-        if not program:
+        at_path = shutil.which(name, path=":".join(SYSTEM)) or shutil.which(name)
+        if at_path is None:
             raise refusal(KEY, f"the program {name}", f"none in {folder} or on PATH", _remedy(preset, folder))
-        start = (program,)
-        _add_prefix(mounts, Path(program))
-        _add_prefix(mounts, Path(program).resolve())
-        search.append(str(Path(program).parent))
+        path = _managed(Path(os.path.abspath(at_path)))
+        start = (str(path),)
+        search.append(str(path.parent))
+        _add(path, mounts, search, environment)
     if preset.node:
-        node = _node(preset, folder)
-        _add_prefix(mounts, node.resolve())
-        search.append(str(node.resolve().parent))
-    return Installation(start=start, search=":".join(dict.fromkeys(search)), mounts=mounts)
+        node = _node(preset, folder).resolve()
+        mounts |= mounts_of_program(node, KEY)
+        search.append(str(node.parent))
+    check_mounts(mounts, KEY)
+    return Installation(start=start, search=":".join(dict.fromkeys(search)), mounts=mounts, environment=environment)
 
 
-def _add_prefix(mounts: dict[str, str], program: Path) -> None:
-    """Add the folder that a program is installed in: that of its node_modules, else the one above its bin."""
-    if program.is_relative_to("/usr") or program.parts[1] in ("bin", "sbin"):
+def _add(program: Path, mounts: dict[str, str], search: list[str], environment: dict[str, str]) -> None:
+    """Add what a program on PATH needs: its package, that of its interpreter, and where `pip install --user` put what
+    it imports.
+
+    Raises:
+        BadInput: boxes cannot have it.
+    """
+    mounts |= mounts_of_program(program, KEY)
+    head = _head(program)
+    for place in LED_TO.findall(head):
+        target = Path(os.path.normpath(program.parent / place))
+        if "node_modules" in target.parts and target.is_file():
+            _add(target, mounts, search, environment)
+    interpreter = _interpreter(head)
+    if interpreter is None:
         return
-    parts = program.parts
-    prefix = Path(*parts[: parts.index("node_modules")]) if "node_modules" in parts else program.parent
-    prefix = prefix.parent if prefix.name == "bin" else prefix
-    if not any(prefix.is_relative_to(source) for source in mounts.values()) or str(prefix) not in mounts:
-        mounts[str(prefix)] = str(prefix)
+    mounts |= mounts_of_program(interpreter, KEY)
+    if "env" in head.partition("\n")[0] and not in_every_box(interpreter):
+        search.insert(0, str(interpreter.parent))  # as on this machine's own PATH
+    version = PYTHON.fullmatch(links(interpreter)[-1].name)
+    packages = program.parent.parent / f"lib/{version[0]}/site-packages" if version else Path("/usr")
+    is_seen = in_every_box(packages) or any(packages.is_relative_to(source) for source in mounts.values())
+    if packages.is_dir() and not is_seen and not program.is_symlink():
+        mounts[str(packages)] = str(packages)
+        environment["PYTHONUSERBASE"] = str(program.parent.parent)  # boxes have another HOME
+
+
+def _head(program: Path) -> str:
+    """Return the first bytes of a script; nothing of another file."""
+    with program.open("rb") as file:
+        head = file.read(8192)
+    return head.decode("utf-8", "replace") if head[:2] == b"#!" else ""
+
+
+def _interpreter(head: str) -> Path | None:
+    """Return the interpreter that the head of a script names; None where there is none."""
+    if wrapped := WRAPPED.search(head):
+        words = shlex.split(wrapped[1])
+    else:
+        words = head.partition("\n")[0][2:].split()
+    if words and Path(words[0]).name == "env":
+        named = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+        words = [shutil.which(named[0]) or ""] if named else []
+    return _managed(Path(words[0])) if words and os.access(words[0], os.X_OK) else None
+
+
+def _managed(program: Path) -> Path:
+    """Return the program that a manager of versions starts in the place of one; that one where none does.
+
+    Raises:
+        BadInput: its manager names none.
+    """
+    home = program.parent.parent
+    for manager in MANAGERS.get(program.parent.name, ()):
+        at = home / "bin" / manager
+        is_shim = program.parent.name == "shims" or program.resolve().name == f"{manager}-shim"
+        if is_shim and os.access(at, os.X_OK):
+            words = [str(at), "which", program.name]
+            answer = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
+            if not os.path.isfile(answer):
+                do = f"do: choose a version that has it, so that `{shlex.join(words)}` names its file"
+                raise refusal(KEY, f"the program {program.name}", f"{program}, for which {manager} has none", do)
+            return Path(answer)
+    return program
 
 
 def _node(preset: AgentProgram, folder: Path) -> Path:
@@ -99,7 +174,7 @@ def _node(preset: AgentProgram, folder: Path) -> Path:
     if version is None or int(version[1]) < preset.node:
         expected = f"Node {preset.node} or later, which {preset.command[0]} runs on"
         raise refusal(KEY, expected, answer or "a program that tells no version", do)
-    return Path(path)
+    return _managed(Path(path))
 
 
 def _remedy(preset: AgentProgram, folder: Path) -> str:

@@ -187,7 +187,7 @@ class ProgramHarness:
         open_door: opens a session to it.
 
     Attributes:
-        mounts: folders of the host that boxes of this run need, by their path in the boxes.
+        mounts: files and folders of the host that boxes of this run need, by their path in the boxes.
     """
 
     def __init__(
@@ -273,6 +273,7 @@ class ProgramHarness:
             "TMPDIR": "/tmp",
             "LANG": "C.UTF-8",
             "TZ": "UTC",
+            **self._installation.environment,
             **{name: fill(text, values) for name, text in self._preset.environment.items()},
         }
         running: Awaitable[ExecResult] = box.program(

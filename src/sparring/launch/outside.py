@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +12,7 @@ import msgspec
 from sparring.errors import BadInput, boundary, refusal
 from sparring.gateway.server import gateway_here
 from sparring.gateway.workers import RunKeys
+from sparring.observe.whole_file import write_whole
 from sparring.rollout.config import RolloutConfig
 
 KEYS = "keys.json"
@@ -80,8 +80,4 @@ def _earlier(path: Path) -> RunKeys | None:
 
 def _write(path: Path, keys: KeysFile) -> None:
     """Write the file, for its owner alone."""
-    staging = path.with_name(path.name + ".tmp")
-    staging.unlink(missing_ok=True)
-    with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(keys))
-    staging.rename(path)
+    write_whole(path, msgspec.json.encode(keys), mode=0o600)

@@ -18,6 +18,7 @@ from sparring.launch.block import block
 from sparring.observe.progress import progress
 from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
+from sparring.observe.whole_file import write_whole
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig, dump, resolve
 from sparring.stages.context import TOLD, Context
@@ -319,9 +320,7 @@ def _claim(folder: Path, config: RunConfig) -> None:
     """Write the resolved config into a fresh folder."""
     file = folder / CONFIG
     if not file.exists():
-        staging = file.with_name(file.name + ".tmp")
-        staging.write_text(dump(config), encoding="utf-8")
-        staging.rename(file)
+        write_whole(file, dump(config).encode())
 
 
 def _check_recorded(folder: Path) -> None:

@@ -10,6 +10,7 @@ from sparring.observe.config import ObserveConfig
 from sparring.observe.headline import Pace, clock_text, headlines
 from sparring.observe.sinks.console import ConsoleSink
 from sparring.observe.sinks.sink import Fanout, SampleRow, Sink
+from sparring.observe.terminal import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -62,7 +63,7 @@ class LiveProgress:
 
     def event(self, stage: str, text: str) -> None:
         """Write a line above the view."""
-        self._console.print(f"{stage}: {text}", markup=False, highlight=False)
+        self._console.print(printable(f"{stage}: {text}"), markup=False, highlight=False)
 
     def close(self) -> None:
         """Leave the last stage's line and give the terminal back."""

@@ -8,6 +8,7 @@ import msgspec
 
 from sparring.errors import refusal
 from sparring.observe.evaluation import Comparison, Evaluation, Verdict
+from sparring.observe.whole_file import write_whole
 
 RESULT = "evaluation.json"
 """Name of the file in the folder of an evaluation."""
@@ -76,10 +77,8 @@ def write_results(results: Results, path: Path) -> None:
     Raises:
         BadInput: the path cannot be written.
     """
-    draft = path.with_name(path.name + ".part")
     try:
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
-        draft.replace(path)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
     except OSError as error:
         raise refusal(
             str(path), "a file that can be written", error.strerror or str(error), "choose another"

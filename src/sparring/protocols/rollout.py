@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 from sparring.generation import Constraint, GenerateRequest, Rendered
 from sparring.types import (
+    MOST_BYTES,
     BoxSpec,
+    EntryKind,
     ExecResult,
     Group,
     Message,
@@ -59,8 +61,13 @@ class Sandbox(Protocol):
         """Run two Python programs, each in a fresh box: what one writes to file descriptor 201 the other reads from
         200. Return the result of `code`, with which the other ends."""
 
-    async def read(self, path: str) -> bytes:
-        """Read a file. Raises `SpoiltFile`, a `PolicyFailure`, where a command left something else in its place."""
+    async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
+        """Read a file. Raises `SpoiltFile`, a `PolicyFailure`, where a command left something else in its place, or
+        more bytes."""
+
+    async def entries(self, path: str = ".") -> Mapping[str, EntryKind]:
+        """List a folder: what each name in it is, links unfollowed. No program of the box has a part in the answer.
+        Raises `SpoiltFile` as `read` does."""
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file. Raises `SpoiltFile` as `read` does."""

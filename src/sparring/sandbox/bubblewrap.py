@@ -6,22 +6,27 @@ from __future__ import annotations
 import asyncio
 import codecs
 import errno
+import io
 import json
 import os
 import socket
 import struct
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
-from sparring.errors import SandboxError, SpoiltFile, refusal
+from sparring.errors import SandboxError, refusal
 from sparring.protocols import Sandbox
 from sparring.sandbox.config import SandboxConfig
+from sparring.sandbox.off_box import OffBox
 from sparring.sandbox.server import Server
-from sparring.types import BoxSpec, ExecResult
+from sparring.sandbox.spoilt import raise_for
+from sparring.types import MOST_BYTES, BoxSpec, EntryKind, ExecResult
 
 FILES, PROGRAM_FILES = 256, 4096
 """Files that a process may have open, in a pool whose boxes run programs the second."""
+READ_PIECE_BYTES = 4 << 20
 FILE_TIMEOUT_S = 10.0  # for read and write, which are the caller's own and not the policy's
 
 
@@ -104,6 +109,8 @@ class BubblewrapBox:
         self._turn = asyncio.Lock()
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._sizes: tuple[int, int] | None = None
+        self._header: Mapping[str, Any] | None = None
+        self._body = io.BytesIO()
         self._requests = 0
         self.queued_s = 0.0
         self._used = False
@@ -251,21 +258,53 @@ class BubblewrapBox:
         if self._connection is not None:
             _send(self._connection[1], {"op": "cancel"})
 
-    async def read(self, path: str) -> bytes:
+    async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
         """Return a file of the box; relative paths start at /box. Only plain files are read, and nothing is waited for.
+        A file comes in pieces, of which the box holds one at a time.
+
+        Args:
+            path: of the file.
+            most_bytes: that it may have.
 
         Raises:
             FileNotFoundError: there is none.
-            SpoiltFile: a command of this box has left something else there (a pipe, a folder), or closed it.
+            SpoiltFile: a command of this box has left something else there (a pipe, a folder), or more bytes, or closed
+                it.
             OSError: as open(2) says, in a box in which no command has run.
             SandboxError: the box failed.
         """
-        header, body = await self._command({"op": "read", "path": path}, b"", FILE_TIMEOUT_S, self._spec.disk_bytes)
-        _raise_for(header, path, self._used)
-        return body[: header["stdout"]]
+        pieces, size = io.BytesIO(), 0
+        async with self._turned_by():  # no command runs between two pieces
+            while True:
+                request = {"op": "read", "path": path, "offset": size, "most": most_bytes}
+                header, piece = await self._turned(request, b"", FILE_TIMEOUT_S, READ_PIECE_BYTES)
+                raise_for(header, path, self._used, most_bytes)
+                size += pieces.write(piece)
+                if size > most_bytes:  # its size was not told before: a file of /proc
+                    raise_for({**header, "exit": errno.EFBIG}, path, self._used, most_bytes)
+                if len(piece) < READ_PIECE_BYTES:
+                    return pieces.getvalue()
+
+    async def entries(self, path: str = ".") -> Mapping[str, EntryKind]:
+        """Return what each name in a folder is, links unfollowed. Names that are no UTF-8 are as `os.listdir` has them.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+            SpoiltFile: a command of this box has left something else there, closed it, or left more names than have
+                room in `MOST_BYTES`.
+            OSError: as scandir(2) says, in a box in which no command has run.
+            SandboxError: the box failed.
+        """
+        header, body = await self._command({"op": "list", "path": path}, b"", FILE_TIMEOUT_S, MOST_BYTES)
+        if header["truncated"]:
+            header = {**header, "exit": errno.EFBIG}
+        raise_for(header, path, self._used, MOST_BYTES)
+        pairs = (entry.partition(b" ") for entry in body[: header["stdout"]].split(b"\0")[:-1])
+        return {os.fsdecode(name): cast(EntryKind, kind.decode()) for kind, _, name in pairs}
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file of the box, making its folders.
+        """Write a file of the box, making its folders. It appears when it is whole; before that, and where writing
+        fails, there is what was there before.
 
         Raises:
             SpoiltFile: a command of this box is in the way: something else than a file stands there, the folder is
@@ -273,8 +312,8 @@ class BubblewrapBox:
             OSError: as the box says, where no command can be the reason: a read-only place, or none has run.
             SandboxError: the box failed.
         """
-        header, _ = await self._command({"op": "write", "path": path}, data, FILE_TIMEOUT_S)
-        _raise_for(header, path, self._used)
+        header, _ = await self._command({"op": "write", "path": path, "size": len(data)}, data, FILE_TIMEOUT_S)
+        raise_for(header, path, self._used)
 
     async def close(self) -> None:
         """End every process of the box and forget its files."""
@@ -290,11 +329,17 @@ class BubblewrapBox:
         self, request: dict[str, Any], body: bytes, timeout_s: float | None, output_bytes: int | None = None
     ) -> tuple[Mapping[str, Any], bytes]:
         limit_s = self._spec.timeout_s if timeout_s is None else timeout_s
+        async with self._turned_by():
+            return await self._turned(request, body, limit_s, output_bytes)
+
+    @asynccontextmanager
+    async def _turned_by(self) -> AsyncIterator[None]:
+        """Wait for this box's turn and a place in the pool, and hold both."""
         clock = asyncio.get_running_loop().time
         began = clock()
         async with self._turn, self._pool.slots:
             self.queued_s += clock() - began
-            return await self._turned(request, body, limit_s, output_bytes)
+            yield
 
     async def _turned(
         self, request: dict[str, Any], body: bytes, limit_s: float, output_bytes: int | None = None
@@ -348,9 +393,15 @@ class BubblewrapBox:
             reader = self._connection[0]
             if self._sizes is None:
                 self._sizes = struct.unpack("<II", await reader.readexactly(8))
-            frame = await reader.readexactly(sum(self._sizes))
-            header, body = json.loads(frame[: self._sizes[0]]), frame[self._sizes[0] :]
-            self._sizes = None
+            if self._header is None:
+                self._header = json.loads(await reader.readexactly(self._sizes[0]))
+            while (missing := self._sizes[1] - self._body.tell()) > 0:  # held once, whatever its size
+                piece = await reader.read(min(missing, READ_PIECE_BYTES))
+                if not piece:
+                    raise asyncio.IncompleteReadError(b"", missing)
+                self._body.write(piece)
+            header, body = self._header, self._body.getvalue()
+            self._sizes, self._header, self._body = None, None, io.BytesIO()
             if "broken" in header:
                 raise await self._broken(header["broken"])
             if header["id"] == request_id:
@@ -363,44 +414,10 @@ class BubblewrapBox:
         return SandboxError(f"sandbox: box failed: {why}")
 
 
-class OffBox:
-    """Implements `Sandbox` for a tool host that is switched off: every command fails with a text and none with an
-    exception."""
-
-    async def exec(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float | None = None) -> ExecResult:
-        """Exit code 1 and an error text."""
-        return ExecResult(exit_code=1, stdout="", stderr="error: the tool host is switched off\n", wall_s=0.0)
-
-    async def python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
-        """Exit code 1 and an error text."""
-        return await self.exec(())
-
-    async def fresh(self) -> Sandbox:
-        """Return another that is off."""
-        return OffBox()
-
-    async def converse(self, code: str, other: str) -> ExecResult:
-        """Exit code 1 and an error text."""
-        return await self.exec(())
-
-    async def read(self, path: str) -> bytes:
-        """Raise FileNotFoundError: no file exists.
-
-        Raises:
-            FileNotFoundError: always.
-        """
-        raise FileNotFoundError(errno.ENOENT, "the tool host is switched off", path)
-
-    async def write(self, path: str, data: bytes) -> None:
-        """Drop the file: nothing is kept."""
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to end."""
-
-
 def _send(writer: asyncio.StreamWriter, header: Mapping[str, Any], body: bytes = b"") -> None:
     text = json.dumps(header).encode()
-    writer.write(struct.pack("<II", len(text), len(body)) + text + body)
+    writer.write(struct.pack("<II", len(text), len(body)) + text)
+    writer.write(body)
 
 
 def _result(header: Mapping[str, Any], body: bytes) -> ExecResult:
@@ -419,28 +436,3 @@ def _result(header: Mapping[str, Any], body: bytes) -> ExecResult:
 def _text(data: bytes, *, cut: bool) -> str:
     """UTF-8 with replacement; a character that the byte limit cut in two is left out."""
     return codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=not cut)
-
-
-class SpoiltByFolder(SpoiltFile, IsADirectoryError):
-    """A folder stands in the file's place."""
-
-
-class SpoiltByMode(SpoiltFile, PermissionError):
-    """The file, or a folder on the way, is closed."""
-
-
-SPOILT: Mapping[int, type[SpoiltFile]] = {
-    errno.EISDIR: SpoiltByFolder,
-    errno.EACCES: SpoiltByMode,
-    errno.EPERM: SpoiltByMode,
-    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.ENXIO, errno.ELOOP, errno.ENOSPC), SpoiltFile),
-}
-"""Errors that an earlier command of the policy can have caused. ENXIO: a pipe, a socket or a device; EEXIST: a file
-stands at the path of a new folder. A missing file or a read-only path does not count."""
-
-
-def _raise_for(header: Mapping[str, Any], path: str, used: bool) -> None:
-    if header["timed_out"]:
-        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), path)
-    if number := header["exit"]:
-        raise (SPOILT.get(number, OSError) if used else OSError)(number, os.strerror(number), path)

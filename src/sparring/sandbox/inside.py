@@ -13,7 +13,6 @@ Wire form, both ways: two little-endian uint32 (bytes of header, bytes of body),
 from __future__ import annotations
 
 import atexit
-import errno
 import gc
 import json
 import math
@@ -23,7 +22,6 @@ import select
 import signal
 import site
 import socket
-import stat
 import struct
 import sys
 import threading
@@ -32,10 +30,12 @@ import traceback
 import types
 
 from sparring.sandbox.confine import address_space_bytes, fork_isolated, furnish, narrow, raise_loopback
+from sparring.sandbox.inside_files import run_on_files
 
 ASKED, ANSWERED = 200, 201  # where the first command of a joined box reads what the other one writes, and writes itself
-OUT_OF_MEMORY = signal.SIGRTMAX  # how a command tells its box that a MemoryError reached the top; nothing else sends it
-NO_MEMORY = -1
+OUT_OF_MEMORY = signal.SIGRTMAX  # how Python code tells its box that a MemoryError reached the top; the box believes it
+NO_MEMORY = -1  #                      where it saw such code hold a good part of its memory
+GOOD_PART = 4
 POLL_S = 0.02
 PROGRAM_POLL_S = 0.2  # a program runs for minutes, with many threads: a look costs more, and a late one less
 CPUS = len(os.sched_getaffinity(0))
@@ -46,10 +46,12 @@ WARM = (
 ).split()  # not random or statistics: they bring OpenSSL, and every fork would pay for its pages
 
 
-def send(connection: socket.socket, header: dict, body: bytes = b"") -> None:
-    """Write one frame."""
+def send(connection: socket.socket, header: dict, *bodies: bytes) -> None:
+    """Write one frame; its body in parts, each of which is held once."""
     text = json.dumps(header).encode()
-    connection.sendall(struct.pack("<II", len(text), len(body)) + text + body)
+    connection.sendall(struct.pack("<II", len(text), sum(map(len, bodies))) + text)
+    for body in bodies:
+        connection.sendall(body)
 
 
 def receive(connection: socket.socket) -> tuple[dict, bytes]:
@@ -65,7 +67,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
         piece = connection.recv(count - len(data), socket.MSG_WAITALL)
         if not piece:
             os._exit(0)
-        data += piece
+        data = data + piece if data else piece
     return data
 
 
@@ -132,41 +134,6 @@ def _run_program(argv: list[str]) -> int:
         return 126 if isinstance(error, (PermissionError, ValueError)) else 127
 
 
-def _plain(path: str, flags: int) -> int:
-    """Open a file for `open`, never waiting: what is no plain file (a pipe, a socket, a device, a folder) is refused at
-    once."""
-    file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    kind = os.fstat(file).st_mode
-    if not stat.S_ISREG(kind):
-        os.close(file)
-        number = errno.EISDIR if stat.S_ISDIR(kind) else errno.ENXIO
-        raise OSError(number, os.strerror(number), path)
-    return file
-
-
-def _run_read(path: str) -> int:
-    """Copy a file to stdout. The status is the errno, so that the parent can raise what open(2) said."""
-    try:
-        with open(path, "rb", opener=_plain) as file:
-            while piece := file.read(1 << 16):
-                sys.stdout.buffer.write(piece)
-    except OSError as error:
-        return error.errno or 1
-    return 0
-
-
-def _run_write(path: str) -> int:
-    """Copy stdin to a file, making its folders."""
-    try:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        with open(path, "wb", opener=_plain) as file:
-            while piece := sys.stdin.buffer.read(1 << 16):
-                file.write(piece)
-    except OSError as error:
-        return error.errno or 1
-    return 0
-
-
 def command(request: dict, body: bytes, limits: dict, pipes: tuple[int, int, int], armed: int) -> None:
     """Narrow this process to a command, run it and exit. Never returns. Writes a byte to `armed` when it is
     narrowed."""
@@ -189,10 +156,8 @@ def command(request: dict, body: bytes, limits: dict, pipes: tuple[int, int, int
                 os.environ.clear()
                 os.environ.update(request["environment"])
             status = _run_program(request["argv"])
-        elif request["op"] == "read":
-            status = _run_read(request["path"])
         else:
-            status = _run_write(request["path"])
+            status = run_on_files(request)
     except BaseException:
         traceback.print_exc()
         raise
@@ -221,7 +186,8 @@ class Run:
         self.request_id = request["id"]
         self.limits = limits
         self.output_bytes = request["output"]
-        self.stdin = b"" if request["op"] == "python" else body
+        self.stdin = memoryview(b"" if request["op"] == "python" else body)
+        self.is_python = request["op"] == "python"
         self.started = time.monotonic()
         self.deadline = self.started + request["timeout"]
         self.poll_s = PROGRAM_POLL_S if request["op"] == "program" else POLL_S
@@ -237,7 +203,7 @@ class Run:
         self.feed, self.stdout, self.stderr, self.armed = outer
         self.output = {self.stdout: bytearray(), self.stderr: bytearray()}
         self.exited = os.pidfd_open(self.pid)
-        self.status = 0
+        self.status = self.peak_bytes = 0
 
     def watch(self, connection: socket.socket) -> None:
         """Serve the pipes until the command ends or breaks a limit; nothing of it lives after that."""
@@ -275,7 +241,7 @@ class Run:
         except BlockingIOError:
             return
         except OSError:
-            self.stdin = b""
+            self.stdin = self.stdin[:0]
         if not self.stdin:
             poll.unregister(self.feed)
             os.close(self.feed)
@@ -296,11 +262,11 @@ class Run:
     def _reap(self, options: int) -> bool:
         """Collect one dead process, the command's or an orphan's. False where none is left to wait for."""
         try:
-            pid, status = os.waitpid(-1, options)
+            pid, status, used = os.wait4(-1, options)
         except ChildProcessError:
             return False
         if pid == self.pid:
-            self.status = status
+            self.status, self.peak_bytes = status, used.ru_maxrss << 10
         return True
 
     def _end(self, *, by_itself: bool) -> None:
@@ -325,12 +291,12 @@ class Run:
                 os.close(file)
 
     def result(self) -> dict:
-        """Return the header of the answer."""
+        """Return the header of the answer. A command can end by any signal and with any status, so no limit is told
+        from these alone."""
         code = os.waitstatus_to_exitcode(self.status)
-        if code == -OUT_OF_MEMORY:
-            self.out_of_memory, code = True, 1
-        if code == -signal.SIGXCPU:
-            self.timed_out = True
+        if self.is_python and code == -OUT_OF_MEMORY:
+            self.out_of_memory |= self.peak_bytes - own_bytes() > self.limits["memory"] // GOOD_PART
+            code = 1
         return {
             "id": self.request_id,
             "exit": 128 - code if code < 0 else code,
@@ -354,6 +320,12 @@ def resident_bytes() -> int:
                 pass  # it ended meanwhile
     base = resident.pop("1", 0)
     return sum(max(0, value - base) for value in resident.values())
+
+
+def own_bytes() -> int:
+    """Return the bytes that this process holds: what each command shares with it when it begins."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * PAGE_BYTES
 
 
 def box(connection: socket.socket, joined: list) -> None:
@@ -382,7 +354,7 @@ def box(connection: socket.socket, joined: list) -> None:
                 joined.pop()
                 os.close(ASKED + len(joined))
             run.watch(connection)
-            send(connection, run.result(), bytes(run.output[run.stdout] + run.output[run.stderr]))
+            send(connection, run.result(), run.output[run.stdout], run.output[run.stderr])
     except BaseException as error:
         send(connection, {"broken": f"{type(error).__name__}: {error}"})
         raise

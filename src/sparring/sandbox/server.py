@@ -11,12 +11,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from sparring.errors import SandboxError
 from sparring.sandbox.config import SandboxConfig
+from sparring.sandbox.mounts import arguments_of, box_identity, hidden_homes, mounts_of_program
 
-NOBODY = 65534  # whom bubblewrap runs as where Sparring runs as root: the kernel does not count root's processes
 INNER_UID = 1000
 SETARCH = (
     "/usr/bin/setarch"  # with fixed addresses, code that prints `<map object at 0x...>` prints the same in every run
@@ -30,6 +29,7 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUTF8": "1",
+    "PYTHONNOUSERSITE": "1",  # a usercustomize.py that a program left in HOME has no part in the world's commands
 }
 PROGRAM_FOLDERS = ("/agent", "/dev/pts")
 """Folders of boxes that run programs: their home, and terminals."""
@@ -66,7 +66,10 @@ def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None)
 
     Args:
         config: of the boxes.
-        mounts: folders of the host, by their path in the boxes.
+        mounts: files and folders of the host, by their path in the boxes.
+
+    Raises:
+        BadInput: the interpreter cannot be mounted (`mounts_of_program`).
     """
     python = find_python(config)
     arguments = [config.bwrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
@@ -79,11 +82,9 @@ def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None)
             arguments += ["--ro-bind", folder, folder]
     for path in ("/etc/alternatives", "/etc/ld.so.cache"):
         arguments += ["--ro-bind-try", path, path]
-    if not python.startswith("/usr/"):
-        prefix = str(Path(python).parent.parent)
-        arguments += ["--ro-bind", prefix, prefix]
-    for target, source in (mounts or {}).items():
-        arguments += ["--ro-bind", source, target]
+    for home in hidden_homes():
+        arguments += ["--tmpfs", home]
+    arguments += arguments_of({**mounts_of_program(Path(python), "sandbox.python"), **(mounts or {})})
     for device in ("null", "zero", "full", "random", "urandom"):
         arguments += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     arguments += ["--symlink", "/proc/self/fd", "/dev/fd", "--proc", "/proc"]
@@ -97,17 +98,9 @@ def command_line(config: SandboxConfig, mounts: Mapping[str, str] | None = None)
     if os.access(SETARCH, os.X_OK):
         arguments += [SETARCH, "-R"]
     arguments += [python, "-s", "-S", "-B", "-c", BOOT]
-    for name in ("confine", "stand_ins", "inside"):
+    for name in ("confine", "stand_ins", "inside_files", "inside"):
         arguments += [f"sparring.sandbox.{name}", Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")]
     return arguments
-
-
-def _identity() -> dict[str, Any]:
-    """Return the user that bubblewrap starts as, for Popen: NOBODY where Sparring is root and that user exists here,
-    else nothing."""
-    rows = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    is_mapped = any(first <= NOBODY < first + count for first, _, count in rows)
-    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 and is_mapped else {}
 
 
 def _readable(text: str) -> int:
@@ -196,7 +189,7 @@ class Server:
                 stderr=theirs_errors,
                 cwd="/",
                 start_new_session=True,  # Ctrl-C in a terminal is for the run, which ends its boxes when it is ready
-                **_identity(),
+                **box_identity(),
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise SandboxError(f"sandbox: {program} does not start: {error}") from error

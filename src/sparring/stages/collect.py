@@ -15,6 +15,7 @@ from sparring.envs.roles import roles_of
 from sparring.envs.splits import identity
 from sparring.envs.threads import THREADS
 from sparring.errors import BadInput, RequestRefused, refusal
+from sparring.observe.whole_file import write_whole
 from sparring.protocols import Engine
 from sparring.record.recorder import Recorder
 from sparring.record.transcript import TextRecorder, TextRequest
@@ -85,9 +86,7 @@ async def run(context: Context) -> dict[str, Any]:
     totals["unsaid"] = len(rows) - len(sayable)
     out = context.folder / "collect" / FILE
     out.parent.mkdir(parents=True, exist_ok=True)
-    staging = out.with_name(out.name + ".tmp")
-    staging.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in sayable), encoding="utf-8")
-    staging.rename(out)
+    write_whole(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in sayable).encode())
     return {"data": str(out), "tasks": len(tasks), "traces": len(sayable), **totals}
 
 

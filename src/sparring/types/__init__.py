@@ -9,8 +9,10 @@ optimiser steps that made it (0 = the weights the run started from).
 
 from sparring.types.conversation import (
     BoxSpec as BoxSpec,
+    EntryKind as EntryKind,
     ExecResult as ExecResult,
     Limits as Limits,
+    MOST_BYTES as MOST_BYTES,
     Message as Message,
     Observation as Observation,
     ReplyPiece as ReplyPiece,

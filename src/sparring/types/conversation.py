@@ -96,6 +96,13 @@ class Task:
     key: str = ""
 
 
+EntryKind = Literal["file", "folder", "link", "other"]
+"""Kinds of what a folder of a box has; other: a pipe, a socket, a device."""
+
+MOST_BYTES = 16 << 20
+"""Bytes of a file of a box that are read unless more are asked for."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecResult:
     """Result of a command. `timed_out`, `out_of_memory` and `truncated` are the policy's own limits, not failures."""

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from sparring.cli.chat import printable, shown
+from sparring.cli.chat import shown
 from sparring.types import Message, ToolCall
 
 SCRIPT = """
@@ -75,7 +75,7 @@ def test_calls_reasoning_and_results_are_set_off() -> None:
 
 
 def test_a_model_cannot_steer_the_terminal() -> None:
-    assert printable("a\x1b[2Jb\r\tc\n") == "a\\x1b[2Jb\\r\tc\n"
+    assert shown(Message(role="assistant", content="a\x1b[2Jb\r\tc\n")) == "it> a\\x1b[2Jb\\r\tc"
 
 
 def test_proposed_tasks_are_shown_and_asked_by_number() -> None:

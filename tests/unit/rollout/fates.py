@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sparring.errors import SandboxError
@@ -16,7 +16,17 @@ from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ToyEnv, ToyWorld, toy_renderer, toy_script
-from sparring.types import BoxSpec, ExecResult, Message, Observation, Score, Task, Trajectory
+from sparring.types import (
+    MOST_BYTES,
+    BoxSpec,
+    EntryKind,
+    ExecResult,
+    Message,
+    Observation,
+    Score,
+    Task,
+    Trajectory,
+)
 
 Act = Callable[[int], BaseException | float | None]
 """What goes wrong at the n-th call (from 0) over all worlds: an exception to raise, or seconds to take."""
@@ -107,7 +117,10 @@ class EmptyBox:
     async def converse(self, code: str, other: str) -> ExecResult:
         raise SandboxError("nothing runs here")
 
-    async def read(self, path: str) -> bytes:
+    async def read(self, path: str, most_bytes: int = MOST_BYTES) -> bytes:
+        raise SandboxError("nothing is here")
+
+    async def entries(self, path: str = ".") -> Mapping[str, EntryKind]:
         raise SandboxError("nothing is here")
 
     async def write(self, path: str, data: bytes) -> None:

@@ -18,8 +18,8 @@ from sparring.sandbox.config import SandboxConfig
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that every user can enter: bubblewrap does not run as root."""
-    path = Path(tempfile.mkdtemp())
+    """A folder that every user can enter, for bubblewrap does not run as root, outside the boxes' own /tmp."""
+    path = Path(tempfile.mkdtemp(dir="/var/tmp"))
     path.chmod(0o755)
     yield path
     shutil.rmtree(path)

@@ -9,6 +9,7 @@ from typing import TextIO
 
 from sparring.observe.headline import Pace, clock_text, headlines
 from sparring.observe.sinks.sink import SampleRow
+from sparring.observe.terminal import say
 
 
 class ConsoleSink:
@@ -56,4 +57,4 @@ class ConsoleSink:
         """Leave the stream open: the caller owns it."""
 
     def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        say(line, stream=self._stream)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from sparring.observe.evaluation import Evaluation, compare, kept, narrowed
+from sparring.observe.whole_file import write_whole
 from sparring.stages.context import Context
 from sparring.stages.runtime.baselines import last_evaluated, others
 
@@ -50,9 +51,7 @@ def write_summary(context: Context) -> dict[str, Any]:
         "wall_s": {stage: context.store.get(f"wall/{stage}") or 0.0 for stage in context.config.run.stages},
         "peak_rss_bytes": _peak_rss(context),
     }
-    staging = context.folder / "summary.json.tmp"
-    staging.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    staging.rename(context.folder / "summary.json")
+    write_whole(context.folder / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
     return summary
 
 

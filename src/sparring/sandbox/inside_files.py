@@ -1,0 +1,115 @@
+"""Files of a box, read and written by commands of the box's own, in which no code of the policy runs.
+
+Each returns 0, or the errno of what went wrong, which the parent raises. Nothing is waited for: what is no plain file
+(a pipe, a socket, a device, a folder) is refused at once. Standard library only, for Python >= 3.9.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+
+PIECE_BYTES = 1 << 18
+TOLD = (
+    errno.ENOENT,
+    errno.EISDIR,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ENXIO,
+    errno.ENOSPC,
+    errno.EFBIG,
+)
+"""Errors that are told as they are, also where a link led to them."""
+
+KINDS = ((stat.S_ISREG, b"file"), (stat.S_ISDIR, b"folder"), (stat.S_ISLNK, b"link"))
+
+
+def run_on_files(request: dict) -> int:
+    """Read, write or list; `op` of the request says which."""
+    try:
+        if request["op"] == "read":
+            _read(request["path"], request["offset"], request["output"], request["most"])
+        elif request["op"] == "write":
+            _write(request["path"], request["size"])
+        else:
+            _list(request["path"])
+    except OSError as error:
+        number = error.errno or errno.EIO
+        path = request["path"]
+        if number not in TOLD and os.path.realpath(path) != os.path.abspath(path):
+            return errno.ELOOP  # a link led to where that happens
+        return number
+    return 0
+
+
+def _plain(path: str, flags: int) -> int:
+    """Open a plain file without waiting for anything."""
+    file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    kind = os.fstat(file).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(file)
+        raise _refused(errno.EISDIR if stat.S_ISDIR(kind) else errno.ENXIO)
+    return file
+
+
+def _refused(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+def _read(path: str, offset: int, count: int, most: int) -> None:
+    """Copy at most `count` bytes from `offset` on to stdout. A file of more than `most` bytes is refused unread."""
+    with open(_plain(path, os.O_RDONLY), "rb", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise _refused(errno.EFBIG)
+        file.seek(offset)
+        while count:
+            piece = file.read(min(count, PIECE_BYTES))
+            if not piece:
+                return
+            sys.stdout.buffer.write(piece)
+            count -= len(piece)
+
+
+def _write(path: str, size: int) -> None:
+    """Copy stdin, `size` bytes, to a file, making its folders. The file appears when it is whole: until then it has no
+    name, so a write that fails or is killed leaves nothing of itself and what was there before."""
+    path = os.path.realpath(path) if os.path.islink(path) else path
+    folder = os.path.dirname(path) or "."
+    os.makedirs(folder, exist_ok=True)
+    within, mode = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), None
+    try:
+        earlier = _plain(path, os.O_WRONLY)
+    except FileNotFoundError:
+        pass
+    else:
+        mode = stat.S_IMODE(os.fstat(earlier).st_mode)
+        os.close(earlier)
+    with open(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666), "wb", buffering=0) as file:
+        if mode is not None:
+            os.fchmod(file.fileno(), mode)
+        for piece in iter(lambda: sys.stdin.buffer.read(PIECE_BYTES), b""):
+            while piece:  # a signal may cut a write
+                count = file.write(piece)
+                piece, size = piece[count:], size - count
+        if size:
+            raise _refused(errno.EIO)
+        name = f".{os.urandom(12).hex()}"
+        os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=within)  # which makes Python follow the link
+        try:
+            os.replace(name, os.path.basename(path), src_dir_fd=within, dst_dir_fd=within)
+        except OSError:
+            os.unlink(name, dir_fd=within)
+            raise
+
+
+def _list(path: str) -> None:
+    """Write what a folder has to stdout: of each entry its kind, its name and a NUL."""
+    with os.scandir(os.fsencode(path)) as entries:
+        for entry in entries:
+            mode = entry.stat(follow_symlinks=False).st_mode
+            kind = next((word for is_kind, word in KINDS if is_kind(mode)), b"other")
+            sys.stdout.buffer.write(kind + b" " + entry.name + b"\0")
