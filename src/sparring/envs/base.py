@@ -99,9 +99,10 @@ class Env:
     def check(self, task: Task) -> None:
         """Refuse a task that `reward` could not score (`BadInput`), before anything starts."""
 
-    async def prove(self, task: Task, box: Sandbox) -> bool:
+    async def prove(self, task: Task, box: Sandbox | None) -> bool:
         """Refuse a task of a file whose own right answer `reward` would not call right (`BadInput`): `sparring check`
-        asks this of every task of a world with a box. False (the default) where the task has no such answer."""
+        asks this of every task, with a box where the world has one. False (the default) where the task has no such
+        answer."""
         return False
 
     def reward(self, completion: str, task: Task) -> Any:

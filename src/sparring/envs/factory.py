@@ -4,7 +4,8 @@ made."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -94,31 +95,46 @@ class WorldFactory:
         return self._probe.expert(task)
 
     async def prove(self, boxes: Boxes) -> tuple[int, int]:
-        """Score the right answers that the rows of the files have themselves, as many at once as there are CPUs.
+        """Prove of each row of the files that it is judged as it says: its right answer is read, its tests judge, its
+        own right program passes them. As many at once as there are CPUs.
 
         Returns:
-            how many rows have one, and how many rows there are.
+            how many rows have a right program, and how many rows of programs there are.
 
         Raises:
-            BadInput: a row's own answer is not right.
+            BadInput: a row is not.
+            JudgeError: a check failed.
             SandboxError: a box failed.
         """
-        rows = [*self._train, *self._eval] if self._config.data and self._probe.needs_box else []
+        if not self._config.data or type(self._probe).prove is Env.prove:
+            return 0, 0
+        rows = [*self._train, *self._eval]
         waiting, proven = iter(rows), 0
 
         async def worker() -> None:
             nonlocal proven
             for task in waiting:
-                assert task.box is not None, "a world with needs_box gives its tasks a box"
-                box = await boxes.take(task.box)
+                box = None if task.box is None else await boxes.take(task.box)
                 try:
-                    right = await self._probe.prove(task, box)
+                    with self._in_file(task.id):
+                        right = await self._probe.prove(task, box)
                     proven += right  # not in one: another worker may count meanwhile
                 finally:
-                    await box.close()
+                    if box is not None:
+                        await box.close()
 
         await together([worker() for _ in os.sched_getaffinity(0)])
-        return proven, len(rows)
+        return proven, len(rows) if self._probe.needs_box else 0
+
+    @contextmanager
+    def _in_file(self, id: str) -> Iterator[None]:
+        """Say of which file and row a task is that is refused."""
+        try:
+            yield
+        except BadInput as error:
+            _, split, row = id.split("/", 2)
+            path = self._config.eval_data if split == "eval" else self._config.data
+            raise BadInput(f"{path}, row {row}: {error}", error.where) from error
 
     def _generated(self, seed: int) -> Splits:
         def draw(split: str, index: int, attempt: int) -> Task:
@@ -198,7 +214,8 @@ class WorldFactory:
             id = f"{self.name}/{split}/{row['id']}"
             if id in tasks:
                 raise refusal(path, "rows with ids of their own", f"{row['id']!r} twice", "correct the id column")
-            tasks[id] = self._task(id, data, row.get("messages") or (), derived_seed(id))
+            with self._in_file(id):
+                tasks[id] = self._task(id, data, row.get("messages") or (), derived_seed(id))
         return list(tasks.values())
 
     def _hold_out(self, tasks: Sequence[Task]) -> list[Task]:

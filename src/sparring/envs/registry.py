@@ -11,6 +11,7 @@ from sparring.envs.factory import ReadRows, WorldFactory
 from sparring.envs.named import named
 from sparring.envs.reward_function import OUTSIDE, RewardFunction, RewardFunctionWithPython, outside
 from sparring.envs.rubrics.judges import Judges
+from sparring.envs.rubrics.proven import of_user
 from sparring.envs.rubrics.rubric import Rubric
 from sparring.envs.rubrics.world import RubricWorld, RubricWorldWithPython
 from sparring.envs.schema import env_args
@@ -39,7 +40,7 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
         kind = RewardFunctionWithPython if "python" in config.tools else RewardFunction
         return WorldFactory(function.__name__, functools.partial(kind, function), config, read_rows)
     if config.rubric:
-        rubric = Rubric(config.rubric, judges=judges)
+        rubric = Rubric(config.rubric, judges=judges, proven=of_user())
         world = RubricWorldWithPython if "python" in config.tools else RubricWorld
         return WorldFactory("rubric", functools.partial(world, rubric), config, read_rows)
     if config.name not in BUILT_IN and ":" not in config.name:
