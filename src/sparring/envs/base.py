@@ -15,13 +15,13 @@ a wrong argument, broken JSON) comes back to the model as the tool's answer.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
+from sparring.envs.answers import finite
 from sparring.envs.executor import away, cooperative
 from sparring.envs.schema import arguments_type, checked, tool_spec
 from sparring.errors import EnvError, boundary, refusal
@@ -178,10 +178,12 @@ class Env:
             value = await away(self.reward, final_text(trajectory), self.task)
         if value is None or isinstance(value, Score):
             return value
-        if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
-            raise EnvError(f"{where}: expected a finite number, got {value!r}")
-        success = None if self.success_at is None else value >= self.success_at - 1e-9
-        return Score(reward=float(value), success=success)
+        try:
+            reward = finite("reward", value)
+        except ValueError as error:
+            raise EnvError(f"{where}: {error}") from error
+        success = None if self.success_at is None else reward >= self.success_at - 1e-9
+        return Score(reward=reward, success=success)
 
     @cooperative
     async def close(self) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 
 from sparring.envs.base import Env
+from sparring.envs.called import ByName, name_of
 from sparring.envs.config import EnvConfig
 from sparring.envs.factory import ReadRows, WorldFactory
 from sparring.envs.named import named
@@ -38,7 +39,8 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
         if not callable(function) or isinstance(function, type):
             raise refusal("env.reward", "a function", repr(function), "name a function of the file")
         kind = RewardFunctionWithPython if "python" in config.tools else RewardFunction
-        return WorldFactory(function.__name__, functools.partial(kind, function), config, read_rows)
+        called = ByName(function, "env.reward")
+        return WorldFactory(name_of(function), functools.partial(kind, called), config, read_rows)
     if config.rubric:
         rubric = Rubric(config.rubric, judges=judges, proven=of_user())
         world = RubricWorldWithPython if "python" in config.tools else RubricWorld

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from sparring.envs.answers import finite
 from sparring.envs.rubrics.code import ProgramTests
 from sparring.envs.rubrics.config import RELATIVE, TEXT, Code, Function, Mathematics, Part, Pointwise, of_domain
 from sparring.envs.rubrics.function import CalledFunction
@@ -205,9 +206,10 @@ class Rubric:
         where = f"env.rubric.{name}"
         with boundary(JudgeError, where):
             value = await self._checks[name].value(completion, task, box)
-        if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
-            raise JudgeError(f"{where}: expected a finite number, got {value!r:.80}")
-        return float(value)
+        try:
+            return finite("value", value)
+        except ValueError as error:
+            raise JudgeError(f"{where}: {error}") from error
 
 
 def _working(name: str, part: Pointwise, workers: Workers, judges: Judges | None) -> Check:

@@ -110,7 +110,7 @@ def test_functions_are_called_by_the_names_of_their_parameters(workers: Workers,
     ("name", "said"),
     [
         ("broken", "env.rubric.f: KeyError: 'x'"),
-        ("nothing", "env.rubric.f: expected a finite number, got None"),
+        ("nothing", "env.rubric.f: expected a finite number as value, got None"),
         ("slow", "env.rubric.f.function: no answer after 0.01 s"),
     ],
 )
