@@ -115,7 +115,8 @@ class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     reward: str = ""
     """Instead of a name: `path/to/file.py:function` with `def function(completion: str, answer: str) -> float`, or with
-    TRL's `def function(completions, answer, **kwargs)`, which returns a list; or `outside`, where every reward comes by HTTP (`rollout.rewards_within_s`)."""
+    TRL's `def function(completions, answer, **kwargs)`, which returns a list; or `outside`, where every reward comes by
+    HTTP (`rollout.rewards_within_s`)."""
 
     rubric: dict[str, Part] = {}
     """Or the parts of a rubric by name, each of a `kind`: see docs/rewards.md."""
