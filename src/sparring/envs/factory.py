@@ -3,11 +3,14 @@ made."""
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
 from typing import Any
+
+import msgspec
 
 from sparring.envs.base import Env
 from sparring.envs.config import EnvConfig
@@ -42,7 +45,8 @@ class WorldFactory:
         self.name = name
         self._make = make
         self._config = config
-        self._probe = make()
+        with boundary(BadInput, f"env {name}", "a world that can be made from its settings", "correct its __init__"):
+            self._probe = make()
         self.scorer = self._probe.scorer
         self._splits: dict[int, Splits] = {}
         if config.data:
@@ -91,8 +95,13 @@ class WorldFactory:
         raise unknown_split(self.name, split)
 
     def expert(self, task: Task) -> Expert | Mapping[str, Expert] | None:
-        """Return the world's own demonstration of a task."""
-        return self._probe.expert(task)
+        """Return the world's own demonstration of a task.
+
+        Raises:
+            EnvError: its author's code raised.
+        """
+        with boundary(EnvError, f"{self.name}.expert"):
+            return self._probe.expert(task)
 
     async def prove(self, boxes: Boxes) -> tuple[int, int]:
         """Prove of each row of the files that it is judged as it says: its right answer is read, its tests judge, its
@@ -141,7 +150,7 @@ class WorldFactory:
             item_seed = derived_seed(seed, self.name, split, index, attempt)
             with boundary(EnvError, f"{self.name}.generate"):
                 data = self._probe.generate(Random(item_seed))
-            return self._task(f"{self.name}/{split}/{index}", data or {}, (), item_seed)
+            return self._task(f"{self.name}/{split}/{index}", self._drawn(data), (), item_seed)
 
         config = self._config
         held_out = config.held_out or DEFAULT_HELD_OUT
@@ -149,18 +158,39 @@ class WorldFactory:
             self.name, draw, held_out=held_out, demonstrations=config.demonstrations, share=config.held_out_share
         )
 
+    def _drawn(self, data: Any) -> Mapping[str, Any]:
+        """Return what `generate` drew, if it is a task's data; nothing at all where the world needs none."""
+        if isinstance(data, Mapping):
+            return data
+        if inspect.iscoroutine(data):
+            data.close()
+        if data is None and type(self._probe).prompt is not Env.prompt:
+            return {}
+        got = "a coroutine" if inspect.iscoroutine(data) else repr(data)[:80]
+        do = "return {'prompt': ...} and what else the task needs, from a plain function"
+        raise refusal(f"{self.name}.generate", "a dict, the data of a task", got, do)
+
+    def _prompt(self, task: Task) -> Sequence[Message]:
+        """Return the messages that a world asks with."""
+        where, do = f"task {task.id}", "correct the environment or its data"
+        with boundary(BadInput, where, f"a prompt from {self.name}.prompt", do):
+            prompt = self._probe.prompt(task)
+        if isinstance(prompt, str):
+            return (Message(role="user", content=prompt),)
+        if isinstance(prompt, Sequence) and prompt and all(isinstance(message, Message) for message in prompt):
+            return prompt
+        do = "return a text, or messages: Message(role='user', content=...)"
+        raise refusal(where, f"a text or messages from {self.name}.prompt", repr(prompt)[:80], do)
+
     def _task(self, id: str, data: Mapping[str, Any], messages: Sequence[Message], seed: int) -> Task:
         config = self._config
         box = config.box.spec() if self._probe.needs_box else None
         task = Task(id=id, env=self.name, messages=(), data=data, limits=config.limits.limits(), box=box, seed=seed)
         with boundary(BadInput, f"task {id}", "a task that can be scored", "correct the environment or its data"):
             self._probe.check(task)
-        if not messages:
-            with boundary(
-                BadInput, f"task {id}", f"a prompt from {self.name}.prompt", "correct the environment or its data"
-            ):
-                prompt = self._probe.prompt(task)
-            messages = (Message(role="user", content=prompt),) if isinstance(prompt, str) else prompt
+        with boundary(BadInput, f"task {id}", "data that can be written down, with texts as keys", "correct it"):
+            msgspec.json.encode(data, order="sorted")
+        messages = messages or self._prompt(task)
         if config.system:
             messages = (Message(role="system", content=config.system), *messages)
         return Task(

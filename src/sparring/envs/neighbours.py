@@ -1,8 +1,8 @@
 """Files of a user that import the files beside them: each folder has modules of its own.
 
 A file that a recipe names is no part of a package, and its folder is not on `sys.path`: two worlds that each have a
-`helpers.py` would share one. So its `import` statements look into its folder first, Python's own library apart, and what
-they find is loaded under a name that holds the folder. What a file imports by `importlib` is looked for as ever.
+`helpers.py` would share one. So its `import` statements look into its folder first, Python's own library apart, and
+what they find is loaded under a name that holds the folder. What a file imports by `importlib` is looked for as ever.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ def run_file(path: Path) -> ModuleType:
 
 def with_neighbours(path: Path) -> list[Path]:
     """Return a file and all files of its folder that its import statements lead to, in order of their paths."""
-    found, waiting = set[Path](), [path.resolve()]
+    files, waiting = set[Path](), [path.resolve()]
     while waiting:
         file = waiting.pop()
-        if file in found or not file.is_file():
+        if file in files or not file.is_file():
             continue
-        found.add(file)
+        files.add(file)
         with suppress(SyntaxError, ValueError, OSError):
             for parts in _imported(ast.parse(file.read_bytes()), file.relative_to(path.resolve().parent).parts[:-1]):
                 for end in range(1, len(parts) + 1):
                     waiting += filter(None, [_place(path.resolve().parent, parts[:end])])
-    return sorted(found)
+    return sorted(files)
 
 
 class _Folder:
@@ -139,12 +139,12 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 def _imported(tree: ast.Module, package: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the modules that a file's import statements name, those of `from x import y` with y as well."""
-    found: list[tuple[str, ...]] = []
+    modules: list[tuple[str, ...]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [tuple(alias.name.split(".")) for alias in node.names]
+            modules += [tuple(alias.name.split(".")) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             beneath = tuple(package[: len(package) - node.level + 1]) if node.level else ()
             base = (*beneath, *filter(None, (node.module or "").split(".")))
-            found += [base, *((*base, alias.name) for alias in node.names)]
-    return [parts for parts in found if parts and parts[0] not in sys.stdlib_module_names]
+            modules += [base, *((*base, alias.name) for alias in node.names)]
+    return [parts for parts in modules if parts and parts[0] not in sys.stdlib_module_names]

@@ -16,7 +16,7 @@ from sparring.envs.rubrics.proven import of_user
 from sparring.envs.rubrics.rubric import Rubric
 from sparring.envs.rubrics.world import RubricWorld, RubricWorldWithPython
 from sparring.envs.schema import env_args
-from sparring.errors import refusal
+from sparring.errors import BadInput, boundary, refusal
 from sparring.protocols import EnvFactory
 
 BUILT_IN = {"reasoning_gym": "sparring.envs.reasoning_gym:ReasoningGym"}
@@ -57,6 +57,11 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
     if isinstance(world, type) and issubclass(world, Env):
         args = env_args(config.args, world.Args)
         return WorldFactory(world.__name__, functools.partial(world, args), config, read_rows)
-    if callable(world):
-        return world(config)
-    raise refusal("env.name", "a subclass of Env, or a factory called with the EnvConfig", repr(world), "name one")
+    expected, do = "a subclass of sparring.Env, or a factory called with the EnvConfig", "derive it from Env"
+    if not callable(world):
+        raise refusal("env.name", expected, repr(world)[:80], "name one")
+    with boundary(BadInput, "env.name", expected, do):
+        factory = world(config)
+    if not all(callable(getattr(factory, method, None)) for method in ("make", "tasks", "expert", "prove")):
+        raise refusal("env.name", expected, f"{config.name}, which gave {factory!r:.80}", do)
+    return factory

@@ -17,10 +17,8 @@ def block(work: Coroutine[Any, Any, T]) -> T:
     Raises:
         KeyboardInterrupt: the user stopped it; `work` was cancelled and has cleaned up.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
+    if not _in_a_loop():
+        return asyncio.run(work)  # not where its absence is handled, or every traceback would begin with that
     running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
 
     async def announced() -> T:
@@ -37,3 +35,11 @@ def block(work: Coroutine[Any, Any, T]) -> T:
             loop, task = running.result()
             loop.call_soon_threadsafe(task.cancel)
             raise
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -24,7 +24,7 @@ from sparring.stages.models.reward_scorers import check_reward_model
 from sparring.stages.models.role_models import check_roles
 from sparring.stages.models.teachers import check_collect, check_distill, check_teachers_answer
 from sparring.stages.preflight.engine import check_engine
-from sparring.stages.preflight.environment import check_environment, check_shown, first_tasks
+from sparring.stages.preflight.environment import check_environment, check_repeats, check_shown, first_tasks
 from sparring.stages.preflight.harness import players_of
 from sparring.stages.preflight.judges import check_judges
 from sparring.stages.preflight.memory import check_memory, shapes_of
@@ -76,6 +76,7 @@ async def check(context: Context) -> list[str]:
     facts += await check_judges(context) + await check_teachers_answer(context)
     facts += _held_out(context) + check_beside(context)
     tasks = first_tasks(context)
+    check_repeats(context, tasks)
     check_shown(context)
     task = tasks[0]
     if task.box is not None or mounts_of(context.harness) is not None:
