@@ -16,13 +16,16 @@ from sparring.envs.rubrics.proven import of_user
 from sparring.envs.rubrics.rubric import Rubric
 from sparring.envs.rubrics.world import RubricWorld, RubricWorldWithPython
 from sparring.envs.schema import env_args
+from sparring.envs.splits import Same, identity
 from sparring.errors import BadInput, boundary, refusal
 from sparring.protocols import EnvFactory
 
 BUILT_IN = {"reasoning_gym": "sparring.envs.reasoning_gym:ReasoningGym"}
 
 
-def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judges | None = None) -> EnvFactory:
+def load_env(
+    config: EnvConfig, read_rows: ReadRows | None = None, judges: Judges | None = None, same: Same = identity
+) -> EnvFactory:
     """Find the world and check its settings.
 
     Args:
@@ -30,6 +33,7 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
         read_rows: reads data files; `sparring.tasks.files.read_rows`, handed in because sibling packages never import
             each other. Only a world with `data` needs it.
         judges: who a rubric's judges are; only a rubric that has some needs them.
+        same: what makes two tasks the same.
 
     Raises:
         BadInput: no such world, settings that it does not have, or tasks that cannot be made.
@@ -40,11 +44,11 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
             raise refusal("env.reward", "a function", repr(function), "name a function of the file")
         kind = RewardFunctionWithPython if "python" in config.tools else RewardFunction
         called = ByName(function, "env.reward")
-        return WorldFactory(name_of(function), functools.partial(kind, called), config, read_rows)
+        return WorldFactory(name_of(function), functools.partial(kind, called), config, read_rows, same)
     if config.rubric:
         rubric = Rubric(config.rubric, judges=judges, proven=of_user())
         world = RubricWorldWithPython if "python" in config.tools else RubricWorld
-        return WorldFactory("rubric", functools.partial(world, rubric), config, read_rows)
+        return WorldFactory("rubric", functools.partial(world, rubric), config, read_rows, same)
     if config.name not in BUILT_IN and ":" not in config.name:
         names = ", ".join(sorted(BUILT_IN))
         raise refusal(
@@ -56,7 +60,7 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
     world = named(BUILT_IN.get(config.name, config.name), "env.name")
     if isinstance(world, type) and issubclass(world, Env):
         args = env_args(config.args, world.Args)
-        return WorldFactory(world.__name__, functools.partial(world, args), config, read_rows)
+        return WorldFactory(world.__name__, functools.partial(world, args), config, read_rows, same)
     expected, do = "a subclass of sparring.Env, or a factory called with the EnvConfig", "derive it from Env"
     if not callable(world):
         raise refusal("env.name", expected, repr(world)[:80], "name one")
