@@ -182,7 +182,8 @@ class Env:
             reward = finite("reward", value)
         except ValueError as error:
             raise EnvError(f"{where}: {error}") from error
-        success = None if self.success_at is None else reward >= self.success_at - 1e-9
+        with boundary(EnvError, f"{type(self).__name__}.success_at"):
+            success = None if self.success_at is None else reward >= self.success_at - 1e-9
         return Score(reward=reward, success=success)
 
     @cooperative

@@ -156,7 +156,7 @@ class WorldFactory:
     def _generated(self, seed: int) -> Splits:
         def draw(split: str, index: int, attempt: int) -> Task:
             item_seed = derived_seed(seed, self.name, split, index, attempt)
-            with boundary(EnvError, f"{self.name}.generate"):
+            with boundary(BadInput, f"{self.name}.generate", "a task", "correct it"):
                 data = self._probe.generate(Random(item_seed))
             return self._task(f"{self.name}/{split}/{index}", self._drawn(data), (), item_seed)
 
@@ -201,9 +201,9 @@ class WorldFactory:
         task = Task(id=id, env=self.name, messages=(), data=data, limits=config.limits.limits(), box=box, seed=seed)
         with boundary(BadInput, f"task {id}", "a task that can be scored", "correct the environment or its data"):
             self._probe.check(task)
-        with boundary(BadInput, f"task {id}", "data that can be written down, with texts as keys", "correct it"):
-            msgspec.json.encode(data, order="sorted")
         messages = messages or self._prompt(task)
+        with boundary(BadInput, f"task {id}", "data that can be written down, with texts as keys", "correct it"):
+            msgspec.json.encode((data, [message.content for message in messages]), order="sorted")
         if config.system:
             messages = (Message(role="system", content=config.system), *messages)
         return Task(

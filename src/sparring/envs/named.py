@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ def named(name: str, where: str) -> Any:
 
 
 def _from_package(source: str, where: str) -> Any:
-    with _running(where, f"an installed module {source}", "install it, or name a file.py"):
+    with boundary(BadInput, where, f"an installed module {source}", "install it, or name a file.py"):
         return importlib.import_module(source)
 
 
@@ -41,16 +40,6 @@ def _from_file(path: Path, where: str) -> Any:
         raise refusal(
             where, f"a Python file {path}", "no such file", "check the path; it is relative to the working directory"
         )
-    with _running(where, f"a Python file {path} that runs", "correct it"):
+    do = "correct it; what ends the process belongs under if __name__ == '__main__':"
+    with boundary(BadInput, where, f"a Python file {path} that runs", do):
         return run_file(path)
-
-
-@contextmanager
-def _running(where: str, expected: str, do: str) -> Iterator[None]:
-    """Refuse code that raises when it is imported, or would end the process."""
-    try:
-        with boundary(BadInput, where, expected, do):
-            yield
-    except SystemExit as error:
-        do = "put what ends the process under if __name__ == '__main__':"
-        raise refusal(where, expected, f"SystemExit: {error.code}", do) from error

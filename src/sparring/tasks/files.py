@@ -7,14 +7,13 @@ file's: `{"prompt": "question", "answer": "answer"}`; all other columns are kept
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import xxhash
 
 from sparring.errors import refusal
-from sparring.tasks.formats import located
+from sparring.tasks.formats import check_plain, located, parsed
 from sparring.types import BoxSpec, Group, Limits, Message, Task, ToolCall
 
 DEFAULT_COLUMNS = {"prompt": "prompt", "answer": "answer", "messages": "messages", "id": "id"}
@@ -123,6 +122,8 @@ def _task(row: Mapping[str, Any], env: str, limits: Limits, box: BoxSpec | None,
 def _task_row(row: dict[str, Any], names: Mapping[str, str], where: str, number: int) -> dict[str, Any]:
     renamed = _renamed(row, names)
     id = renamed.get("id")
+    if id is not None and (isinstance(id, bool) or not isinstance(id, (str, int))):
+        raise refusal(f"{where}, column {names['id']!r}", "a text or a whole number", repr(id)[:80], "correct the row")
     renamed["id"] = str(number if id is None else id)
     if isinstance(renamed.get("prompt"), list) and renamed.get("messages") is None:
         renamed["messages"] = renamed.pop("prompt")  # as TRL has conversations
@@ -212,16 +213,17 @@ def messages_of(value: Any, where: str) -> tuple[Message, ...]:
 def _message(entry: Any, where: str) -> Message:
     if not isinstance(entry, dict) or entry.get("role") not in ROLES:
         raise refusal(where, f"an object with role, one of {', '.join(ROLES)}", repr(entry)[:80], "correct the row")
-    content = entry.get("content")
-    if content is not None and not isinstance(content, str):
-        raise refusal(f"{where}.content", "a text", repr(content)[:80], "write it as a string")
+    for name in ("content", "reasoning", "reasoning_content", "tool_call_id", "name"):
+        if not isinstance(value := entry.get(name), (str, type(None))):
+            raise refusal(f"{where}.{name}", "a text", repr(value)[:80], "write it as a string")
+    calls = entry.get("tool_calls") or ()
+    if not isinstance(calls, (list, tuple)):
+        raise refusal(f"{where}.tool_calls", "a list of calls", repr(calls)[:80], "correct the row")
     return Message(
         role=entry["role"],
-        content=content or "",
+        content=entry.get("content") or "",
         reasoning=entry.get("reasoning") or entry.get("reasoning_content"),
-        tool_calls=tuple(
-            _tool_call(call, i, f"{where}.tool_calls[{i}]") for i, call in enumerate(entry.get("tool_calls") or ())
-        ),
+        tool_calls=tuple(_tool_call(call, i, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)),
         tool_call_id=entry.get("tool_call_id"),
         name=entry.get("name"),
     )
@@ -231,12 +233,12 @@ def _tool_call(call: Any, index: int, where: str) -> ToolCall:
     """Parse a call in OpenAI's form, `{id, function: {name, arguments}}`, or the bare `{name, arguments}`. Arguments
     are an object or JSON text."""
     function = call.get("function") or call if isinstance(call, dict) else {}
-    arguments = function.get("arguments")
+    arguments = function.get("arguments") if isinstance(function, dict) else None
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError as error:
-            raise refusal(f"{where}.arguments", "JSON", str(error), "correct the row") from error
-    if not isinstance(function.get("name"), str) or not isinstance(arguments, dict):
+        arguments = parsed(arguments, f"{where}.arguments", "JSON", "correct the row")
+        check_plain(arguments, f"{where}.arguments")
+    if not isinstance(arguments, dict) or not isinstance(function.get("name"), str):
         raise refusal(where, "a name and arguments", repr(call)[:80], "correct the row")
+    if not isinstance(call.get("id"), (str, type(None))):
+        raise refusal(f"{where}.id", "a text", repr(call["id"])[:80], "write it as a string")
     return ToolCall(id=call.get("id") or f"call_{index}", name=function["name"], arguments=arguments)

@@ -41,7 +41,7 @@ def located(path: str) -> Located:
         rows = _datasets_folder(source)
     elif not source.is_file():
         rows = _hub(path)
-    elif source.suffix == ".parquet":
+    elif source.suffix.lower() == ".parquet":
         rows = _parquet(source)
     else:
         rows = _text_file(source)
@@ -52,12 +52,17 @@ def _sound(rows: Located) -> Located:
     """Refuse rows with a text that no file and no tokenizer can hold, or with numbers that are none."""
     for number, where, row in rows:
         for name, value in row.items():
-            _check(value, f"{where}, column {name!a}")
-            _check(name, f"{where}, the name of a column")
+            check_plain(value, f"{where}, column {name!a}")
+            check_plain(name, f"{where}, the name of a column")
         yield number, where, row
 
 
-def _check(value: Any, where: str) -> None:
+def check_plain(value: Any, where: str) -> None:
+    """Refuse texts that no file and no tokenizer can hold, and numbers that are none, in a value and in those in it.
+
+    Raises:
+        BadInput: there is one.
+    """
     if isinstance(value, str):
         if not value.isascii():
             try:
@@ -70,11 +75,11 @@ def _check(value: Any, where: str) -> None:
             raise refusal(where, "a number, or null for none", str(value), "correct the row")
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            _check(key, where)
-            _check(inner, where)
+            check_plain(key, where)
+            check_plain(inner, where)
     elif isinstance(value, (list, tuple)):
         for inner in value:
-            _check(inner, where)
+            check_plain(inner, where)
 
 
 # ---- text ----
@@ -82,8 +87,8 @@ def _check(value: Any, where: str) -> None:
 
 def _text_file(path: Path) -> Located:
     """Return the rows of a file of text, compressed or not."""
-    suffixes = path.suffixes
-    inner = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else path.suffix
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    inner = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else path.suffix.lower()
     if inner in JSON:
         return _readable(path, _json_rows(path))
     if inner in TABLES:
@@ -108,7 +113,7 @@ def _readable(path: Path, rows: Located) -> Located:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    if path.suffix == ".gz":
+    if path.suffix.lower() == ".gz":
         return gzip.open(path, "rb")
     return path.open("rb")
 
@@ -122,7 +127,7 @@ def _json_rows(path: Path) -> Located:
 
 def _array(path: Path) -> Located:
     with _opened(path) as file:
-        rows = _parsed(file.read(), str(path), "one array of JSON objects", "correct it there")
+        rows = parsed(file.read(), str(path), "one array of JSON objects", "correct it there")
     for number, row in enumerate(rows, 1):
         yield number, f"{path}, row {number}", _object(row, f"{path}, row {number}")
 
@@ -133,10 +138,15 @@ def _json_lines(path: Path) -> Located:
             if line.strip():
                 where = f"{path}:{number}"
                 do = "correct or remove the line; a file may also be one array of objects"
-                yield number, where, _object(_parsed(line, where, "one JSON object on the line", do), where)
+                yield number, where, _object(parsed(line, where, "one JSON object on the line", do), where)
 
 
-def _parsed(text: bytes, where: str, expected: str, do: str) -> Any:
+def parsed(text: str | bytes, where: str, expected: str, do: str) -> Any:
+    """Parse JSON.
+
+    Raises:
+        BadInput: it is none, or has a key twice or a number that is none.
+    """
     try:
         return json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:

@@ -73,7 +73,7 @@ def test_a_neighbour_that_changed_is_run_again_and_is_seen(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [("import sys\nsys.exit(0)", "got SystemExit: 0; put what ends the process under"), ("exit('no')", "got SystemExit: no"),
+    [("import sys\nsys.exit(0)", "got SystemExit: 0; correct it; what ends the process belongs under"), ("exit('no')", "got SystemExit: no"),
      ("import missing_thing", "got ModuleNotFoundError: No module named 'missing_thing'"), ("x = (", "SyntaxError"),
      ("import broken", "got ZeroDivisionError"), ("from . import helpers", "ImportError")],
 )  # fmt: skip

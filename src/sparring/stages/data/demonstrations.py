@@ -318,7 +318,10 @@ class _Scripts:
             if script is None:
                 raise refusal(f"task {task.id}", f"an expert for the role {request.role}", "none", "add it to `expert`")
             with boundary(EnvError, "env.expert"):
-                return script(request.messages)
+                scripted = script(request.messages)
+                if not isinstance(scripted, Message):
+                    raise TypeError(f"expected a Message(role='assistant', content=...), got {scripted!r:.80}")
+                return scripted
 
         uncounted = TextRecorder(reply, "expert")
         others = {role: uncounted for role in self._config.roles if not self._config.speaks(role)}
