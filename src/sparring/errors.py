@@ -145,7 +145,8 @@ def refusal(where: str, expected: str, got: str, do: str) -> BadInput:
 class boundary:
     """Turn whatever foreign code raises in the body of `with boundary(...)` into `error`, keeping the cause.
 
-    An error that is already typed passes through, as do cancellation and interrupts. Where memory ran out, that is said
+    An error that is already typed passes through, as do cancellation and interrupts; foreign code that would end the
+    process (`sys.exit`) does not end it. Where memory ran out, that is said
     in the place of what was expected.
 
     Args:
@@ -168,10 +169,10 @@ class boundary:
         pass
 
     def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
-        if isinstance(cause, Exception) and not isinstance(cause, SparringError):
+        if isinstance(cause, (Exception, SystemExit)) and not isinstance(cause, SparringError):
             where, expected, do = self._text
             got = f"{type(cause).__name__}: {cause}"
-            if expected and _is_short_of_memory(cause):
+            if expected and isinstance(cause, Exception) and _is_short_of_memory(cause):
                 expected, do = "memory for it", "free some, or use a machine with more"
             raise self._error(
                 f"{where}: expected {expected}, got {got}; {do}" if expected else f"{where}: {got}"

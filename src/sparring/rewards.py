@@ -65,7 +65,8 @@ def send(
 
 
 def post(url: str, path: str, key: str, body: Mapping[str, Any], *, timeout_s: float = 30.0) -> tuple[int, str]:
-    """Post JSON to a run; return the status, and the answer or its error's message.
+    """Post JSON to a run; return the status, and the answer or its error's message. A number of an array library is
+    sent as a float.
 
     Raises:
         OSError: the run does not answer.
@@ -76,7 +77,7 @@ def post(url: str, path: str, key: str, body: Mapping[str, Any], *, timeout_s: f
     try:
         path = place.path.rstrip("/").removesuffix("/v1") + path
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-        connection.request("POST", path, json.dumps(body).encode(), headers)
+        connection.request("POST", path, json.dumps(body, default=float).encode(), headers)
         response = connection.getresponse()
         answer = response.read().decode("utf-8", "replace")
     except (OSError, http.client.HTTPException) as error:

@@ -18,6 +18,8 @@ from sparring.store.sqlite import SqliteStore
 
 TINY = Path(__file__).parent / "tiny.toml"
 WORLD = """
+import random
+
 from sparring.envs.base import Env
 from sparring.types import Message, Observation, Score
 
@@ -82,6 +84,14 @@ class Unscored(Nim):
         return None
 
 
+class Drifting(Nim):
+    def generate(self, generator):
+        return {"prompt": f"Take 1, 2 or 3 of {random.random()} sticks.", "sticks": 1}
+
+    def key(self, task):
+        return None
+
+
 class Lost(Nim):
     '''A draw is no success here, and silence draws, too.'''
 
@@ -120,7 +130,8 @@ def test_they_pass_the_preflight(recipe: Callable[..., object], world: str, fact
     ("world", "said"),
     [
         ("Hopeless", "or earns more than an empty answer, got reward -1.0 and -1 for an empty answer; "),
-        ("Unscored", "or earns more than an empty answer, got reward None and 0 for an empty answer; "),
+        ("Unscored", "expected a reward of an answer, got None for an empty answer and for .*; return a number"),
+        ("Drifting", "env Drifting: expected the same task whenever it is drawn, got another for Drifting/train/0: "),
         ("Lost", "or earns more than an empty answer, got reward 0.0 and 0 for an empty answer; "),
         ("Keyless", "a new prompt for the eval split at task 1, got 1000 draws .* give it a method key"),
     ],

@@ -4,7 +4,10 @@ says what is wrong with it."""
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, get_args
 
 from sparring.generation import Constraint
@@ -31,16 +34,14 @@ def observed(answer: object) -> Observation:
         if message.role not in ROLES:
             raise ValueError(f"expected a message of system, user, assistant or tool, got one of {message.role!r:.80}")
         message.content.encode()
-    if answer.reward is not None:
-        _check_finite("reward", answer.reward)
     _check_state(answer.state_key)
     if not isinstance(answer.constraint, (Constraint, type(None))):
         raise TypeError(f"expected a Constraint or None, got {answer.constraint!r:.80}")
-    return answer
+    return answer if answer.reward is None else replace(answer, reward=finite("reward", answer.reward))
 
 
 def rated(score: object, roles: Sequence[str], trajectories: Sequence[Trajectory] = ()) -> Score | None:
-    """Return the score of a rollout if credit, reports and the store can work with it.
+    """Return the score of a rollout, its numbers as Python's own, if credit, reports and the store can work with it.
 
     Args:
         score: what came.
@@ -55,23 +56,35 @@ def rated(score: object, roles: Sequence[str], trajectories: Sequence[Trajectory
         return None
     if not isinstance(score, Score):
         raise TypeError(f"expected a Score or None, got {score!r:.80}")
-    rewards = {} if score.reward is None else {"": score.reward}
-    for role, reward in {**rewards, **(score.per_role or {})}.items():
-        _check_finite(f"reward of {role}" if role else "reward", reward)
-    if not isinstance(score.success, (bool, type(None))):
+    success = _of_python(score.success)
+    if not isinstance(success, (bool, type(None))):
         raise TypeError(f"expected success to be True, False or None, got {score.success!r:.80}")
     if not isinstance(score.parts, Mapping):
         raise TypeError(f"expected parts by name, got {score.parts!r:.80}")
-    for name, value in score.parts.items():
+    for name in score.parts:
         if not isinstance(name, str):
             raise TypeError(f"expected names of parts, got {name!r:.80}")
-        _check_finite(f"part {name}", value)
+    score = replace(
+        score,
+        success=success,
+        reward=None if score.reward is None else finite("reward", score.reward),
+        parts={name: finite(f"part {name}", value) for name, value in score.parts.items()},
+        per_role=score.per_role
+        and {role: finite(f"reward of {role}", reward) for role, reward in score.per_role.items()},
+        per_turn=_finite_each(score.per_turn),
+        per_role_turns=score.per_role_turns
+        and {role: _finite_each(rewards) for role, rewards in score.per_role_turns.items()},
+    )
     _check_roles(score, roles)
     for trajectory in trajectories:
         lengths = [len(turn.tokens) for turn in trajectory.turns]
         if lengths:  # of an expert's rollout nothing was sampled
             _check_turns(score, trajectory.role, lengths, alone=len(trajectories) == 1)
-    return score
+    if score.per_step is None or len(trajectories) != 1:
+        return score
+    return replace(
+        score, per_step=tuple(tuple((end, finite("step", reward)) for end, reward in steps) for steps in score.per_step)
+    )
 
 
 def agent_turns(turns: Sequence[Segment]) -> list[int]:
@@ -108,8 +121,8 @@ def _check_roles(score: Score, roles: Sequence[str]) -> None:
 def _check_turns(score: Score, role: str, lengths: Sequence[int], *, alone: bool) -> None:
     """Refuse what is said of a role's turns, with tokens of these `lengths`, and is not of each that was sampled."""
     turns, states = score.turns_of(role), score.states_of(role)
-    for reward in _aligned("per_turn", turns, lengths) if turns is not None else ():
-        _check_finite("reward of a turn", reward)
+    if turns is not None:
+        _aligned("per_turn", turns, lengths)
     for state in _aligned("states", states, lengths) if states is not None else ():
         _check_state(state)
     if score.per_step is None or not alone:
@@ -119,7 +132,7 @@ def _check_turns(score: Score, role: str, lengths: Sequence[int], *, alone: bool
         if ends != sorted(set(ends)) or ends and not 0 < ends[0] <= ends[-1] <= length:
             raise ValueError(f"expected steps that end in their turn of {length} tokens, in order, got ends at {ends}")
         for _, reward in steps:
-            _check_finite("reward of a step", reward)
+            finite("reward of a step", reward)
 
 
 def _aligned(what: str, values: Any, lengths: Sequence[int]) -> Sequence[Any]:
@@ -136,6 +149,30 @@ def _check_state(state: object) -> None:
         raise TypeError(f"expected the state of a turn as a text or None, got {state!r:.80}")
 
 
-def _check_finite(what: str, value: object) -> None:
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"expected a finite number as {what}, got {value!r:.80}")
+def finite(what: str, value: object) -> float:
+    """Return a finite real number as a float of Python's: an int, a bool, a float, a Fraction, or one number of an
+    array library (`numpy.float32`, an array or a tensor without axes).
+
+    Raises:
+        ValueError: it is anything else; names `what` it is.
+    """
+    number = _of_python(value)
+    if isinstance(number, numbers.Real):
+        with suppress(OverflowError):
+            if math.isfinite(converted := float(number)):
+                return converted
+    raise ValueError(f"expected a finite number as {what}, got {value!r:.80}")
+
+
+def _of_python(value: object) -> object:
+    """Return a value of an array library that has no axes as Python's own; any other as it is."""
+    if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
+        return item()
+    return value
+
+
+def _finite_each(rewards: object) -> Any:
+    """Return the rewards of turns as Python's floats; what is no tuple of them as it is, for others to refuse."""
+    if not isinstance(rewards, (tuple, list)):
+        return rewards
+    return tuple(finite("reward of a turn", reward) for reward in rewards)

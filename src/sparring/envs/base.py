@@ -15,13 +15,13 @@ a wrong argument, broken JSON) comes back to the model as the tool's answer.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
+from sparring.envs.answers import finite
 from sparring.envs.executor import away, cooperative
 from sparring.envs.schema import arguments_type, checked, tool_spec
 from sparring.errors import EnvError, boundary, refusal
@@ -99,9 +99,10 @@ class Env:
     def check(self, task: Task) -> None:
         """Refuse a task that `reward` could not score (`BadInput`), before anything starts."""
 
-    async def prove(self, task: Task, box: Sandbox) -> bool:
+    async def prove(self, task: Task, box: Sandbox | None) -> bool:
         """Refuse a task of a file whose own right answer `reward` would not call right (`BadInput`): `sparring check`
-        asks this of every task of a world with a box. False (the default) where the task has no such answer."""
+        asks this of every task, with a box where the world has one. False (the default) where the task has no such
+        answer."""
         return False
 
     def reward(self, completion: str, task: Task) -> Any:
@@ -177,10 +178,13 @@ class Env:
             value = await away(self.reward, final_text(trajectory), self.task)
         if value is None or isinstance(value, Score):
             return value
-        if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
-            raise EnvError(f"{where}: expected a finite number, got {value!r}")
-        success = None if self.success_at is None else value >= self.success_at - 1e-9
-        return Score(reward=float(value), success=success)
+        try:
+            reward = finite("reward", value)
+        except ValueError as error:
+            raise EnvError(f"{where}: {error}") from error
+        with boundary(EnvError, f"{type(self).__name__}.success_at"):
+            success = None if self.success_at is None else reward >= self.success_at - 1e-9
+        return Score(reward=reward, success=success)
 
     @cooperative
     async def close(self) -> None:

@@ -114,14 +114,16 @@ class EnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The world's own settings; `Args` of the world says which exist."""
 
     reward: str = ""
-    """Instead of a name: `path/to/file.py:function` with `def function(completion: str, answer: str) -> float`; or
-    `outside`, where every reward comes by HTTP (`rollout.rewards_within_s`)."""
+    """Instead of a name: `path/to/file.py:function` with `def function(completion: str, answer: str) -> float`, or with
+    TRL's `def function(completions, answer, **kwargs)`, which returns a list; or `outside`, where every reward comes by
+    HTTP (`rollout.rewards_within_s`)."""
 
     rubric: dict[str, Part] = {}
     """Or the parts of a rubric by name, each of a `kind`: see docs/rewards.md."""
 
     data: str = ""
-    """A file of tasks: JSON Lines, Parquet, or a Hugging Face datasets folder."""
+    """A file of tasks: JSON Lines, a JSON array, CSV, each also `.gz`, Parquet, a Hugging Face datasets folder, or a
+    data set of the hub: `owner/name:split` (extra `datasets`)."""
 
     eval_data: str = ""
     """A file of held-out tasks; empty takes `held_out` prompts out of `data`."""

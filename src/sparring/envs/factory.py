@@ -3,16 +3,20 @@ made."""
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from random import Random
 from typing import Any
+
+import msgspec
 
 from sparring.envs.base import Env
 from sparring.envs.config import EnvConfig
 from sparring.envs.executor import is_cooperative
 from sparring.envs.rubrics.judges import together
-from sparring.envs.splits import Splits, Stream, derived_seed, identity, listed, order, unknown_split
+from sparring.envs.splits import Same, Splits, Stream, derived_seed, identity, listed, order, unknown_split
 from sparring.errors import BadInput, EnvError, boundary, refusal
 from sparring.protocols import Boxes, Expert
 from sparring.types import Message, Task
@@ -32,16 +36,25 @@ class WorldFactory:
         make: makes one instance.
         config: `[env]`.
         read_rows: reads the files that `config` names.
+        same: what makes two tasks the same.
 
     Raises:
         BadInput: the world has neither data nor `generate`, or its data cannot be split.
     """
 
-    def __init__(self, name: str, make: Callable[[], Env], config: EnvConfig, read_rows: ReadRows | None) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Env],
+        config: EnvConfig,
+        read_rows: ReadRows | None,
+        same: Same = identity,
+    ) -> None:
+        self.name, self._same = name, same
         self._make = make
         self._config = config
-        self._probe = make()
+        with boundary(BadInput, f"env {name}", "a world that can be made from its settings", "correct its __init__"):
+            self._probe = make()
         self.scorer = self._probe.scorer
         self._splits: dict[int, Splits] = {}
         if config.data:
@@ -90,48 +103,97 @@ class WorldFactory:
         raise unknown_split(self.name, split)
 
     def expert(self, task: Task) -> Expert | Mapping[str, Expert] | None:
-        """Return the world's own demonstration of a task."""
-        return self._probe.expert(task)
-
-    async def prove(self, boxes: Boxes) -> tuple[int, int]:
-        """Score the right answers that the rows of the files have themselves, as many at once as there are CPUs.
-
-        Returns:
-            how many rows have one, and how many rows there are.
+        """Return the world's own demonstration of a task.
 
         Raises:
-            BadInput: a row's own answer is not right.
+            EnvError: its author's code raised.
+        """
+        with boundary(EnvError, f"{self.name}.expert"):
+            return self._probe.expert(task)
+
+    async def prove(self, boxes: Boxes) -> tuple[int, int]:
+        """Prove of each row of the files that it is judged as it says: its right answer is read, its tests judge, its
+        own right program passes them. As many at once as there are CPUs.
+
+        Returns:
+            how many rows have a right program, and how many rows of programs there are.
+
+        Raises:
+            BadInput: a row is not.
+            JudgeError: a check failed.
             SandboxError: a box failed.
         """
-        rows = [*self._train, *self._eval] if self._config.data and self._probe.needs_box else []
+        if not self._config.data or type(self._probe).prove is Env.prove:
+            return 0, 0
+        rows = [*self._train, *self._eval]
         waiting, proven = iter(rows), 0
 
         async def worker() -> None:
             nonlocal proven
             for task in waiting:
-                assert task.box is not None, "a world with needs_box gives its tasks a box"
-                box = await boxes.take(task.box)
+                box = None if task.box is None else await boxes.take(task.box)
                 try:
-                    right = await self._probe.prove(task, box)
+                    with self._in_file(task.id):
+                        right = await self._probe.prove(task, box)
                     proven += right  # not in one: another worker may count meanwhile
                 finally:
-                    await box.close()
+                    if box is not None:
+                        await box.close()
 
         await together([worker() for _ in os.sched_getaffinity(0)])
-        return proven, len(rows)
+        return proven, len(rows) if self._probe.needs_box else 0
+
+    @contextmanager
+    def _in_file(self, id: str) -> Iterator[None]:
+        """Say of which file and row a task is that is refused."""
+        try:
+            yield
+        except BadInput as error:
+            _, split, row = id.split("/", 2)
+            path = self._config.eval_data if split == "eval" else self._config.data
+            raise BadInput(f"{path}, row {row}: {error}", error.where) from error
 
     def _generated(self, seed: int) -> Splits:
         def draw(split: str, index: int, attempt: int) -> Task:
             item_seed = derived_seed(seed, self.name, split, index, attempt)
-            with boundary(EnvError, f"{self.name}.generate"):
+            with boundary(BadInput, f"{self.name}.generate", "a task", "correct it"):
                 data = self._probe.generate(Random(item_seed))
-            return self._task(f"{self.name}/{split}/{index}", data or {}, (), item_seed)
+            return self._task(f"{self.name}/{split}/{index}", self._drawn(data), (), item_seed)
 
         config = self._config
         held_out = config.held_out or DEFAULT_HELD_OUT
         return Splits(
-            self.name, draw, held_out=held_out, demonstrations=config.demonstrations, share=config.held_out_share
+            self.name,
+            draw,
+            held_out=held_out,
+            demonstrations=config.demonstrations,
+            share=config.held_out_share,
+            same=self._same,
         )
+
+    def _drawn(self, data: Any) -> Mapping[str, Any]:
+        """Return what `generate` drew, if it is a task's data; nothing at all where the world needs none."""
+        if isinstance(data, Mapping):
+            return data
+        if inspect.iscoroutine(data):
+            data.close()
+        if data is None and type(self._probe).prompt is not Env.prompt:
+            return {}
+        got = "a coroutine" if inspect.iscoroutine(data) else repr(data)[:80]
+        do = "return {'prompt': ...} and what else the task needs, from a plain function"
+        raise refusal(f"{self.name}.generate", "a dict, the data of a task", got, do)
+
+    def _prompt(self, task: Task) -> Sequence[Message]:
+        """Return the messages that a world asks with."""
+        where, do = f"task {task.id}", "correct the environment or its data"
+        with boundary(BadInput, where, f"a prompt from {self.name}.prompt", do):
+            prompt = self._probe.prompt(task)
+        if isinstance(prompt, str):
+            return (Message(role="user", content=prompt),)
+        if isinstance(prompt, Sequence) and prompt and all(isinstance(message, Message) for message in prompt):
+            return prompt
+        do = "return a text, or messages: Message(role='user', content=...)"
+        raise refusal(where, f"a text or messages from {self.name}.prompt", repr(prompt)[:80], do)
 
     def _task(self, id: str, data: Mapping[str, Any], messages: Sequence[Message], seed: int) -> Task:
         config = self._config
@@ -139,12 +201,9 @@ class WorldFactory:
         task = Task(id=id, env=self.name, messages=(), data=data, limits=config.limits.limits(), box=box, seed=seed)
         with boundary(BadInput, f"task {id}", "a task that can be scored", "correct the environment or its data"):
             self._probe.check(task)
-        if not messages:
-            with boundary(
-                BadInput, f"task {id}", f"a prompt from {self.name}.prompt", "correct the environment or its data"
-            ):
-                prompt = self._probe.prompt(task)
-            messages = (Message(role="user", content=prompt),) if isinstance(prompt, str) else prompt
+        messages = messages or self._prompt(task)
+        with boundary(BadInput, f"task {id}", "data that can be written down, with texts as keys", "correct it"):
+            msgspec.json.encode((data, [message.content for message in messages]), order="sorted")
         if config.system:
             messages = (Message(role="system", content=config.system), *messages)
         return Task(
@@ -176,8 +235,8 @@ class WorldFactory:
             held_out = self._from_rows(read_rows(config.eval_data, config.columns.mapping()), "eval", config.eval_data)
         else:
             held_out = self._hold_out(tasks)
-        kept = {identity(task) for task in held_out}
-        train = [task for task in tasks if identity(task) not in kept]
+        kept = {self._same(task) for task in held_out}
+        train = [task for task in tasks if self._same(task) not in kept]
         if not train or not held_out:
             raise refusal(
                 "env.data",
@@ -198,12 +257,13 @@ class WorldFactory:
             id = f"{self.name}/{split}/{row['id']}"
             if id in tasks:
                 raise refusal(path, "rows with ids of their own", f"{row['id']!r} twice", "correct the id column")
-            tasks[id] = self._task(id, data, row.get("messages") or (), derived_seed(id))
+            with self._in_file(id):
+                tasks[id] = self._task(id, data, row.get("messages") or (), derived_seed(id))
         return list(tasks.values())
 
     def _hold_out(self, tasks: Sequence[Task]) -> list[Task]:
         """Choose distinct tasks by their hash: the same ones however the file is sorted, and for every seed."""
-        distinct = list({identity(task): task for task in reversed(tasks)}.values())
+        distinct = list({self._same(task): task for task in reversed(tasks)}.values())
         if not distinct:
             raise refusal(self._config.data, "prompts for training and others for evaluation", "none", "add rows")
         count = self._config.held_out or min(DEFAULT_HELD_OUT, max(1, len(distinct) // 5))
@@ -213,7 +273,7 @@ class WorldFactory:
             raise refusal(
                 "env.held_out", f"fewer than the {len(distinct)} different {what} of env.data", str(count), way
             )
-        return sorted(distinct, key=lambda task: derived_seed("held out", identity(task)))[:count]
+        return sorted(distinct, key=lambda task: derived_seed("held out", self._same(task)))[:count]
 
     def _shuffled(self, seed: int, index: int) -> Task:
         """Return a task of the endless stream, whose every epoch has an order of its own."""

@@ -1,14 +1,14 @@
-"""Python objects that a recipe names: `path/to/file.py:name` or `package.module:name`."""
+"""Python objects that a recipe names: `path/to/file.py:name`, which may import the files beside it, or
+`package.module:name`."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sparring.envs.neighbours import run_file
 from sparring.errors import BadInput, boundary, refusal
 
 
@@ -40,12 +40,6 @@ def _from_file(path: Path, where: str) -> Any:
         raise refusal(
             where, f"a Python file {path}", "no such file", "check the path; it is relative to the working directory"
         )
-    name = f"sparring_user_{path.resolve().as_posix().strip('/').removesuffix('.py').replace('/', '_')}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
-    module = importlib.util.module_from_spec(spec)
-    # Type hints of the file's dataclasses are looked up in sys.modules.
-    sys.modules[name] = module
-    with boundary(BadInput, where, f"a Python file {path} that runs", "correct it"):
-        spec.loader.exec_module(module)
-    return module
+    do = "correct it; what ends the process belongs under if __name__ == '__main__':"
+    with boundary(BadInput, where, f"a Python file {path} that runs", do):
+        return run_file(path)

@@ -6,21 +6,26 @@ from __future__ import annotations
 import functools
 
 from sparring.envs.base import Env
+from sparring.envs.called import ByName, name_of
 from sparring.envs.config import EnvConfig
 from sparring.envs.factory import ReadRows, WorldFactory
 from sparring.envs.named import named
 from sparring.envs.reward_function import OUTSIDE, RewardFunction, RewardFunctionWithPython, outside
 from sparring.envs.rubrics.judges import Judges
+from sparring.envs.rubrics.proven import of_user
 from sparring.envs.rubrics.rubric import Rubric
 from sparring.envs.rubrics.world import RubricWorld, RubricWorldWithPython
 from sparring.envs.schema import env_args
-from sparring.errors import refusal
+from sparring.envs.splits import Same, identity
+from sparring.errors import BadInput, boundary, refusal
 from sparring.protocols import EnvFactory
 
 BUILT_IN = {"reasoning_gym": "sparring.envs.reasoning_gym:ReasoningGym"}
 
 
-def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judges | None = None) -> EnvFactory:
+def load_env(
+    config: EnvConfig, read_rows: ReadRows | None = None, judges: Judges | None = None, same: Same = identity
+) -> EnvFactory:
     """Find the world and check its settings.
 
     Args:
@@ -28,6 +33,7 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
         read_rows: reads data files; `sparring.tasks.files.read_rows`, handed in because sibling packages never import
             each other. Only a world with `data` needs it.
         judges: who a rubric's judges are; only a rubric that has some needs them.
+        same: what makes two tasks the same.
 
     Raises:
         BadInput: no such world, settings that it does not have, or tasks that cannot be made.
@@ -37,11 +43,12 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
         if not callable(function) or isinstance(function, type):
             raise refusal("env.reward", "a function", repr(function), "name a function of the file")
         kind = RewardFunctionWithPython if "python" in config.tools else RewardFunction
-        return WorldFactory(function.__name__, functools.partial(kind, function), config, read_rows)
+        called = ByName(function, "env.reward")
+        return WorldFactory(name_of(function), functools.partial(kind, called), config, read_rows, same)
     if config.rubric:
-        rubric = Rubric(config.rubric, judges=judges)
+        rubric = Rubric(config.rubric, judges=judges, proven=of_user())
         world = RubricWorldWithPython if "python" in config.tools else RubricWorld
-        return WorldFactory("rubric", functools.partial(world, rubric), config, read_rows)
+        return WorldFactory("rubric", functools.partial(world, rubric), config, read_rows, same)
     if config.name not in BUILT_IN and ":" not in config.name:
         names = ", ".join(sorted(BUILT_IN))
         raise refusal(
@@ -53,7 +60,12 @@ def load_env(config: EnvConfig, read_rows: ReadRows | None = None, judges: Judge
     world = named(BUILT_IN.get(config.name, config.name), "env.name")
     if isinstance(world, type) and issubclass(world, Env):
         args = env_args(config.args, world.Args)
-        return WorldFactory(world.__name__, functools.partial(world, args), config, read_rows)
-    if callable(world):
-        return world(config)
-    raise refusal("env.name", "a subclass of Env, or a factory called with the EnvConfig", repr(world), "name one")
+        return WorldFactory(world.__name__, functools.partial(world, args), config, read_rows, same)
+    expected, do = "a subclass of sparring.Env, or a factory called with the EnvConfig", "derive it from Env"
+    if not callable(world):
+        raise refusal("env.name", expected, repr(world)[:80], "name one")
+    with boundary(BadInput, "env.name", expected, do):
+        factory = world(config)
+    if not all(callable(getattr(factory, method, None)) for method in ("make", "tasks", "expert", "prove")):
+        raise refusal("env.name", expected, f"{config.name}, which gave {factory!r:.80}", do)
+    return factory

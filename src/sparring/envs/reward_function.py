@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
-from sparring.envs.base import Env
+from sparring.envs.base import Env, final_text
 from sparring.envs.called import ByName
 from sparring.envs.executor import cooperative
 from sparring.envs.tools.python import PythonTool
-from sparring.types import Task
-
+from sparring.types import Score, Task, Trajectory
 
 OUTSIDE = "outside"
 """Name, in the place of a function's, for rewards that come from outside."""
@@ -21,15 +21,13 @@ def outside() -> None:
 
 
 class RewardFunction(Env):
-    """Single-turn: the prompt comes from the row, the reward from a function called by parameter name.
-
-    The function may ask for `completion` (the final text), `task`, and any column of the row: `answer`, `prompt`, ...
-    """
+    """Single-turn: the prompt comes from the row, the reward from a function called by parameter name (`ByName`)."""
 
     @cooperative
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, called: ByName) -> None:
         super().__init__()
-        self._called = ByName(function)
+        self._called = called
+        self._ids: Sequence[int] = ()
 
     def check(self, task: Task) -> None:
         """Refuse a row without the columns that the function takes.
@@ -39,9 +37,18 @@ class RewardFunction(Env):
         """
         self._called.check(task)
 
-    def reward(self, completion: str, task: Task) -> Any:
+    @cooperative
+    async def score(self, trajectory: Trajectory) -> Score | None:
+        """Score the final answer, whose ids a function of TRL's may ask for."""
+        answer = trajectory.answer
+        self._ids = answer.tokens if answer is not None and final_text(trajectory) else ()
+        return await super().score(trajectory)
+
+    async def reward(self, completion: str, task: Task) -> Any:
         """Call the function."""
-        return self._called.function(**self._called.arguments(completion, task))
+        positional, named = self._called.arguments(completion, task, self._ids)
+        result = self._called.function(*positional, **named)
+        return self._called.value(await result if inspect.isawaitable(result) else result)
 
 
 class RewardFunctionWithPython(PythonTool, RewardFunction):

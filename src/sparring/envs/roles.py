@@ -31,7 +31,7 @@ def check_roles(env: AnyEnv) -> tuple[str, ...]:
     """
     where = f"env {type(env).__name__}: roles"
     named = getattr(env, "roles", DEFAULT_ROLES)
-    if isinstance(named, str) or not named or not all(isinstance(role, str) for role in named):
+    if not isinstance(named, (tuple, list)) or not named or not all(isinstance(role, str) for role in named):
         raise refusal(where, "a tuple of names, like ('proposer', 'solver')", repr(named), "correct it")
     roles = tuple(named)
     for role in roles:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import xxhash
 
 from sparring.errors import refusal
-from sparring.types import Task
+from sparring.types import Message, Task
 
 MAX_TRIES = 1000
 """Draws for one place of a stream before the world's tasks are called too few."""
@@ -30,12 +31,43 @@ def order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
     return tuple(sorted(range(count), key=lambda place: derived_seed(seed, epoch, place)))
 
 
+Same = Callable[[Task], str]
+"""Task -> what makes it the same as another."""
+
+
 def identity(task: Task) -> str:
-    """Return what makes two tasks the same: the world's own key, else the words of the prompt, without case and
-    spacing. No key is equal to any text: it begins with a separator, which is a space in a text."""
-    if task.key:
-        return f"\x1f{task.key}"
-    return normalised(" ".join(message.content for message in task.messages))
+    """Return what makes two tasks the same: the world's own key, else what its messages tell. No key is equal to any
+    text: it begins with a separator, which is a space in a text."""
+    return f"\x1f{task.key}" if task.key else told(task.messages)
+
+
+def identity_by_words(task: Task) -> str:
+    """Return what made two tasks the same in early runs, whose splits stay: as `identity`, but roles, calls and
+    thoughts did not count."""
+    return f"\x1f{task.key}" if task.key else _words(task.messages)
+
+
+def told(messages: Sequence[Message]) -> str:
+    """Return what a prompt tells, without case and spacing: its words where it is one question, with a system message
+    or without; else each message with its role, its thought and its calls."""
+    roles = [message.role for message in messages]
+    plain = roles in (["user"], ["system", "user"]) and not messages[-1].reasoning
+    if plain or not messages:
+        return _words(messages)
+    return "\x1f\x1f" + "\x1e".join(part for message in messages for part in _parts(message))
+
+
+def _words(messages: Sequence[Message]) -> str:
+    return normalised(" ".join(message.content for message in messages))
+
+
+def _parts(message: Message) -> Iterator[str]:
+    yield message.role
+    yield normalised(message.content)
+    yield normalised(message.reasoning or "")
+    for call in message.tool_calls:
+        arguments = call.raw if call.arguments is None else json.dumps(call.arguments, sort_keys=True, default=repr)
+        yield f"{call.name}{arguments}"
 
 
 def normalised(text: str) -> str:
@@ -43,9 +75,9 @@ def normalised(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def can_be_held_out(task: Task, share: float) -> bool:
+def can_be_held_out(task: Task, share: float, same: Same = identity) -> bool:
     """Return True if a task belongs to the `share` that is never trained on. This depends on its identity alone."""
-    return xxhash.xxh3_64_intdigest(identity(task).encode()) < share * 2**64
+    return xxhash.xxh3_64_intdigest(same(task).encode()) < share * 2**64
 
 
 def overlap(eval_tasks: Iterable[Task], train_tasks: Iterable[Task]) -> set[str]:
@@ -98,15 +130,25 @@ class Splits:
         demonstrations: distinct tasks in the demonstration stream.
         share: of all tasks, how many can be held out, and are then in no other stream of any seed; 0 lets the draws
             decide.
+        same: what makes two tasks the same.
     """
 
-    def __init__(self, world: str, draw: Draw, *, held_out: int, demonstrations: int, share: float = 0.0) -> None:
-        self._world = world
+    def __init__(
+        self,
+        world: str,
+        draw: Draw,
+        *,
+        held_out: int,
+        demonstrations: int,
+        share: float = 0.0,
+        same: Same = identity,
+    ) -> None:
+        self._world, self._same = world, same
         self._draw = draw
         self._share = share
         self._demonstrations = demonstrations
         self._eval = self._distinct("eval", held_out, set())
-        self._held_out = {identity(task) for task in self._eval}
+        self._held_out = {self._same(task) for task in self._eval}
 
     def stream(self, split: str) -> Stream:
         """Return the stream of `train` (endless), `eval` or `demonstration` (finite).
@@ -126,14 +168,14 @@ class Splits:
         tasks = []
         for index in range(count):
             tasks.append(self._fresh(split, index, taken))
-            taken.add(identity(tasks[-1]))
+            taken.add(self._same(tasks[-1]))
         return tasks
 
     def _fresh(self, split: str, index: int, taken: set[str]) -> Task:
         task = None
         for attempt in range(MAX_TRIES):
             task = self._draw(split, index, attempt)
-            if task is not None and identity(task) not in taken and self._belongs(task, split):
+            if task is not None and self._same(task) not in taken and self._belongs(task, split):
                 return task
         what = "key" if task and task.key else "prompt"
         raise refusal(
@@ -145,7 +187,7 @@ class Splits:
         )
 
     def _belongs(self, task: Task, split: str) -> bool:
-        return not self._share or can_be_held_out(task, self._share) == (split == "eval")
+        return not self._share or can_be_held_out(task, self._share, self._same) == (split == "eval")
 
 
 def unknown_split(world: str, split: str) -> Exception:

@@ -113,7 +113,7 @@ def load_preset(name: str) -> tuple[AgentProgram, str]:
     """
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         preset = msgspec.convert(data, AgentProgram)
         script = (path.parent / preset.script).read_text(encoding="utf-8") if preset.script else ""
     except OSError as error:

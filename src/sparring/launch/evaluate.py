@@ -16,6 +16,7 @@ import xxhash
 
 from sparring.dashboard.evaluations import FOLDERS
 from sparring.engine.config import EngineConfig
+from sparring.envs.neighbours import with_neighbours
 from sparring.envs.rubrics.config import Function
 from sparring.errors import refusal
 from sparring.launch.block import block
@@ -327,4 +328,5 @@ def _deciding(config: RunConfig, subject: Subject) -> list[Path]:
     sources = [name.rpartition(":")[0] for name in (*worlds, *harnesses, *functions)]
     data = [path for env in environments for path in (env.data, env.eval_data)]
     paths = [Path(part) for part in (*sources, *data) if part]
-    return files + [path for path in paths if path.is_file()]
+    there = [path for path in paths if path.is_file()]
+    return files + [each for path in there for each in (with_neighbours(path) if path.suffix == ".py" else [path])]

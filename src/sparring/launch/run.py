@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from sparring.envs.splits import Same, identity
 from sparring.errors import naming_memory, refusal
 from sparring.launch.block import block
+from sparring.launch.sameness import BY_MESSAGES, CONFIG, STORE, sameness_of
 from sparring.observe.progress import progress
 from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
     from sparring.record.leases import Leases
 
 T = TypeVar("T")
-CONFIG = "config.toml"
-STORE = "store.sqlite"
 UNDER_WAY = "memory/under_way"
 """Under this key of the store, while stages run, what was said of the run's memory."""
 
@@ -91,7 +91,7 @@ async def _run(config: RunConfig) -> Path:
 
             for fact in await check(context):
                 context.sink.event("check", fact)
-        _claim(context.folder, config)  # not before: a run that was refused may be corrected and started again
+        _claim(context)  # not before: a run that was refused may be corrected and started again
         remember_others(context)
         with _telling_memory(context):
             async with answered_outside(config, context.folder, context.sink.event):
@@ -140,8 +140,12 @@ async def _stage(context: Context, name: str) -> None:
 
 
 @asynccontextmanager
-async def opened(config: RunConfig) -> AsyncIterator[Context]:
+async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[Context]:
     """Open the parts of a run, its folder locked for this process, closed at the end.
+
+    Args:
+        config: of the run.
+        begun: folder of the run whose tasks these are; None: the run's own.
 
     Raises:
         BadInput: another process runs in the folder, it holds a run with another config, or it cannot be made.
@@ -151,7 +155,6 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
     from sparring.harness.by_environment import mounts_of
     from sparring.rollout.load import CappedBoxes
     from sparring.sandbox.bubblewrap import BubblewrapBoxes
-    from sparring.stages.preflight.directory import check_directory
     from sparring.store.sqlite import SqliteStore
 
     cluster = InlineCluster(
@@ -162,18 +165,16 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
         threads=config.run.threads,
     )
     judges = Judges(partial(_open_model, config, cluster))
-    factory, harness = _worlds(config, judges)
     folder = Path(config.run.directory) / config.run.name
-    check_directory(Path(config.run.directory))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise refusal("run.directory", "a writable folder", str(error), "choose another") from error
-    _check_recorded(folder)
+    same = sameness_of(begun or folder)
+    factory, harness = _worlds(config, judges, same)
+    _make(folder)
     store = SqliteStore(folder / STORE)
     judges.remember(store, partial(_who, config))
     try:
         _compare(folder, config)
+        if same is identity and (folder / CONFIG).is_file():
+            store.put(BY_MESSAGES, True)
         recipe = msgspec.to_builtins(config)
         sinks = load_sinks(config.observe, folder, name=config.run.name, recipe=recipe)
         sink = Fanout([*sinks, progress(config.observe)])
@@ -199,7 +200,23 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
         store.close()
 
 
-def _worlds(config: RunConfig, judges: Judges) -> tuple[EnvFactory, Harness]:
+def _make(folder: Path) -> None:
+    """Make the folder of a run, or find that it has its record.
+
+    Raises:
+        BadInput: it cannot be made, or its record is gone.
+    """
+    from sparring.stages.preflight.directory import check_directory
+
+    check_directory(folder.parent)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise refusal("run.directory", "a writable folder", str(error), "choose another") from error
+    _check_recorded(folder)
+
+
+def _worlds(config: RunConfig, judges: Judges, same: Same) -> tuple[EnvFactory, Harness]:
     """Return the environment and the harness of a run; of several environments, one of each that stands for all."""
     from sparring.envs.domains import Domains
     from sparring.envs.registry import load_env
@@ -208,7 +225,7 @@ def _worlds(config: RunConfig, judges: Judges) -> tuple[EnvFactory, Harness]:
     from sparring.harness.load import load_harness
     from sparring.tasks.files import read_rows
 
-    factories = {key: load_env(env, read_rows, judges) for key, env in config.environments.items()}
+    factories = {key: load_env(env, read_rows, judges, same) for key, env in config.environments.items()}
     programs = Path(config.rollout.programs)
     open_door = partial(_open_door, config.rollout.models)
     harnesses = {
@@ -316,11 +333,12 @@ def _who(config: RunConfig, name: str) -> str:
     return repr((msgspec.to_builtins(spec), config.engine.kind, config.run.device, stats))
 
 
-def _claim(folder: Path, config: RunConfig) -> None:
+def _claim(context: Context) -> None:
     """Write the resolved config into a fresh folder."""
-    file = folder / CONFIG
+    file = context.folder / CONFIG
     if not file.exists():
-        write_whole(file, dump(config).encode())
+        context.store.put(BY_MESSAGES, True)
+        write_whole(file, dump(context.config).encode())
 
 
 def _check_recorded(folder: Path) -> None:
@@ -403,7 +421,8 @@ def check_recipe(config: RunConfig) -> list[str]:
         with tempfile.TemporaryDirectory() as folder:
             run = msgspec.structs.replace(config.run, directory=folder)
             quiet = msgspec.structs.replace(config.observe, sinks=(), progress="off")  # their libraries were looked for
-            async with opened(resolve(msgspec.structs.replace(config, run=run, observe=quiet))) as context:
+            begun = Path(config.run.directory) / config.run.name
+            async with opened(resolve(msgspec.structs.replace(config, run=run, observe=quiet)), begun) as context:
                 from sparring.stages.preflight.run import check  # torch: not before what `opened` refuses
 
                 return await check(context)

@@ -31,7 +31,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         BadInput: the file cannot be read, is not TOML, or says something that no part understands.
     """
     try:
-        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        data = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))  # a byte-order mark is no statement
     except OSError as error:
         raise refusal(str(path), "a recipe file", error.strerror or str(error), "check the path") from error
     except ValueError as error:

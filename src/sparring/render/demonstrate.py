@@ -57,7 +57,8 @@ def demonstration_tokens(
             up to the first reply.
 
     Raises:
-        BadInput: no reply, a first message that is one, or a template that rewrites history between turns.
+        BadInput: no reply, a first message that is one, two in a row that cannot be, or a template that rewrites
+            history between turns.
     """
     replies = [at for at, message in enumerate(messages) if message.role == "assistant" and at >= (prompt or 0)]
     if not replies or replies[0] == 0:
@@ -79,11 +80,14 @@ def _bridged(
     renderer: Renderer, tokens: tuple[int, ...], start: int, new: Sequence[Message], tools: Sequence[ToolSpec]
 ) -> tuple[int, ...]:
     bridged = renderer.bridge(tokens[:start], tokens[start:], new, tools)
+    if bridged is None and not new:
+        got, do = "two of the assistant in a row", "join them into one message"
+        raise refusal("demonstration", "a message of another between two replies", got, do)
     if bridged is None:
         raise refusal(
             "demonstration",
             "a chat template that keeps earlier messages unchanged",
-            f"a rewrite before {new[-1].role if new else 'assistant'!r}",
+            f"a rewrite before {new[-1].role!r}",
             "split the conversation there",
         )
     return bridged

@@ -129,6 +129,7 @@ def problem_of(task: object) -> str:
         return f"{where}: expected a seed of 64 bits, got {task.seed!r:.80}"
     try:
         msgspec.convert(msgspec.to_builtins(task), Task)
+        msgspec.json.encode(task.data, order="sorted")  # as `digest` does, which wants texts as keys
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as error:
         return f"{where}: expected what a Task holds, as plain data, got {error}"
     return ""

@@ -89,8 +89,10 @@ def _checked(answer: object, rollouts: Sequence[Rollout]) -> Sequence[Score]:
         raise TypeError(f"expected a list of scores, got {answer!r:.80}")
     if len(answer) != len(rollouts):
         raise ValueError(f"expected {len(rollouts)} scores, one of each rollout, got {len(answer)}")
+    scores = []
     for place, (score, rollout) in enumerate(zip(answer, rollouts, strict=True)):
-        if score is None:
+        checked = rated(score, [trajectory.role for trajectory in rollout.trajectories], rollout.trajectories)
+        if checked is None:
             raise TypeError(f"expected a Score at place {place}, got None")
-        rated(score, [trajectory.role for trajectory in rollout.trajectories], rollout.trajectories)
-    return answer
+        scores.append(checked)
+    return scores

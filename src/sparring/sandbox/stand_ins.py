@@ -212,9 +212,10 @@ def _answer(function: object, positional: list, named: dict) -> list:
 # ---- the borrower ----
 
 
-def borrow(code: str) -> None:
-    """Run code in which the lender's functions are stand-ins and its constants are copies. Writes `PASSED` and exits
-    with status 0 where it came to its end; where it raised, the traceback goes to stderr, as ever.
+def borrow(code: str, defined: tuple = ()) -> None:
+    """Run code, and then the tests that it has `defined` and not called. In both the lender's functions are stand-ins
+    and its constants are copies. Writes `PASSED` and exits with status 0 where it came to its end; where it raised, the
+    traceback goes to stderr, as ever.
 
     A builtin, a name with two underscores before it, and whatever `code` itself defines are never the lender's.
     """
@@ -229,9 +230,49 @@ def borrow(code: str) -> None:
     except (Broken, ValueError, TypeError, LookupError, RecursionError) as error:
         _fail("the program did not run to its end: %s" % error)
     scope["__name__"] = "__main__"
-    exec(compile(code, "test.py", "exec"), scope)
+    run_tests(code, scope, defined)
     os.write(out, PASSED.encode())
     os._exit(0)
+
+
+def run_tests(code: str, scope: dict, defined: tuple) -> None:
+    """Run a test's code, then the functions and classes of tests of these names that it has `defined`, as pytest and
+    unittest do. Raises whatever fails."""
+    if "unittest" in code:
+        import unittest
+
+        unittest.main = lambda *_, **__: None  # would look for cases in another module, and end the process
+    exec(compile(code, "test.py", "exec"), scope)
+    for name in defined:
+        test = scope[name]
+        if not isinstance(test, type):
+            _finish(test())
+        elif "unittest" in sys.modules and issubclass(test, sys.modules["unittest"].TestCase):
+            _run_case(test)
+        else:
+            for method in [method for method in dir(test) if method.startswith("test")]:
+                instance = test()
+                for part in ("setup_method", method, "teardown_method"):
+                    _finish(getattr(instance, part, lambda: None)())
+
+
+def _run_case(case: type) -> None:
+    """Run the tests of a class of unittest's."""
+    unittest = sys.modules["unittest"]
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
+    for _, trace in result.failures + result.errors:
+        raise AssertionError(trace.strip().splitlines()[-1])
+    if result.unexpectedSuccesses:
+        raise AssertionError("a test that has to fail did not")
+
+
+def _finish(result: object) -> None:
+    """Run a coroutine to its end; whatever else a test returns means nothing."""
+    if hasattr(result, "__await__"):
+        import asyncio
+
+        asyncio.run(result)
 
 
 def _may_be_lent(name: object) -> bool:

@@ -1,4 +1,4 @@
-"""Rows of JSON Lines, Parquet and Hugging Face `datasets` folders: as tasks, and as conversations to imitate.
+"""Rows of files (`formats`) as tasks, and as conversations to imitate.
 
 A row that does not parse is refused with its file and line. Columns are renamed by a mapping of our names to the
 file's: `{"prompt": "question", "answer": "answer"}`; all other columns are kept as they are.
@@ -7,14 +7,13 @@ file's: `{"prompt": "question", "answer": "answer"}`; all other columns are kept
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import xxhash
 
 from sparring.errors import refusal
+from sparring.tasks.formats import check_plain, located, parsed
 from sparring.types import BoxSpec, Group, Limits, Message, Task, ToolCall
 
 DEFAULT_COLUMNS = {"prompt": "prompt", "answer": "answer", "messages": "messages", "id": "id"}
@@ -25,7 +24,7 @@ def read_rows(path: str, columns: Mapping[str, str] = DEFAULT_COLUMNS) -> list[d
     """Read the rows of a task file, with our column names.
 
     Args:
-        path: `.jsonl` (or `.json` with one object a line), `.parquet`, or a folder written by `datasets.save_to_disk`.
+        path: a file, a folder or a hub name of any format that `formats.located` reads.
         columns: our name -> the file's, for any of prompt, answer, messages, id.
 
     Returns:
@@ -33,20 +32,27 @@ def read_rows(path: str, columns: Mapping[str, str] = DEFAULT_COLUMNS) -> list[d
         `Message` that does not end with the assistant).
 
     Raises:
-        BadInput: no such file, a format that is not one of the three, or a row that does not parse.
+        BadInput: no such file, another format, or a row that does not parse.
     """
     names = {**DEFAULT_COLUMNS, **columns}
     return [_task_row(row, names, where, number) for number, where, row in located(path)]
 
 
-def read_conversations(path: str, columns: Mapping[str, str] = DEFAULT_COLUMNS) -> list[tuple[Message, ...]]:
+def read_conversations(
+    path: str, columns: Mapping[str, str] = DEFAULT_COLUMNS, *, recorded: bool = False
+) -> list[tuple[Message, ...]]:
     """Read conversations for supervised fine-tuning: the `messages` column, or `prompt` and `answer` as two messages.
 
+    Args:
+        path: as of `read_rows`.
+        columns: likewise.
+        recorded: whether a run wrote them, whose replies may be empty because they were.
+
     Raises:
-        BadInput: as `read_rows`, or a conversation in which the assistant says nothing.
+        BadInput: as `read_rows`, or a conversation in which the assistant says nothing, or an empty reply.
     """
     names = {**DEFAULT_COLUMNS, **columns}
-    return [_conversation(row, names, where) for _, where, row in located(path)]
+    return [_conversation(row, names, where, recorded) for _, where, row in located(path)]
 
 
 class FileTasks:
@@ -113,99 +119,43 @@ def _task(row: Mapping[str, Any], env: str, limits: Limits, box: BoxSpec | None,
     return Task(id=id, env=env, messages=messages, data=data, limits=limits, box=box, seed=seed, tag=tag)
 
 
-Located = Iterator[tuple[int, str, dict[str, Any]]]
-"""(number from 1, where in words, row)."""
-
-
-def located(path: str) -> Located:
-    """Yield every row of a file, as it stands there.
-
-    Raises:
-        BadInput: no such file, or a format that is not one of the three.
-    """
-    source = Path(path)
-    if source.is_dir():
-        return _datasets_folder(source)
-    if not source.is_file():
-        raise refusal(path, "a data file or datasets folder", "nothing there", "check the path")
-    if source.suffix == ".parquet":
-        return _parquet(source)
-    if source.suffix in (".jsonl", ".json", ".ndjson"):
-        return _json_lines(source)
-    raise refusal(
-        path, "a .jsonl or .parquet file or a datasets folder", f"a {source.suffix or 'nameless'} file", "convert it"
-    )
-
-
-def _json_lines(path: Path) -> Located:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            where = f"{path}:{number}"
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise refusal(where, "one JSON object on the line", str(error), "correct or remove the line") from error
-            if not isinstance(row, dict):
-                raise refusal(where, "a JSON object", type(row).__name__, "write {...} with the columns as keys")
-            yield number, where, row
-
-
-def _parquet(path: Path) -> Located:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        batches = pyarrow.parquet.ParquetFile(path).iter_batches()
-        rows = (row for batch in batches for row in batch.to_pylist())
-        yield from ((number, f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
-    except pyarrow.ArrowException as error:
-        raise refusal(str(path), "a Parquet file", str(error), "write it again") from error
-
-
-def _datasets_folder(path: Path) -> Located:
-    """Yield the rows of the Arrow stream files that `state.json` lists, in its order. A folder of splits has
-    `dataset_dict.json` instead."""
-    import pyarrow
-
-    splits = path / "dataset_dict.json"
-    if splits.is_file():
-        there = ", ".join(json.loads(splits.read_bytes())["splits"])
-        raise refusal(str(path), "one split", f"a folder of splits ({there})", f"name one: {path}/<split>")
-    state = path / "state.json"
-    if not state.is_file():
-        raise refusal(str(path), "a folder with state.json, written by datasets.save_to_disk", "none", "check the path")
-    number = 0
-    for entry in json.loads(state.read_bytes())["_data_files"]:
-        file = path / entry["filename"]
-        try:
-            with pyarrow.OSFile(str(file), "rb") as handle, pyarrow.ipc.open_stream(handle) as batches:
-                for batch in batches:
-                    for row in batch.to_pylist():
-                        number += 1
-                        yield number, f"{path}, row {number}", row
-        except (OSError, pyarrow.ArrowException) as error:
-            raise refusal(str(file), "an Arrow stream file", str(error), "save the dataset again") from error
-
-
 def _task_row(row: dict[str, Any], names: Mapping[str, str], where: str, number: int) -> dict[str, Any]:
     renamed = _renamed(row, names)
     id = renamed.get("id")
+    if id is not None and (isinstance(id, bool) or not isinstance(id, (str, int))):
+        raise refusal(f"{where}, column {names['id']!r}", "a text or a whole number", repr(id)[:80], "correct the row")
     renamed["id"] = str(number if id is None else id)
+    if isinstance(renamed.get("prompt"), list) and renamed.get("messages") is None:
+        renamed["messages"] = renamed.pop("prompt")  # as TRL has conversations
     if renamed.get("messages") is not None:
         renamed["messages"] = messages = messages_of(renamed["messages"], where)
         if messages[-1].role == "assistant":
             raise refusal(
                 where, "a conversation that waits for the assistant", "one that ends with it", "drop the reply"
             )
+        check_said(messages, where)
     else:
         renamed.pop("messages", None)
         _text(renamed, "prompt", names, where)
     return renamed
 
 
-def _conversation(row: dict[str, Any], names: Mapping[str, str], where: str) -> tuple[Message, ...]:
+def check_said(prompt: Sequence[Message], where: str) -> None:
+    """Refuse a prompt that says nothing.
+
+    Raises:
+        BadInput: all of its messages are blank, the system's left out.
+    """
+    if all(is_blank(message) for message in prompt if message.role != "system"):
+        raise refusal(where, "a prompt that says something", "an empty one", "correct or remove the row")
+
+
+def is_blank(message: Message) -> bool:
+    """Return True if a message has neither a text nor a call."""
+    return not message.content.strip() and not message.tool_calls
+
+
+def _conversation(row: dict[str, Any], names: Mapping[str, str], where: str, recorded: bool) -> tuple[Message, ...]:
     renamed = _renamed(row, names)
     if renamed.get("messages") is None:
         return (
@@ -213,6 +163,10 @@ def _conversation(row: dict[str, Any], names: Mapping[str, str], where: str) -> 
             Message(role="assistant", content=_text(renamed, "answer", names, where)),
         )
     messages = messages_of(renamed["messages"], where)
+    for at, (message, entry) in enumerate(zip(messages, renamed["messages"], strict=True)):
+        if message.role == "assistant" and is_blank(message) and entry.get("weight") != 0 and not recorded:
+            got, do = f"content {entry.get('content')!r:.80} and no call", "correct or remove the row"
+            raise refusal(f"{where}, messages[{at}]", "a reply with a text or a call", got, do)
     if all(message.role != "assistant" for message in messages):
         raise refusal(where, "an assistant message to learn", "none", "add one or remove the row")
     if messages[0].role == "assistant":
@@ -239,6 +193,9 @@ def _text(row: Mapping[str, Any], name: str, names: Mapping[str, str], where: st
         )
     if not isinstance(row[name], str):
         raise refusal(f"{where}, column {names[name]!r}", "a text", repr(row[name])[:80], "write it as a string")
+    if not row[name].strip():
+        do = "correct or remove the row"
+        raise refusal(f"{where}, column {names[name]!r}", "a text that says something", repr(row[name])[:80], do)
     return row[name]
 
 
@@ -256,16 +213,17 @@ def messages_of(value: Any, where: str) -> tuple[Message, ...]:
 def _message(entry: Any, where: str) -> Message:
     if not isinstance(entry, dict) or entry.get("role") not in ROLES:
         raise refusal(where, f"an object with role, one of {', '.join(ROLES)}", repr(entry)[:80], "correct the row")
-    content = entry.get("content")
-    if content is not None and not isinstance(content, str):
-        raise refusal(f"{where}.content", "a text", repr(content)[:80], "write it as a string")
+    for name in ("content", "reasoning", "reasoning_content", "tool_call_id", "name"):
+        if not isinstance(value := entry.get(name), (str, type(None))):
+            raise refusal(f"{where}.{name}", "a text", repr(value)[:80], "write it as a string")
+    calls = entry.get("tool_calls") or ()
+    if not isinstance(calls, (list, tuple)):
+        raise refusal(f"{where}.tool_calls", "a list of calls", repr(calls)[:80], "correct the row")
     return Message(
         role=entry["role"],
-        content=content or "",
+        content=entry.get("content") or "",
         reasoning=entry.get("reasoning") or entry.get("reasoning_content"),
-        tool_calls=tuple(
-            _tool_call(call, i, f"{where}.tool_calls[{i}]") for i, call in enumerate(entry.get("tool_calls") or ())
-        ),
+        tool_calls=tuple(_tool_call(call, i, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)),
         tool_call_id=entry.get("tool_call_id"),
         name=entry.get("name"),
     )
@@ -275,12 +233,12 @@ def _tool_call(call: Any, index: int, where: str) -> ToolCall:
     """Parse a call in OpenAI's form, `{id, function: {name, arguments}}`, or the bare `{name, arguments}`. Arguments
     are an object or JSON text."""
     function = call.get("function") or call if isinstance(call, dict) else {}
-    arguments = function.get("arguments")
+    arguments = function.get("arguments") if isinstance(function, dict) else None
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError as error:
-            raise refusal(f"{where}.arguments", "JSON", str(error), "correct the row") from error
-    if not isinstance(function.get("name"), str) or not isinstance(arguments, dict):
+        arguments = parsed(arguments, f"{where}.arguments", "JSON", "correct the row")
+        check_plain(arguments, f"{where}.arguments")
+    if not isinstance(arguments, dict) or not isinstance(function.get("name"), str):
         raise refusal(where, "a name and arguments", repr(call)[:80], "correct the row")
+    if not isinstance(call.get("id"), (str, type(None))):
+        raise refusal(f"{where}.id", "a text", repr(call["id"])[:80], "write it as a string")
     return ToolCall(id=call.get("id") or f"call_{index}", name=function["name"], arguments=arguments)

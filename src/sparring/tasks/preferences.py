@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sparring.errors import refusal
-from sparring.tasks.files import located, messages_of
+from sparring.tasks.files import check_said, is_blank, messages_of
+from sparring.tasks.formats import located
 from sparring.types import Message
 
 Messages = tuple[Message, ...]
@@ -97,6 +98,8 @@ def _preference(row: Mapping[str, Any], where: str, single: bool) -> Preference:
             raise refusal(f"{where}, label", "true or false", repr(row["label"])[:80], "correct the row")
         answer = _reply(row, "completion", where)
         wanted = row["label"]
+        if wanted:
+            _check_wanted(answer, where, "completion")
         return Preference(
             where=where,
             prompt=_prompt(row, where),
@@ -113,6 +116,7 @@ def _preference(row: Mapping[str, Any], where: str, single: bool) -> Preference:
         _asked(prompt, where)
         _answers(chosen, where, "chosen")
         _answers(rejected, where, "rejected")
+    _check_wanted(chosen, where, "chosen")
     if chosen == rejected:
         raise refusal(where, "two different replies", "the same one twice", "leave the row out")
     return Preference(where=where, prompt=prompt, chosen=chosen, rejected=rejected, margin=_margin(row, where))
@@ -153,7 +157,9 @@ def _turns(row: Mapping[str, Any], where: str) -> JudgedTurns:
 def _prompt(row: Mapping[str, Any], where: str) -> Messages:
     value = row.get("messages") if row.get("prompt") is None else row["prompt"]
     if isinstance(value, str):
-        return (Message(role="user", content=value),)
+        prompt = (Message(role="user", content=value),)
+        check_said(prompt, where)
+        return prompt
     if value is None:
         raise refusal(where, "a column 'prompt' or 'messages'", ", ".join(map(repr, row)) or "none", "add one")
     prompt = messages_of(value, f"{where}, prompt")
@@ -165,6 +171,7 @@ def _asked(prompt: Messages, where: str) -> None:
     if not prompt or prompt[-1].role == "assistant" or prompt[0].role == "assistant":
         got = "none" if not prompt else "one that begins or ends with the assistant"
         raise refusal(where, "a prompt that waits for the assistant", got, "correct the row")
+    check_said(prompt, where)
 
 
 def _reply(row: Mapping[str, Any], name: str, where: str) -> Messages:
@@ -183,6 +190,12 @@ def _answers(reply: Messages, where: str, name: str) -> None:
         raise refusal(
             f"{where}, {name}", "a reply that begins and ends with the assistant", "another", "correct the row"
         )
+
+
+def _check_wanted(reply: Messages, where: str, name: str) -> None:
+    """Refuse a reply that is to be learned and says nothing; an unwanted one may."""
+    if any(message.role == "assistant" and is_blank(message) for message in reply):
+        raise refusal(f"{where}, {name}", "a reply with a text or a call", "an empty one", "correct or remove the row")
 
 
 def _margin(row: Mapping[str, Any], where: str) -> float:

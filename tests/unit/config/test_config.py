@@ -89,6 +89,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert message.endswith("none.toml: expected a recipe file, got No such file or directory; check the path")
 
 
+def test_a_byte_order_mark_is_no_statement(recipe: Path) -> None:
+    before = load(recipe)
+    recipe.write_bytes(b"\xef\xbb\xbf" + recipe.read_bytes())
+    assert load(recipe) == before
+
+
 def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
     assert "expected a recipe file, got Is a directory" in _refused(tmp_path)
 

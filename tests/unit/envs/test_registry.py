@@ -81,7 +81,7 @@ def test_a_class_in_a_package_and_a_built_in() -> None:
     [
         ("resoning_gym", {}, "env.name: expected one of reasoning_gym, or package.module:Name, .* got 'resoning_gym'"),
         ("WORLD:Gess", {}, "env.name: expected a name defined in .*guess.py, got 'Gess'; use one of: Where, Guess"),
-        ("WORLD:NUMBER", {}, "env.name: expected a subclass of Env"),
+        ("WORLD:NUMBER", {}, "env.name: expected a subclass of sparring.Env, .* got 3"),
         ("nowhere.py:Guess", {}, "env.name: expected a Python file nowhere.py, got no such file"),
         ("no_such_package.worlds:Guess", {}, "env.name: expected an installed module no_such_package.worlds"),
         (
@@ -105,6 +105,51 @@ def test_a_file_that_does_not_run_is_refused(tmp_path: Path) -> None:
         BadInput, match="env.name: expected a Python file .*broken.py that runs, got ModuleNotFoundError"
     ):
         load_env(EnvConfig(name=f"{path}:World"))
+
+
+BODY = "from sparring import Env\nfrom sparring.types import Message\nclass W({base}):\n    {body}\n"
+DRAW = "def generate(self, random): return "
+
+
+@pytest.mark.parametrize(
+    ("base", "body", "said"),
+    [
+        (
+            "object",
+            "pass",
+            r"env.name: expected a subclass of sparring.Env, or .*, got TypeError: W\(\) takes no arguments",
+        ),
+        (
+            "object",
+            "def __init__(self, config): pass",
+            "env.name: expected a subclass of sparring.Env, or .* which gave <",
+        ),
+        ("Env", "def __init__(self, args): 1 / 0", "env W: expected a world that can be made .* ZeroDivisionError"),
+        ("Env", "def __init__(self, args): raise SystemExit(0)", "env W: expected a world that .* got SystemExit: 0"),
+        ("Env", f"{DRAW}1 / 0", "W.generate: expected a task, got ZeroDivisionError"),
+        ("Env", "def generate(self): pass", "W.generate: expected a task, got TypeError"),
+        ("Env", f"{DRAW}'text'", "W.generate: expected a dict, the data of a task, got 'text'"),
+        ("Env", f"{DRAW}None", "W.generate: expected a dict, the data of a task, got None"),
+        ("Env", f"async {DRAW}{{}}", "W.generate: expected a dict, the data of a task, got a coroutine"),
+        (
+            "Env",
+            f"{DRAW}{{'prompt': [{{'role': 'user'}}]}}",
+            "expected a text or messages from W.prompt, got .*; return a text",
+        ),
+        ("Env", f"{DRAW}{{'prompt': None}}", "expected a text or messages from W.prompt, got None"),
+        ("Env", f"{DRAW}{{'prompt': 'a', 'o': object()}}", "expected data that can be written down, .* type object"),
+        (
+            "Env",
+            f"{DRAW}{{'prompt': 'a', 'o': {{1: 2}}}}",
+            "expected data that can be written down, with texts as keys",
+        ),
+        ("Env", f"{DRAW}{{'prompt': 'a\\ud800'}}", "expected data that can be written down, .* UnicodeEncodeError"),
+    ],
+)
+def test_a_world_that_is_none_is_refused(tmp_path: Path, base: str, body: str, said: str) -> None:
+    (tmp_path / "w.py").write_text(BODY.format(base=base, body=body))
+    with pytest.raises(BadInput, match=said):
+        load_env(EnvConfig(name=f"{tmp_path}/w.py:W", held_out=2)).tasks("eval", 0)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from sparring.envs.splits import Splits, can_be_held_out, derived_seed, identity
+from sparring.envs.splits import Splits, can_be_held_out, derived_seed, identity, identity_by_words, told
 from sparring.errors import BadInput
-from sparring.types import Message, Task
+from sparring.types import Message, Task, ToolCall
 
 
 def world(seed: int, *, first: int = 0, prompts: int = 400) -> Splits:
@@ -83,3 +83,29 @@ def test_too_few_keys_are_refused_and_so_are_prompts_that_tell_nothing() -> None
 def test_a_key_is_equal_to_no_text() -> None:
     text = Task(id="a", env="x", messages=(Message(role="user", content="\x1f7"),))
     assert identity(text) == "7" and identity(replace(text, key="7")) not in ("7", "\x1f7".strip())
+
+
+def test_tasks_that_differ_in_a_call_a_role_or_a_thought_are_two() -> None:
+    def task(shelf: int = 1, role: str = "assistant", reasoning: str | None = None, answer: str = "hm") -> Task:
+        call = ToolCall(id="c", name="look", arguments={"shelf": shelf})
+        messages = (
+            Message(role="user", content="What?"),
+            Message(role="assistant", tool_calls=(call,), reasoning=reasoning),
+            Message(role="tool", content="seen", tool_call_id="c"),
+            Message(role=role, content=answer),
+            Message(role="user", content="Which?"),
+        )
+        return Task(id="t", env="e", messages=messages)
+
+    others = [task(shelf=2), task(role="user"), task(reasoning="x")]
+    assert len({identity(other) for other in [task(), *others]}) == 4
+    assert len({identity_by_words(other) for other in [task(), *others]}) == 1, "as runs that were begun before have it"
+    assert identity(task()) == identity(task(answer=" HM"))
+
+
+def test_a_question_is_told_by_its_words_as_ever() -> None:
+    """So what earlier runs have held out by text is held out still; what two users say is another thing."""
+    asked, system = Message(role="user", content="What  is 7?"), Message(role="system", content="Count.")
+    assert told([asked]) == "what is 7?" and told([system, asked]) == "count. what is 7?"
+    assert len({told([system, asked]), told([replace(system, role="user"), asked]), told([system, system, asked])}) == 3
+    assert told([]) == ""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy
 import msgspec
 import pytest
 from sessions import RENDERER, opened, said, says
@@ -228,7 +229,7 @@ def test_a_reward_may_come_after_the_program_and_one_that_is_late_is_counted() -
             async with httpx.AsyncClient(base_url=door.url, headers={"x-api-key": door.key}) as client:
                 while (await client.get("/v1/models")).status_code == 200:
                     pass
-                await asyncio.to_thread(send, door.url, door.reward_key, 0.5)
+                await asyncio.to_thread(send, door.url, door.reward_key, numpy.float32(0.5))  # any library's number
                 finished = await running
                 assert finished.score is not None and finished.score.reward == 0.5
                 with pytest.raises(RewardRefused, match="expired") as refused:

@@ -1,10 +1,16 @@
-"""A coroutine from plain code: Ctrl-C also where it holds its own event loop up."""
+"""A coroutine from plain code, in a running loop and without one; Ctrl-C also where it holds its own loop up."""
 
+from __future__ import annotations
+
+import asyncio
 import signal
 import subprocess
 import sys
+import traceback
 
 import pytest
+
+from sparring.launch.block import block
 
 START = """
 import asyncio, itertools, signal
@@ -30,10 +36,26 @@ HELD = {
 
 @pytest.mark.parametrize("held", HELD)
 def test_ctrl_c_ends_what_is_held_up_and_lets_it_clean_up(held: str) -> None:
-    code = START.format(held=HELD[held].replace("[x for x in iter(int, 1)]", "any(map(bool, itertools.repeat(0)))"))
+    code = START.format(held=HELD[held])
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
     assert process.stdout.read().splitlines() == ["cleaned up", "interrupted True"]
     assert process.wait() == 0
+
+
+async def fails() -> None:
+    raise ZeroDivisionError
+
+
+def test_an_error_is_the_first_thing_of_its_traceback() -> None:
+    """Without a loop, and within one as in a notebook."""
+
+    async def inside() -> None:
+        block(fails())
+
+    for call in (lambda: block(fails()), lambda: asyncio.run(inside())):
+        with pytest.raises(ZeroDivisionError) as raised:
+            call()
+        assert "no running event loop" not in "".join(traceback.format_exception(raised.value))

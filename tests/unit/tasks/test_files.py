@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,25 @@ def datasets_folder(folder: Path, rows: list[Any]) -> str:
     return str(path)
 
 
-WRITERS = {"json lines": json_lines, "parquet": parquet, "datasets folder": datasets_folder}
+def array(folder: Path, rows: list[Any]) -> str:
+    path = folder / "rows.json"
+    path.write_bytes(b"\xef\xbb\xbf\n" + json.dumps(rows, indent=1).encode())
+    return str(path)
+
+
+def compressed(folder: Path, rows: list[Any]) -> str:
+    path = folder / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(b"".join(json.dumps(row).encode() + b"\n" for row in rows)))
+    return str(path)
+
+
+WRITERS = {
+    "json lines": json_lines,
+    "parquet": parquet,
+    "datasets folder": datasets_folder,
+    "array": array,
+    "gz": compressed,
+}
 
 
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
@@ -104,6 +123,22 @@ def test_a_mapped_column_wins_over_one_that_bears_its_name(tmp_path: Path) -> No
     [
         ("{oops", "rows.jsonl:2: expected one JSON object on the line"),
         ("[1]", "rows.jsonl:2: expected a JSON object, got list"),
+        (
+            '{"prompt": "a", "prompt": "b"}',
+            "rows.jsonl:2: expected one JSON object on the line, got the key 'prompt' twice",
+        ),
+        ('{"prompt": "a", "x": {"y": 1, "y": 2}}', "rows.jsonl:2: .* got the key 'y' twice"),
+        ('{"prompt": "a", "x": NaN}', "rows.jsonl:2: .* got NaN, which is not JSON"),
+        ('{"prompt": "a", "x": 1e999}', "rows.jsonl:2, column 'x': expected a number, or null for none, got inf"),
+        ('{"prompt": "a\\ud800"}', "rows.jsonl:2, column 'prompt': expected a text of whole characters"),
+        ('{"prompt": "a", "x": [{"\\udfff": 1}]}', "rows.jsonl:2, column 'x': expected a text of whole characters"),
+        ('{"prompt": "a", "\\ud800": 1}', "rows.jsonl:2, the name of a column: expected a text of whole"),
+        ("[" * 100_000, "rows.jsonl:2: expected one JSON object on the line"),
+        ('{"prompt": " \\n"}', "rows.jsonl:2, column 'prompt': expected a text that says something"),
+        (
+            '{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": null}]}',
+            "2: expected a prompt that says",
+        ),
         ('{"answer": "a"}', "rows.jsonl:2: expected a column 'prompt', got 'answer', 'id'; map columns.prompt"),
         ('{"prompt": 3}', "rows.jsonl:2, column 'prompt': expected a text, got 3"),
         ('{"messages": "hi"}', r"rows.jsonl:2, messages: expected a list of \{role, content\}, got 'hi'"),
@@ -134,6 +169,50 @@ def test_a_conversation_with_nothing_to_learn_is_refused(tmp_path: Path) -> None
         read_conversations(path)
 
 
+@pytest.mark.parametrize("content", [None, "", " \n"])
+def test_an_empty_reply_is_no_reply_to_imitate(tmp_path: Path, content: str | None) -> None:
+    """Unless it is context, or a run has recorded it."""
+    empty: dict[str, Any] = {"role": "assistant", "content": content}
+    talk = [
+        {"role": "user", "content": "q"},
+        empty,
+        {"role": "user", "content": "r"},
+        {"role": "assistant", "content": "a"},
+    ]
+    path = json_lines(tmp_path, [{"messages": talk}])
+    with pytest.raises(
+        BadInput, match=r"rows.jsonl:1, messages\[1\]: expected a reply with a text or a call, got content"
+    ):
+        read_conversations(path)
+    assert len(read_conversations(path, recorded=True)) == 1
+    assert (
+        len(read_conversations(json_lines(tmp_path, [{"messages": [talk[0], empty | {"weight": 0}, *talk[2:]]}]))) == 1
+    )
+    with pytest.raises(BadInput, match="rows.jsonl:1, column 'answer': expected a text"):
+        read_conversations(json_lines(tmp_path, [{"prompt": "q", "answer": content}]))
+
+
+def test_a_table_has_texts_in_its_cells(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text('\ufeffquestion,answer\r\n"a, ""b""\nc",7\r\n\r\nd,\r\n', newline="")
+    (tmp_path / "rows.tsv").write_text("question\tanswer\nd\t\n")
+    expected = [{"id": "2", "prompt": 'a, "b"\nc', "answer": "7"}, {"id": "5", "prompt": "d", "answer": ""}]
+    assert read_rows(str(tmp_path / "rows.csv"), COLUMNS) == expected
+    assert read_rows(str(tmp_path / "rows.tsv"), COLUMNS) == [{**expected[1], "id": "2"}]
+
+
+def test_a_prompt_may_be_a_conversation(tmp_path: Path) -> None:
+    (row,) = read_rows(json_lines(tmp_path, [{"prompt": [{"role": "user", "content": "u"}]}]))
+    assert row == {"id": "1", "messages": (Message(role="user", content="u"),)}
+
+
+def test_a_hub_name_says_what_it_needs() -> None:
+    with pytest.raises(BadInput, match="openai/gsm8k:main:train: expected .*(datasets package|a data set on the hub)"):
+        read_rows("openai/gsm8k:main:train")
+    for path in ("openai/gsm8k.jsonl", "tests/none", "/nowhere/rows"):
+        with pytest.raises(BadInput, match="got nothing there"):
+            read_rows(path)
+
+
 def test_a_bad_row_of_parquet_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="rows.parquet, row 1: expected a column 'prompt', got 'question'"):
         read_rows(parquet(tmp_path, ROWS))
@@ -141,16 +220,24 @@ def test_a_bad_row_of_parquet_is_named(tmp_path: Path) -> None:
 
 def test_files_that_are_not_what_they_say_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_text("no")
-    (tmp_path / "a.csv").write_text("a,b")
+    (tmp_path / "a.xlsx").write_text("a,b")
+    (tmp_path / "b.jsonl.gz").write_text("{}")
+    (tmp_path / "c.csv").write_bytes(b"question\n\xff")
+    (tmp_path / "d.csv").write_text("question,b\n1,2\n3")
+    (tmp_path / "e.csv").write_text("a,a\n1,2")
     (tmp_path / "dict").mkdir()
     (tmp_path / "dict" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     folder = datasets_folder(tmp_path, ROWS)
     (Path(folder) / "data-00001-of-00002.arrow").write_bytes(b"no")
     for path, said in [
         ("a.parquet", "expected a Parquet file"),
-        ("a.csv", "expected a .jsonl or .parquet file or a datasets folder, got a .csv file"),
+        ("a.xlsx", "expected a .jsonl, .json, .csv, .tsv .* file, a datasets folder or a hub name, got a .xlsx file"),
+        ("b.jsonl.gz", "b.jsonl.gz: expected a .gz file that can be read, got Not a gzipped file"),
+        ("c.csv", "c.csv: expected text in UTF-8"),
+        ("d.csv", "d.csv:3: expected 2 cells, as many as names, got 1 cells"),
+        ("e.csv", "e.csv:1: expected columns of different names, got 'a' twice"),
         ("dict", r"expected one split, got a folder of splits \(train, test\); name one"),
-        ("missing.jsonl", "expected a data file or datasets folder, got nothing there"),
+        ("missing.jsonl", "expected a data file, a datasets folder or a hub name, got nothing there"),
         ("", "expected a folder with state.json"),
         ("saved", "data-00001-of-00002.arrow: expected an Arrow stream file"),
     ]:

@@ -98,12 +98,22 @@ def test_a_solution_that_does_not_parse_is_refused(tmp_path, row, message):
             "a prompt that waits for the assistant, got none",
         ),
         ({"prompt": "a", "completion": "b", "label": 1}, "label: expected true or false, got 1"),
+        ({"prompt": " ", "chosen": "c", "rejected": "d"}, "expected a prompt that says something"),
+        ({"prompt": "a", "chosen": "\n", "rejected": "d"}, "chosen: expected a reply with a text or a call"),
+        ({"prompt": "a", "chosen": [said(None)], "rejected": "d"}, "chosen: expected a reply with a text or a call"),
+        ({"prompt": "a", "completion": "", "label": True}, "completion: expected a reply with a text or a call"),
+        ({"prompt": "a", "chosen": None, "rejected": "d"}, "chosen, messages: expected a list"),
     ],
-    ids=["answered", "question", "prompts", "label"],
+    ids=["answered", "question", "prompts", "label", "silent", "blank", "null", "wanted", "none"],
 )
 def test_a_comparison_that_does_not_parse_is_refused(tmp_path, row, message):
     with pytest.raises(BadInput, match=message):
         read_preferences(written(tmp_path, row), single=True)
+
+
+def test_an_unwanted_reply_may_be_empty(tmp_path):
+    rows = [{"prompt": "a", "chosen": "c", "rejected": ""}, {"prompt": "a", "completion": "", "label": False}]
+    assert [row.rejected[0].content for row in read_preferences(written(tmp_path, *rows), single=True)] == ["", ""]
 
 
 def test_no_rows_are_refused(tmp_path):

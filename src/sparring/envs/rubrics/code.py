@@ -6,17 +6,19 @@ a `SandboxError`.
 A test of assert statements runs in a process and a box of its own. There the program's functions are stand-ins, which
 send a call to the program's process and get plain data back (`sandbox/stand_ins.py`): nothing of the answer's runs
 beside its judge. A row with `shared = true` has both in one process, where the program can forge the verdict.
+
+Tests that judge nothing would pass whatever the policy writes, so those of a row together have to fail for a program
+that does nothing and for one that raises (`judged`).
 """
 
 from __future__ import annotations
 
-import ast
-import builtins
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from sparring.envs.rubrics.config import Code
+from sparring.envs.rubrics.judged import NOTHING, RAISES, ReadTest, idle_program
 from sparring.envs.rubrics.text import last_match
 from sparring.errors import refusal
 from sparring.protocols import Sandbox
@@ -30,19 +32,21 @@ sys.stdin = io.TextIOWrapper(io.BytesIO({stdin!r}), encoding="utf-8")
 exec(compile({program!r}, "answer.py", "exec"), {{"__name__": "__main__"}})
 """
 
-BORROW = "from sparring.sandbox.stand_ins import borrow\nborrow({test!r})"
+BORROW = "from sparring.sandbox.stand_ins import borrow\nborrow({test!r}, {defined!r})"
 LEND = "from sparring.sandbox.stand_ins import lend\nlend({program!r})"
+JUDGE_NOTHING = "correct the row: a comparison alone, assert (x, 'message') and what never runs judge nothing"
 PASSED = "passed\n"
 """Output of `borrow` for a test that ran to its end."""
 
 SHARED = """
 import os, sys
+from sparring.sandbox.stand_ins import run_tests
 def run():
     said = sys.stdout
     with open(os.devnull, "w") as sys.stdout:
         scope = {{"__name__": "__main__"}}
         exec(compile({program!r}, "answer.py", "exec"), scope)
-        exec(compile({test!r}, "test.py", "exec"), scope)
+        run_tests({test!r}, scope, {defined!r})
     sys.stdout = said
 run()
 os.write(2, {passed!r})
@@ -71,6 +75,13 @@ class ProgramTests:
             got = repr(task.data["shared"])[:80]
             do = "rename the column, or say whether tests and answer share a process"
             raise refusal("column shared", "true or false", got, do)
+        if all(isinstance(test, Mapping) and not _lines(test["stdout"]) for test in _tests(value)):
+            got, do = "empty outputs alone", "correct the row: a program that does nothing passes"
+            raise refusal(f"column {column}", "a test with an output to print", got, do)
+        texts = [ReadTest(test, f"column {column}") for test in _tests(value) if isinstance(test, str)]
+        if len(texts) == len(_tests(value)) and not any(text.can_fail for text in texts):
+            expected = "a test that asserts what the answer returns"
+            raise refusal(f"column {column}", expected, repr(_tests(value)[0])[:80], JUDGE_NOTHING)
         for test in _tests(value):
             if isinstance(test, str):
                 _check_asserts(test, f"column {column}", _shared(task))
@@ -97,17 +108,18 @@ class ProgramTests:
         return passed / len(tests)
 
     async def prove(self, task: Task, box: Sandbox) -> bool:
-        """Refuse a row whose own right program fails its tests. Return False if the row has none.
+        """Refuse a row whose tests pass for a program that does nothing or raises, or whose own right program fails
+        them. Return False if the row has no such program.
 
         Raises:
-            BadInput: it fails one.
+            BadInput: it does.
             SandboxError: a box failed.
         """
-        column = self._config.reference
-        reference = task.data.get(column) if column else None
-        if not isinstance(reference, str) or not reference.strip():
+        await self._check_judges(task, box)
+        if not self.has_reference(task):
             return False
-        program = self._program(reference)
+        column = self._config.reference
+        program = self._program(task.data[column])
         for number, test in enumerate(_tests(task.data[self._config.column]), 1):
             if why := await _failure(program, test, _shared(task), box):
                 do = "correct the row, name the column of its right program (reference), or set reference to none"
@@ -115,6 +127,35 @@ class ProgramTests:
                     do += "; tests that need more of the program than plain data need shared = true in the row"
                 raise refusal(f"column {column}", "a program that passes the row's tests", f"test {number}: {why}", do)
         return True
+
+    def has_reference(self, task: Task) -> bool:
+        """Return True if the row has a right program of its own."""
+        reference = task.data.get(self._config.reference) if self._config.reference else None
+        return isinstance(reference, str) and bool(reference.strip())
+
+    async def _check_judges(self, task: Task, box: Sandbox) -> None:
+        """Refuse tests that judge nothing, or import what boxes do not have.
+
+        Raises:
+            BadInput: they do.
+            SandboxError: a box failed.
+        """
+        where, tests = f"column {self._config.column}", _tests(task.data[self._config.column])
+        read = {test: ReadTest(test, where) for test in tests if isinstance(test, str)}
+        foreign = [test for test, text in read.items() if text.is_foreign]
+        surely = [text for text in read.values() if text.surely_judges]
+        if not foreign and (surely or any(isinstance(test, Mapping) and _lines(test["stdout"]) for test in tests)):
+            return  # what prints nothing has not printed that
+        for does, body in (("whose functions return nothing", NOTHING), ("whose functions raise an error", RAISES)):
+            program = idle_program([*read.values()], body)
+            for test in [*foreign, *tests]:
+                if why := await _failure(program, test, _shared(task), box):
+                    break
+            else:
+                got = f"{tests[0]!r:.80}, which pass"
+                raise refusal(where, f"tests that a program fails {does}", got, JUDGE_NOTHING)
+            if why.startswith("ModuleNotFoundError"):
+                raise refusal(where, "a test of what boxes have", why, "import modules of Python's library alone")
 
     def _program(self, completion: str) -> str:
         program = last_match(self._config.find or FENCED, completion)
@@ -147,21 +188,7 @@ def _check_asserts(test: str, where: str, shared: bool) -> None:
     Raises:
         BadInput: it is not, or does not.
     """
-    try:
-        tree = ast.parse(test)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise refusal(where, "Python", f"{error} in {test[:80]!r}", "correct the row") from error
-    loaded, own = set(), set(vars(builtins))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            (loaded if isinstance(node.ctx, ast.Load) else own).add(node.id)
-        elif isinstance(node, ast.arg):
-            own.add(node.arg)
-        elif isinstance(node, ast.alias):
-            own.add((node.asname or node.name).split(".")[0])
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            own.add(node.name)
-    if not shared and loaded <= own:
+    if not ReadTest(test, where).answer_names and not shared:
         expected = "a test that calls a function of the answer, whose names are never those of Python's builtins"
         raise refusal(where, expected, repr(test)[:80], "call one, rename it, or set shared = true in the row")
 
@@ -169,7 +196,8 @@ def _check_asserts(test: str, where: str, shared: bool) -> None:
 async def _failure(program: str, test: str | Mapping[str, str], shared: bool, box: Sandbox) -> str:
     """Return one line that says why the program fails the test; empty if it passes."""
     if isinstance(test, str) and not shared:
-        done = await box.converse(BORROW.format(test=test), LEND.format(program=program))
+        borrow = BORROW.format(test=test, defined=ReadTest(test, "a test").defined)
+        done = await box.converse(borrow, LEND.format(program=program))
         return "" if done.exit_code == 0 and done.stdout == PASSED else _last_words(done)
     fresh = await box.fresh()
     try:
@@ -191,8 +219,13 @@ async def _shared_failure(program: str, test: str, box: Sandbox) -> str:
     A program can end with status 0 at any time, so a secret is printed after the assertions. A program can still search
     the interpreter's frames for it, and there are shorter ways to cheat."""
     passed = secrets.token_hex(16)
-    done = await box.python(SHARED.format(program=program, test=test, passed=passed.encode()))
+    done = await box.python(_shared_code(program, test, passed))
     return "" if done.stderr.endswith(passed) else _last_words(done)
+
+
+def _shared_code(program: str, test: str, passed: str) -> str:
+    defined = ReadTest(test, "a test").defined
+    return SHARED.format(program=program, test=test, passed=passed.encode(), defined=defined)
 
 
 def _last_words(done: ExecResult) -> str:

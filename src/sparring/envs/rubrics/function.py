@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from typing import Any
 
 from sparring.envs.called import ByName
@@ -19,7 +18,7 @@ class CalledFunction:
     """Caller of the function: a coroutine function runs on a thread that all calls share, another on one of its own.
 
     Raises:
-        BadInput: it is not there, or no function.
+        BadInput: it is not there, or no function, or asks for what it cannot have.
     """
 
     def __init__(self, config: Function, where: str) -> None:
@@ -27,7 +26,7 @@ class CalledFunction:
         function = named(config.function, where)
         if not callable(function) or isinstance(function, type):
             raise refusal(where, "a function", repr(function), "name a function of the file")
-        self._called = ByName(function)
+        self._called = ByName(function, where)
 
     def check(self, task: Task) -> None:
         """Refuse a row without the columns that the function takes.
@@ -43,12 +42,12 @@ class CalledFunction:
         Raises:
             JudgeError: it took too long. What it raises itself is the caller's to classify.
         """
-        function, arguments = self._called.function, self._called.arguments(completion, task)
-        executor = THREADS.executor(shared=inspect.iscoroutinefunction(function))
+        positional, named = self._called.arguments(completion, task)
+        executor = THREADS.executor(shared=self._called.is_async)
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
-                return await executor.run(function, **arguments)
+                return self._called.value(await executor.run(self._called.function, *positional, **named))
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -7,20 +7,25 @@ where a gate is closed (value < gate): reward = min(reward, cap)
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from sparring.envs.answers import finite
 from sparring.envs.rubrics.code import ProgramTests
-from sparring.envs.rubrics.config import RELATIVE, TEXT, Code, Function, Part, Pointwise, of_domain
+from sparring.envs.rubrics.config import RELATIVE, TEXT, Code, Function, Mathematics, Part, Pointwise, of_domain
 from sparring.envs.rubrics.function import CalledFunction
 from sparring.envs.rubrics.judge import JudgedAnswer
 from sparring.envs.rubrics.judges import Judges, together
+from sparring.envs.rubrics.proven import Proven, digest
 from sparring.envs.rubrics.text import Text, wanted
 from sparring.envs.rubrics.workers import Workers
 from sparring.errors import BadInput, JudgeError, boundary, refusal
 from sparring.protocols import Sandbox
 from sparring.types import Score, Task
 
+SIMPLE = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?")
+"""A right answer that needs no proof that it is read."""
 FULL = 1 - 1e-9
 """A part that decides is satisfied from here on."""
 
@@ -49,6 +54,21 @@ class TextCheck:
         """
         wanted(self._config, task.data)
 
+    async def prove(self, task: Task) -> None:
+        """Refuse a row whose right answer the check does not read whole.
+
+        Raises:
+            BadInput: it does not.
+            JudgeError: the check failed.
+        """
+        if not isinstance(self._config, Mathematics):
+            return
+        for target in wanted(self._config, task.data):
+            if SIMPLE.fullmatch(target) is None and (why := await self._workers.unread(self._config, target)):
+                do = "correct the row, pick what counts with column_find, or compare it as a text: kind exact"
+                where = f"column {self._config.column}"
+                raise refusal(where, "an answer that math-verify reads whole", f"{target[:80]!r}: {why}", do)
+
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
         """Return the value of an answer, from 0 to 1.
 
@@ -65,6 +85,7 @@ class Rubric:
         parts: by name.
         workers: check texts; made when they are needed.
         judges: the models that judge.
+        proven: rows that need no proof again.
 
     Attributes:
         parts: by name.
@@ -75,8 +96,14 @@ class Rubric:
     """
 
     def __init__(
-        self, parts: Mapping[str, Part], *, workers: Workers | None = None, judges: Judges | None = None
+        self,
+        parts: Mapping[str, Part],
+        *,
+        workers: Workers | None = None,
+        judges: Judges | None = None,
+        proven: Proven | None = None,
     ) -> None:
+        self._proven = proven or Proven(None)
         self.parts = dict(parts)
         self.judges = judges
         self.needs_box = any(isinstance(part, Code) for part in parts.values())
@@ -108,23 +135,33 @@ class Rubric:
                 except BadInput as error:
                     raise BadInput(f"task {task.id}, env.rubric.{name}: {error}") from error
 
-    async def prove(self, task: Task, box: Sandbox) -> bool:
-        """Refuse a row whose own right program fails its tests, in any part that runs one. Return False if the row has
-        none.
+    async def prove(self, task: Task, box: Sandbox | None) -> bool:
+        """Refuse a row whose right answer a part does not read, whose tests judge nothing, or whose own right program
+        fails them. What was proven is remembered. Return False if the row has no such program.
 
         Raises:
-            BadInput: it fails a test.
+            BadInput: the row is refused.
             SandboxError: a box failed.
+            JudgeError: a check failed.
         """
-        proven = False
+        programs = False
         for name in self._of(task):
             check = self._checks.get(name)
-            if isinstance(check, ProgramTests):
+            if not isinstance(check, (TextCheck, ProgramTests)):
+                continue
+            row = digest(self.parts[name], {key: value for key, value in task.data.items() if key != "id"}, task.box)
+            if row not in self._proven:
                 try:
-                    proven |= await check.prove(task, box)
+                    if isinstance(check, TextCheck):
+                        await check.prove(task)
+                    else:
+                        assert box is not None, "a world with needs_box gives its tasks a box"
+                        await check.prove(task, box)
                 except BadInput as error:
                     raise BadInput(f"task {task.id}, env.rubric.{name}: {error}") from error
-        return proven
+                self._proven.add(row)
+            programs |= isinstance(check, ProgramTests) and check.has_reference(task)
+        return programs
 
     async def score(self, completion: str, task: Task, box: Sandbox | None = None) -> Score:
         """Score an answer. An empty one is worth 0, and nobody is asked. The reward is None, not scored, where
@@ -169,9 +206,10 @@ class Rubric:
         where = f"env.rubric.{name}"
         with boundary(JudgeError, where):
             value = await self._checks[name].value(completion, task, box)
-        if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
-            raise JudgeError(f"{where}: expected a finite number, got {value!r:.80}")
-        return float(value)
+        try:
+            return finite("value", value)
+        except ValueError as error:
+            raise JudgeError(f"{where}: {error}") from error
 
 
 def _working(name: str, part: Pointwise, workers: Workers, judges: Judges | None) -> Check:

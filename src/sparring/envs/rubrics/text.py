@@ -5,7 +5,9 @@ Formulas are in each function's docstring. Every value is from 0 to 1.
 
 from __future__ import annotations
 
+import datetime
 import json
+import math
 import re
 import string
 from collections.abc import Mapping, Sequence
@@ -14,16 +16,13 @@ from fractions import Fraction
 from typing import Any
 
 from sparring.envs.rubrics.config import Exact, Fuzzy, Json, Mathematics, Number, Regex
+from sparring.envs.rubrics.numbers import number, whole_number
 from sparring.errors import BadInput, boundary, refusal
 
-Text = Exact | Fuzzy | Number | Mathematics | Regex | Json
+NOTHING = {"none", "null", "nan", "n/a", "<na>"}
+"""Words of tables and programs for no value at all."""
 
-_NUMBER = re.compile(
-    r"(?:(?<![\w).])[-−+]\s?)?[$€£]?"
-    r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,9})?(?:/\d{1,30})?"
-)
-LONGEST_EXPONENT = 400
-"""A number beyond 10 to this power is none: as an exact fraction it would fill the memory."""
+Text = Exact | Fuzzy | Number | Mathematics | Regex | Json
 
 
 def last_match(pattern: str, text: str) -> str | None:
@@ -42,28 +41,52 @@ def wanted(part: Text, row: Mapping[str, Any]) -> Any:
     """Return what the answer is compared with; None for a part that compares with nothing.
 
     Raises:
-        BadInput: the row has nothing of that kind.
+        BadInput: the row has nothing of that kind, or nothing that is read whole.
     """
     column = getattr(part, "column", "")
     if not column:
         return None
+    where = f"column {column}"
     if column not in row:
-        raise refusal(f"column {column}", "a column of this name", ", ".join(sorted(row)), "correct the part's column")
+        raise refusal(where, "a column of this name", ", ".join(sorted(row)), "correct the part's column")
     value = row[column]
     if isinstance(part, Json):
         return _fields(part, value)
-    options = [str(option) for option in value] if isinstance(value, (list, tuple)) else [str(value)]
-    texts = [last_match(part.column_find, option) for option in options]
+    options = list(value) if isinstance(value, (list, tuple)) else [value]
+    texts = [last_match(part.column_find, _written(option)) if _is_one(option) else None for option in options]
     if not texts or not all(texts):
-        raise refusal(
-            f"column {column}",
-            "a text, number or list to compare with",
-            repr(value)[:80],
-            "correct the row, or column_find",
-        )
-    if isinstance(part, Number) and any(number(text or "") is None for text in texts):
-        raise refusal(f"column {column}", "a number", repr(texts)[:80], "correct the row, or column_find")
+        do = "correct the row, or column_find"
+        raise refusal(where, "a text, number or list to compare with", repr(value)[:80], do)
+    for text in texts:
+        _check_target(part, text or "", where)
     return texts
+
+
+def _is_one(value: Any) -> bool:
+    """Return True if a value is a text or a number; what a table writes for nothing is none."""
+    if isinstance(value, (float, Decimal)):
+        return math.isfinite(value)
+    return isinstance(value, (str, int, datetime.date, datetime.time))
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def _check_target(part: Exact | Fuzzy | Number | Mathematics, text: str, where: str) -> None:
+    """Refuse a right answer that the part does not read whole; of formulas only what can be seen without reading them:
+    `Workers.unread` says the rest.
+
+    Raises:
+        BadInput: it does not.
+    """
+    do = "correct the row, pick what counts with column_find, or take another kind"
+    if isinstance(part, Number) and whole_number(text) is None:
+        raise refusal(where, "a number and nothing beside it", repr(text)[:80], f"{do} (math reads formulas)")
+    if isinstance(part, Mathematics) and text.casefold() in NOTHING:
+        raise refusal(where, "a formula, a number or a set of them", repr(text)[:80], do)
+    if isinstance(part, Exact) and not normal(text, part.case, part.punctuation):
+        raise refusal(where, "a text that is more than punctuation", repr(text)[:80], "set punctuation = true")
 
 
 def worth(part: Text, completion: str, target: Any) -> float:
@@ -91,7 +114,7 @@ def _compared(part: Exact | Fuzzy | Number | Mathematics, text: str, target: str
         similar = similarity(normal(text, False, True), normal(target, False, True), part.unit)
         return similar if part.at_least is None else float(similar >= part.at_least)
     if isinstance(part, Number):
-        answered, right = number(text), number(target)
+        answered, right = number(text), whole_number(target)
         return float(
             answered is not None
             and right is not None
@@ -136,18 +159,6 @@ def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
     return len(a) - row.bit_count()
 
 
-def number(text: str) -> Fraction | None:
-    """Return the last number of a text, exactly: `1,234.5`, `-3`, `6.02e23`, `3/4`. None where there is none."""
-    matches = [match[0] for match in _NUMBER.finditer(text)]
-    if not matches:
-        return None
-    decimal, _, divisor = re.sub("[,$€£ ]", "", matches[-1]).replace("−", "-").partition("/")
-    value = Decimal(decimal)
-    if abs(value.adjusted()) > LONGEST_EXPONENT or (divisor and not int(divisor)):
-        return None
-    return Fraction(value) / int(divisor or 1)
-
-
 def json_worth(part: Json, text: str, target: Any) -> float:
     """Return 0 for text that is not JSON, repeats a key of an object or does not match the schema; else the share of
     fields that are equal, or 1 only if all are. Equal as JSON: 1 and 1.0 are, 1 and true are not."""
@@ -171,13 +182,18 @@ def _fields(part: Json, value: Any) -> list[tuple[str, Any]]:
     where, column_value = f"column {part.column}", value
     if isinstance(value, str):
         with boundary(BadInput, where, "JSON", "correct the row"):
-            value = json.loads(value)
+            value = json.loads(value, object_pairs_hook=_distinct, parse_constant=_no_constant)
     if not isinstance(value, dict) or not value:
         raise refusal(where, "an object with fields", repr(column_value)[:80], "correct the row")
+    with boundary(BadInput, where, "JSON", "correct the row"):
+        written = json.dumps(value, allow_nan=False)
     targets = [(path, _at(value, path)) for path in part.fields or tuple(value)]
     missing = [path for path, target in targets if target is _NOTHING]
     if missing:
         raise refusal(where, f"a field {missing[0]!r}", ", ".join(value), "correct the row, or the part's fields")
+    if json_worth(part, written, targets) != 1:
+        do = "correct the row, or the part's schema"
+        raise refusal(where, "an object of the part's own schema", written[:80], do)
     return targets
 
 

@@ -42,13 +42,15 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     part: Text = msgspec.convert(request["part"], Part)
     try:
         with boundary(JudgeError, "check"):
+            if request["completion"] is None:
+                return {"unread": _unread(part, request["target"])}
             _ready(part, request["target"])
             _limit(part.time_limit_s)
             value = worth(part, request["completion"], request["target"])
             _limit(0)
         return {"value": value}
     except (TimeIsUp, MemoryError, RecursionError):
-        return {"value": 0.0}
+        return {"value": 0.0, "unread": "more than its time or memory allows"}
     except JudgeError as error:
         return {"error": str(error)}
     finally:
@@ -62,6 +64,13 @@ def _ready(part: Text, target: Any) -> None:
 
         for option in target:
             right(option)
+
+
+def _unread(part: Text, target: str) -> str:
+    from sparring.envs.rubrics.mathematics import unread
+
+    _limit(part.time_limit_s)
+    return unread(target)
 
 
 def _limit(seconds: float) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from sparring.envs.rubrics.config import Mathematics
 from sparring.envs.rubrics.text import Text
 from sparring.errors import JudgeError
 
@@ -46,13 +47,24 @@ class Workers:
         Raises:
             JudgeError: the check failed for another reason, or its process hangs or was killed.
         """
+        return (await self._answer(part, completion, target))["value"]
+
+    async def unread(self, part: Mathematics, target: str) -> str:
+        """Say what of a right answer the check does not read; "" where it reads it whole (`mathematics.unread`).
+
+        Raises:
+            JudgeError: as `worth`.
+        """
+        return (await self._answer(part, None, target))["unread"]
+
+    async def _answer(self, part: Text, completion: str | None, target: Any) -> dict[str, Any]:
         request = {"part": msgspec.to_builtins(part), "completion": completion, "target": target}
         line = json.dumps(request).encode() + b"\n"
         wall_s = part.time_limit_s + self._wall_s
         answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, line, wall_s)
         if "error" in answer:
             raise JudgeError(answer["error"])
-        return answer["value"]
+        return answer
 
     def _ask(self, line: bytes, wall_s: float) -> dict[str, Any]:
         """Send a line to the worker and return its answer, on a thread of its own process."""
@@ -64,7 +76,7 @@ class Workers:
             return json.loads(answer)
         hangs, status = not process.ended, process.end()
         if status == -signal.SIGVTALRM:
-            return {"value": 0.0}
+            return {"value": 0.0, "unread": "more than its time allows"}
         why = f"no answer after {wall_s:g} s" if hangs else f"its process ended with status {status}"
         return {"error": f"check: expected a value, got {why}; see its messages above"}
 

@@ -31,11 +31,12 @@ class RubricWorld(Env):
         if self._relative is not None:
             self._relative.check(task)
 
-    async def prove(self, task: Task, box: Sandbox) -> bool:
-        """Refuse a row whose own right program fails its tests. Return False if the row has none.
+    async def prove(self, task: Task, box: Sandbox | None) -> bool:
+        """Refuse a row that the rubric does not judge as it says: see `Rubric.prove`. Return False if the row has no
+        right program.
 
         Raises:
-            BadInput: it fails one.
+            BadInput: it does not.
         """
         return await self._rubric.prove(task, box)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import xxhash
 
-from sparring.envs.splits import identity, normalised
+from sparring.envs.splits import identity, identity_by_words, normalised, told
 from sparring.errors import BadInput, refusal
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig
@@ -30,7 +30,7 @@ def check_unseen(context: Context, tasks: Sequence[Task]) -> None:
         BadInput: one was.
     """
     check_unseen_files(context, tasks)
-    texts = {identity(task): task.id for task in tasks}
+    texts = {same(task): task.id for same in (identity_by_words, identity) for task in tasks}  # early runs have words
     note_shown(context, texts)
     digests = {_digest(text): text for text in texts}
     for recipe, shown in _shown_earlier(context.config):
@@ -112,7 +112,7 @@ def _asked(context: Context) -> Iterator[tuple[str, list[str]]]:
     """Yield, for each row of a file that the run trains on, its place and the texts that may be a task's prompt."""
     for where, prompt in _rows(context):
         users = (normalised(message.content) for message in prompt if message.role == "user")
-        yield where, [_text(_before_reply(prompt)), *users]
+        yield where, [told(_before_reply(prompt)), *users]
 
 
 def _rows(context: Context) -> Iterator[tuple[str, Sequence[Message]]]:
@@ -133,10 +133,6 @@ def _before_reply(messages: Sequence[Message]) -> Sequence[Message]:
 def _last(task: Task) -> str:
     """Return the last message of the user, normalised; "" where there is none."""
     return normalised(next((message.content for message in reversed(task.messages) if message.role == "user"), ""))
-
-
-def _text(messages: Sequence[Message]) -> str:
-    return normalised(" ".join(message.content for message in messages))
 
 
 def _trained_on(task: str, got: str, do: str = "change the splits of the environment") -> BadInput:

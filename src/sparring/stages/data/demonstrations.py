@@ -29,7 +29,8 @@ from sparring.stages.context import Context
 from sparring.stages.data.traces import transcript_of
 from sparring.stages.models.context_length import outline_of
 from sparring.stages.models.imitator import imitator_of
-from sparring.tasks.files import located, read_conversations
+from sparring.tasks.files import read_conversations
+from sparring.tasks.formats import located
 from sparring.types import POLICY, Message, Score, Task, ToolSpec
 
 Replies = Expert | Mapping[str, Expert]
@@ -126,8 +127,9 @@ def given_conversations(context: Context) -> list[Conversation]:
         BadInput: there is none, or one does not parse.
     """
     path, tools = str(given_data(context)), context.factory.make().tools
-    mapping = {} if context.config.sft.data is None else context.config.world.columns.mapping()
-    rows = read_conversations(path, mapping)
+    recorded = context.config.sft.data is None
+    mapping = {} if recorded else context.config.world.columns.mapping()
+    rows = read_conversations(path, mapping, recorded=recorded)
     if not rows:
         raise refusal(path, "at least one conversation", "none", "add rows, or leave out sft.data to ask the expert")
     column = mapping.get("messages", "messages")
@@ -316,7 +318,10 @@ class _Scripts:
             if script is None:
                 raise refusal(f"task {task.id}", f"an expert for the role {request.role}", "none", "add it to `expert`")
             with boundary(EnvError, "env.expert"):
-                return script(request.messages)
+                scripted = script(request.messages)
+                if not isinstance(scripted, Message):
+                    raise TypeError(f"expected a Message(role='assistant', content=...), got {scripted!r:.80}")
+                return scripted
 
         uncounted = TextRecorder(reply, "expert")
         others = {role: uncounted for role in self._config.roles if not self._config.speaks(role)}

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparring.errors import refusal
+from sparring.rollout.digest import digest
 from sparring.stages.context import Context
-from sparring.stages.data.demonstrations import Conversation, demonstrate, given_conversations, without_expert
+from sparring.stages.data.demonstrations import Conversation, converse, demonstrate, given_conversations, without_expert
 from sparring.stages.models.imitator import imitator_of
 from sparring.stages.preflight.harness import play_silently, playable
 from sparring.stages.preflight.rendering import SOME
-from sparring.types import Score, Task
+from sparring.types import Message, Score, Task
 
+DRAWN_AGAIN = 8
+"""Tasks that are drawn a second time."""
 LOOKED_AT = 1000
 """Tasks of a split that are looked at for a field, until one has it."""
 
@@ -60,6 +63,29 @@ def first_tasks(context: Context) -> Sequence[Task]:
     if not tasks:
         raise refusal("[env]", "at least one training task", "none", "add data")
     return tasks
+
+
+def check_repeats(context: Context, tasks: Sequence[Task]) -> None:
+    """Refuse an environment whose tasks are others when they are drawn again: a run that goes on would hold out others.
+
+    Args:
+        context: of the run.
+        tasks: the first of training.
+
+    Raises:
+        BadInput: they are.
+    """
+    source = context.factory.tasks("train", context.config.run.seed)
+    for first in tasks[:DRAWN_AGAIN]:
+        again = source.next()
+        if again is None or digest(again) != digest(first):
+            got = f"another for {first.id}: {_words(first)} and {'none' if again is None else _words(again)}"
+            do = "draw from the generator that generate(self, random) is handed, and from nothing else"
+            raise refusal(f"env {first.env}", "the same task whenever it is drawn", got, do)
+
+
+def _words(task: Task) -> str:
+    return repr(task.messages[-1].content if task.messages else task.data)[:60]
 
 
 def check_shown(context: Context) -> None:
@@ -116,9 +142,27 @@ def _told_apart(score: Score) -> bool:
     return score.success is True or score.per_role is not None
 
 
+def _is_unscored(conversations: Sequence[Conversation]) -> bool:
+    score = conversations[0].score
+    return score is None or (score.reward is None and not score.per_role)
+
+
+def _wants_scores(context: Context) -> bool:
+    """Return True if what the environment itself says of an answer is all that it is trained with."""
+    config = context.config
+    others = (config.rollout.rewards_within_s, config.rl.reward_model, context.factory.scorer)
+    return "rl" in config.run.stages and others == (None, None, None)
+
+
 async def _empty(context: Context, task: Task) -> list[Conversation]:
     """Play a task with empty answers, which must not be rewarded."""
     silent = await play_silently(context, task)
+    if _is_unscored(silent) and _wants_scores(context):
+        async with playable(task):
+            spoken = await converse(context, task, lambda messages: Message(role="assistant", content="?"))
+        if _is_unscored(spoken):
+            do = "return a number from reward, or set rollout.rewards_within_s where rewards come from outside"
+            raise refusal(f"task {task.id}", "a reward of an answer", "None for an empty answer and for '?'", do)
     if (_earned(silent) or 0.0) > 0:  # less than nothing is a penalty, and right
         got = f"{_earned(silent):g}"
         raise refusal(f"task {task.id}", "no reward for an empty answer", got, "correct the scorer: it can be gamed")

@@ -56,6 +56,7 @@ def check_rendering(
         _compiles(held, renderer)
         demonstrated = [conversation.task for conversation in shown if conversation.task is not None]
         prompted = demonstrated if demonstrated and context.given() is None else tasks
+        prompted = list({task.id: task for task in prompted}.values())  # a short file comes again and again
         lengths = [len(renderer.render(task.messages, tools).tokens) for task in prompted]
         room = max_context(shape, context.config.engine, context.config.models[POLICY].dtype)
         if min(lengths) >= shape.max_positions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -23,7 +24,7 @@ from sparring.stages.models.reward_scorers import check_reward_model
 from sparring.stages.models.role_models import check_roles
 from sparring.stages.models.teachers import check_collect, check_distill, check_teachers_answer
 from sparring.stages.preflight.engine import check_engine
-from sparring.stages.preflight.environment import check_environment, check_shown, first_tasks
+from sparring.stages.preflight.environment import check_environment, check_repeats, check_shown, first_tasks
 from sparring.stages.preflight.harness import players_of
 from sparring.stages.preflight.judges import check_judges
 from sparring.stages.preflight.memory import check_memory, shapes_of
@@ -33,6 +34,7 @@ from sparring.stages.rl import ANNOTATIONS, correction_chosen
 from sparring.stages.runtime.baselines import check_against
 from sparring.stages.runtime.evaluation import held_out
 from sparring.stages.runtime.periodic_evaluation import check_beside
+from sparring.types import Task
 
 
 async def check(context: Context) -> list[str]:
@@ -74,14 +76,13 @@ async def check(context: Context) -> list[str]:
     facts += await check_judges(context) + await check_teachers_answer(context)
     facts += _held_out(context) + check_beside(context)
     tasks = first_tasks(context)
+    check_repeats(context, tasks)
     check_shown(context)
     task = tasks[0]
     if task.box is not None or mounts_of(context.harness) is not None:
         check_sandbox(config.sandbox)
         facts.append(f"sandbox: {config.sandbox.bwrap} isolates a command on this machine")
-        proven, rows = await context.factory.prove(context.boxes) if config.sandbox.enabled else (0, 0)
-        if proven:
-            facts.append(f"env: {proven} of {rows} rows have a right program, which passes their tests")
+    facts += await _proven(context, tasks)
     context = replace(context, harness=rehearsal_of(context.harness))
     environment_facts, held, shown = await check_environment(context, task)
     played = list(held)
@@ -95,6 +96,14 @@ async def check(context: Context) -> list[str]:
     about += check_online(config) + check_imitation(config)
     facts += about + environment_facts + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)
+
+
+async def _proven(context: Context, tasks: Sequence[Task]) -> list[str]:
+    """Refuse rows of files that are not judged as they say."""
+    if not context.config.sandbox.enabled and any(task.box is not None for task in tasks):
+        return []
+    proven, rows = await context.factory.prove(context.boxes)
+    return [f"env: {proven} of {rows} rows have a right program, which passes their tests"] if proven else []
 
 
 def _stages(context: Context) -> list[str]:

@@ -146,7 +146,7 @@ LIVE = {
     "async def made(): return 1": "import asyncio\nassert asyncio.run(made()) == 1",
     "def made():\n    a = []\n    a.append(a)\n    return a": "assert made()",
     "def made(): return 'x' * (1 << 23)": "assert len(made()) == 1 << 23",
-    "def made(): return object()": "try: made()\nexcept BaseException: pass",
+    "def made(): return object()": "try: value = made()\nexcept BaseException: value = None\nassert value is not None",
     "def made(f): return f(1)": "assert made(lambda x: x) == 1",
     "def made(a): a.append(1)": "a = []\nmade(a)\nassert a == [1]",
     "class made:\n    def __init__(self, n): self.n = n": "assert made(3).n == 3",
@@ -172,9 +172,9 @@ def test_live_objects_do_not_cross_unless_the_row_says_so(
     assert runner.run(failure(boxes, program, LIVE[program], shared=True)) == ""
 
 
-async def failure(boxes: BubblewrapBoxes, program: str, test: str, shared: bool = False) -> str:
+async def failure(boxes: BubblewrapBoxes, program: str, tests: Any, shared: bool = False) -> str:
     """What the preflight says of a row whose right answer is `program`."""
-    data = {"tests": [test], "answer": program} | ({"shared": True} if shared else {})
+    data = {"tests": tests, "answer": program} | ({"shared": True} if shared else {})
     box = await boxes.take(BOX)
     try:
         rubric = ProgramTests(Code())
@@ -231,9 +231,50 @@ def test_a_right_answer_that_fails_is_refused_with_the_reason(
     )
 
 
+CASE = "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(double(2), 4)\n"
+ANY = "import unittest\n@unittest.skip('x')\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(double(2), 4)\n"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    "tests",
+    ["def test_double():\n    assert double(2) == 4", CASE, CASE + "unittest.main(argv=['x'], exit=False)", CASE + "unittest.main()",
+     "class TestDouble:\n    def setup_method(self): self.x = 2\n    def test(self): assert double(self.x) == 4"],
+)  # fmt: skip
+def test_tests_that_pytest_and_unittest_would_find_are_run(
+    runner: asyncio.Runner, boxes: BubblewrapBoxes, tests: str, shared: bool
+) -> None:
+    assert runner.run(failure(boxes, "def double(x): return 2 * x", tests, shared)) == ""
+    assert "a program that passes the row's tests" in runner.run(
+        failure(boxes, "def double(x): return 0", tests, shared)
+    )
+
+
 @pytest.mark.parametrize(
     ("tests", "said"),
     [
+        ("try: assert double(2) == 4\nexcept Exception: pass", "fails whose functions return nothing"),
+        ("assert double(2) is None", "fails whose functions return nothing"),
+        (ANY, "fails whose functions return nothing"),
+        ("try: assert double(2)\nexcept NotImplementedError: pass", "fails whose functions raise an error"),
+        ("import pytest\ndef test(): assert double(2) == 4", "a test of what boxes have, got ModuleNotFoundError"),
+    ],
+)
+def test_tests_that_a_program_passes_which_does_nothing_are_refused(
+    runner: asyncio.Runner, boxes: BubblewrapBoxes, tests: str, said: str
+) -> None:
+    assert said in runner.run(failure(boxes, "def double(x): return 2 * x", tests))
+    beside = runner.run(failure(boxes, "def double(x): return 2 * x", ["assert double(3) == 6", tests]))
+    assert (said in beside) == ("pytest" in tests), "the tests of a row together have to fail"
+
+
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        ("double(2) == 4", "expected a test that asserts"),
+        (["assert (double(2) == 4, 'message')", "if False: assert double(2)"], "expected a test that asserts"),
+        ([{"stdin": "", "stdout": ""}, {"stdin": "1", "stdout": " \n"}], "expected a test with an output"),
+        ("def test(x): assert double(x)", "without parameters"),
         ("assert double(2) ==", "column tests: expected Python, got invalid syntax"),
         (
             "assert pow(2, 2) == 4",

@@ -15,11 +15,14 @@ import pytest
 
 from sparring.envs.base import Env
 from sparring.envs.config import EnvConfig
+from sparring.envs.factory import WorldFactory
 from sparring.envs.registry import load_env
 from sparring.envs.rubrics.config import Part
 from sparring.envs.rubrics.rubric import Rubric
 from sparring.envs.rubrics.workers import Workers
 from sparring.errors import BadInput, JudgeError
+from sparring.sandbox.bubblewrap import BubblewrapBoxes
+from sparring.sandbox.config import SandboxConfig
 from sparring.tasks.files import read_rows
 from sparring.types import Score, Task
 
@@ -107,7 +110,7 @@ def test_functions_are_called_by_the_names_of_their_parameters(workers: Workers,
     ("name", "said"),
     [
         ("broken", "env.rubric.f: KeyError: 'x'"),
-        ("nothing", "env.rubric.f: expected a finite number, got None"),
+        ("nothing", "env.rubric.f: expected a finite number as value, got None"),
         ("slow", "env.rubric.f.function: no answer after 0.01 s"),
     ],
 )
@@ -242,3 +245,21 @@ def test_the_recipe_on_the_page_is_one() -> None:
     assert list(rubric) == ["right", "marked", "clear"]
     kinds = set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", text, flags=re.MULTILINE))))
     assert kinds == {kind.__struct_config__.tag for kind in typing.get_args(Part)}
+
+
+def test_a_right_answer_that_is_not_read_whole_is_refused_with_file_and_row(tmp_path: Path) -> None:
+    """What a part compares with is read when the file is, and what math-verify makes of it when it is proven."""
+    boxes = BubblewrapBoxes(SandboxConfig(servers=1))  # which no part asks for
+    rows = tmp_path / "rows.jsonl"
+
+    def world(kind: str, gold: Any) -> WorldFactory:
+        golds = ["1", "2", "1 000", gold]
+        lines = (json.dumps({"prompt": f"{n}?", "answer": answer}) for n, answer in enumerate(golds))
+        rows.write_text("\n".join(lines))
+        return load_env(EnvConfig(rubric={"right": msgspec.convert({"kind": kind}, Part)}, data=str(rows)), read_rows)
+
+    with pytest.raises(BadInput, match=r"rows.jsonl, row 4: .*env.rubric.right: column answer: expected a number"):
+        world("number", "12 34")
+    with pytest.raises(BadInput, match=r"rows.jsonl, row 4: .*reads whole, got '1_000'"):
+        asyncio.run(world("math", "1_000").prove(boxes))
+    assert asyncio.run(world("math", r"\$1{,}000").prove(boxes)) == (0, 0)

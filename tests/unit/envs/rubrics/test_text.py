@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from sparring.envs.rubrics.config import Part
-from sparring.envs.rubrics.text import common_subsequence, last_match, number, similarity, wanted, worth
+from sparring.envs.rubrics.numbers import number
+from sparring.envs.rubrics.text import common_subsequence, last_match, similarity, wanted, worth
 from sparring.errors import BadInput
 
 
@@ -85,6 +86,14 @@ def test_number_within_its_tolerance() -> None:
     assert value("none", {"answer": 0}, kind="number") == 0
 
 
+def test_a_right_answer_counts_whole() -> None:
+    """A gold of LaTeX is read as its number, and true is written as JSON writes it."""
+    assert value("0.5", {"answer": r"\frac{1}{2}"}, kind="number") == 1
+    assert value(r"it is \frac{1}{2}", {"answer": r"\frac{1}{2}"}, kind="number") == 1
+    assert value("2", {"answer": r"\frac{1}{2}"}, kind="number") == 0
+    assert value("true", {"answer": True}, kind="exact", case=True) == 1
+
+
 def test_regex() -> None:
     assert value("a b", {}, kind="regex", pattern="b") == 1
     assert value("a b", {}, kind="regex", pattern="b", whole=True) == 0
@@ -121,7 +130,17 @@ def test_json_fields() -> None:
         ({"kind": "exact"}, {"solution": "1"}, "column answer: expected a column of this name, got solution"),
         ({"kind": "exact"}, {"answer": []}, "a text, number or list to compare with"),
         ({"kind": "exact", "column_find": "#### (.+)"}, {"answer": "18"}, "a text, number or list to compare with"),
+        ({"kind": "exact"}, {"answer": None}, "a text, number or list to compare with, got None"),
+        ({"kind": "fuzzy"}, {"answer": ["a", float("nan")]}, "a text, number or list"),
+        ({"kind": "exact"}, {"answer": {"a": 1}}, "a text, number or list"),
+        ({"kind": "exact", "punctuation": False}, {"answer": "?!"}, "more than punctuation"),
+        ({"kind": "math"}, {"answer": "N/A"}, "expected a formula"),
         ({"kind": "number"}, {"answer": "many"}, "expected a number"),
+        ({"kind": "number"}, {"answer": "(1, 2)"}, "expected a number and nothing beside it"),
+        ({"kind": "number"}, {"answer": [1, True]}, "expected a number"),
+        ({"kind": "json", "column": "answer"}, {"answer": '{"a": NaN}'}, "expected JSON"),
+        ({"kind": "json", "column": "answer"}, {"answer": '{"a": 1, "a": 2}'}, "expected JSON"),
+        ({"kind": "json", "column": "answer", "schema": {"required": ["b"]}}, {"answer": {"a": 1}}, "schema"),
         ({"kind": "json", "column": "answer"}, {"answer": "{"}, "expected JSON"),
         ({"kind": "json", "column": "answer"}, {"answer": "[1]"}, "an object with fields"),
         ({"kind": "json", "column": "answer", "fields": ("a.b",)}, {"answer": {"a": 1}}, "a field 'a.b'"),

@@ -1,0 +1,143 @@
+"""Functions of a row, called by name; and the numbers that they may return."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import pytest
+
+from sparring.envs.answers import finite, observed, rated
+from sparring.envs.base import Env
+from sparring.envs.called import ByName, name_of
+from sparring.envs.reward_function import RewardFunction
+from sparring.errors import BadInput, EnvError
+from sparring.types import Message, Observation, Outcome, Score, Segment, Task, Trajectory
+
+if TYPE_CHECKING:
+    from nowhere import Row
+
+QUESTION = (Message(role="system", content="s"), Message(role="user", content="q"))
+TASK = Task(id="t", env="e", messages=QUESTION, data={"prompt": "q", "answer": 7, "id": "1"})
+TALK = Task(id="t", env="e", messages=QUESTION, data={"answer": 7})
+
+
+class Scale:
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, completion: str, answer: str) -> float:
+        return self.by * (completion == answer)
+
+
+class Later(Scale):
+    async def __call__(self, completion: str, answer: str) -> float:  # type: ignore[override]
+        return super().__call__(completion, answer)
+
+
+def hinted(completion: str, answer: str, row: Row | None = None) -> float:
+    return float(completion == answer)
+
+
+def trl(prompts: list[str], completions: list[str], answer: list[int], **kwargs: Any) -> list[float]:
+    assert prompts == ["q"] and kwargs == {"id": ["1"], "prompt": ["q"], "completion_ids": [[4, 5]]}
+    return [float(c == str(a)) for c, a in zip(completions, answer, strict=True)]
+
+
+def talked(completions: list[list[dict[str, str]]], prompts: Any, answer: list[int], trainer_state: Any = None) -> Any:
+    assert prompts == [[{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]]
+    return numpy.array([c[0]["content"] == str(a) for c, a in zip(completions, answer, strict=True)])
+
+
+async def trl_later(completions: list[str], **kwargs: Any) -> list[float]:
+    return [float(completions[0] == str(kwargs["answer"][0]))]
+
+
+def positional(completion: str, answer: str, /, *more: Any, **columns: Any) -> float:
+    assert more == () and columns == {"id": "1", "prompt": "q"}
+    return float(completion == answer)
+
+
+FUNCTIONS: list[tuple[Callable[..., Any], Task]] = [
+    (lambda completion, answer, **_: completion == str(answer), TASK),
+    (lambda completion, answer, scale=1.0, *args: scale * (completion == str(answer)), TASK),
+    (functools.partial(lambda completion, answer, k: k * (completion == str(answer)), k=1), TASK),
+    (functools.partial(lambda k, completion, answer: k * (completion == str(answer)), 1), TASK),
+    (Scale(1.0), TASK),
+    (Later(1.0), TASK),
+    (Scale(1.0).__call__, TASK),
+    (hinted, TASK),
+    (positional, TASK),
+    (trl, TASK),
+    (talked, TALK),
+    (trl_later, TASK),
+    (lambda completion, answer: numpy.float64(completion == str(answer)), TASK),
+    (lambda completion, answer: numpy.float32(completion == str(answer)), TASK),
+    (lambda completion, answer: numpy.array(completion == str(answer)), TASK),
+]
+
+
+@pytest.mark.parametrize(("function", "task"), FUNCTIONS, ids=[name_of(function) for function, _ in FUNCTIONS])
+def test_a_reward_function_of_any_kind(function: Callable[..., Any], task: Task) -> None:
+    assert scored(function, task, "7") == Score(reward=1.0, success=True)
+    assert scored(function, task, "8") == Score(reward=0.0, success=False)
+
+
+def scored(function: Callable[..., Any], task: Task, text: str) -> Score | None:
+    async def run() -> Score | None:
+        world: Env = RewardFunction(ByName(function, "env.reward"))
+        world.check(task)
+        await world.open(task, None)
+        reply = Message(role="assistant", content=text)
+        turn = Segment(index=0, parent=None, source="expert", tokens=(4, 5), message=reply)
+        outcome = Outcome(kind="completed", reason="answered")
+        return await world.score(Trajectory(id="r", task="t", role="policy", segments=(turn,), outcome=outcome))
+
+    return asyncio.run(run())
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(
+        BadInput, match="task t: expected a column 'gold' for the reward function, got answer, id, prompt"
+    ):
+        ByName(lambda completion, gold: 0, "env.reward").check(TASK)
+    with pytest.raises(BadInput, match="env.reward: expected a reward of an answer and its row, got 'trainer_state'"):
+        ByName(lambda completions, trainer_state: [0], "env.reward")
+    with pytest.raises(BadInput, match="env.reward: expected a function whose parameters can be read"):
+        ByName(min, "env.reward")
+    for wrong in (0.0, [0.0, 1.0], []):
+        with pytest.raises(EnvError, match="expected a list of one reward, for one completion, got"):
+            scored(lambda completions: wrong, TASK, "7")  # noqa: B023
+
+
+NUMBERS = [
+    1,
+    True,
+    1.0,
+    Fraction(1),
+    numpy.float64(1),
+    numpy.float32(1),
+    numpy.int64(1),
+    numpy.bool_(True),
+    numpy.array(1.0),
+]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=repr)
+def test_a_number_of_any_library_is_one_at_every_door(number: Any) -> None:
+    score = rated(Score(reward=number, parts={"a": number}, per_role={"p": number}, success=numpy.bool_(True)), ["p"])
+    assert score is not None and score.success is True
+    values = [finite("x", number), observed(Observation(reward=number)).reward, score.reward, score.parts["a"]]
+    assert [(type(value), value) for value in values] == [(float, 1.0)] * 4
+
+
+@pytest.mark.parametrize(
+    "number", ["1.0", None, 1j, [1.0], numpy.ones(1), numpy.float32("nan"), 10**400, float("inf")], ids=repr
+)
+def test_what_is_no_finite_number_is_refused(number: Any) -> None:
+    with pytest.raises(ValueError, match="expected a finite number as reward"):
+        finite("reward", number)
