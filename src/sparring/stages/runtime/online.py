@@ -38,6 +38,7 @@ from sparring.stages.models.role_models import open_role_engines
 from sparring.stages.runtime.checkpoints import Checkpoints
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
+from sparring.stages.runtime.reports import StepReports
 from sparring.stages.runtime.rollouts import rollout_runner
 from sparring.stages.runtime.timing import ENGINE_SPANS, EVAL_SPANS, TRAINER_SPANS, EngineCounters, StepClock
 from sparring.stages.runtime.totals import Totals
@@ -139,7 +140,7 @@ class OnlineTraining:
                 part.restore(state.get(name, {}))
             await updates.pull(await self.trainers[POLICY].push())
         scheduler.resume(trained)
-        counters = EngineCounters(self.engine)
+        counters, reports = EngineCounters(self.engine), StepReports(context.sink, stage)
 
         async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
             metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics(), **objective.metrics()}
@@ -150,7 +151,7 @@ class OnlineTraining:
             else:
                 context.store.metric(stage, step.version, metrics)
             totals.add(batch, metrics)
-            context.sink.log(stage, step.version, metrics)
+            reports.log(step.version, metrics)
             states = {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()}
             states |= {name: part.state() for name, part in kept.items()}
             with self._spans.span("saving"):
