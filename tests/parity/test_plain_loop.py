@@ -283,10 +283,10 @@ def hand_loss(
 
 
 def hand_rate(step: int) -> float:
-    """Up in two steps, then down along a cosine to a tenth."""
+    """Up in two steps, then down along a cosine to a tenth in the last of six."""
     if step < 2:
         return (0.5, 1.0)[step] * 2e-3
-    return 2e-3 * (0.1 + 0.9 * (1 + math.cos(math.pi * (step - 2) / 4)) / 2)
+    return 2e-3 * (0.1 + 0.9 * (1 + math.cos(math.pi * (step - 2) / 3)) / 2)
 
 
 def by_hand(

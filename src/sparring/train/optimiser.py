@@ -143,16 +143,23 @@ class Optimiser:
                 self._adamw.state[master] = {"step": tensors[f"step/{name}"].to(master.device).clone(), **moments}
 
 
-def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
+def learning_rate(config: TrainConfig, step: int, total_steps: int, *, ends_late: bool = False) -> float:
     """Return the learning rate of the step after `step` finished ones.
 
-    Warm-up: peak * (step + 1) / warmup_steps. Then, with x from 0 to 1 over the remaining steps and m = min_ratio:
-    constant 1, linear 1 - (1 - m) x, cosine m + (1 - m) (1 + cos(pi x)) / 2 (SGDR, arXiv 1608.03983, equation 5), times
-    the peak.
+    Warm-up: peak * (step + 1) / warmup_steps. Then, with x from 0 at the next step to 1 at the last one and m =
+    min_ratio: constant 1, linear 1 - (1 - m) x, cosine m + (1 - m) (1 + cos(pi x)) / 2 (SGDR, arXiv 1608.03983,
+    equation 5), times the peak. A schedule of one step is at its peak; the only step behind a warm-up is at its end.
+
+    Args:
+        config: of the training.
+        step: finished optimiser steps.
+        total_steps: that the schedule spans.
+        ends_late: x is 1 one step after the last, as in a run that was begun so.
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
-    x = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
+    left = total_steps - config.warmup_steps - (0 if ends_late else 1)
+    x = min(1.0, (step - config.warmup_steps) / left) if left > 0 else float(config.warmup_steps > 0)
     if config.schedule == "linear":
         share = 1.0 - (1.0 - config.min_ratio) * x
     elif config.schedule == "cosine":

@@ -27,6 +27,7 @@ from sparring.model.head import TargetRows, score_tokens, token_quantities
 from sparring.protocols import Divergence, Loss, LossResult
 from sparring.train import checkpoint
 from sparring.train.average import Average
+from sparring.train.begun import Begun, begun
 from sparring.train.config import TrainConfig
 from sparring.train.finite import FiniteSteps, check_finite
 from sparring.train.measure import Measures
@@ -114,7 +115,7 @@ class LocalTrainer:
         self._pristine = True  # whether the weights are those of the version
         self._has_gradients = False
         self._tokens = 0.0  # of the batches since the last step
-        self._finite = FiniteSteps(name)
+        self._finite, self._begun = FiniteSteps(name), Begun()
         self._trained = model.adapters.everywhere or model
         if self._trained is not model:
             model.module.requires_grad_(False)
@@ -183,7 +184,8 @@ class LocalTrainer:
 
         Metrics: learning_rate, step_s and updated (1 when weights changed); grad_norm (before clipping) where there
         were gradients. A gradient that is not finite is dropped: updated is 0, and the tokens of its batches count as
-        tokens_dropped; tokens_trained is then 0, in the place of what `forward_backward` said.
+        tokens_dropped; tokens_trained is then 0, in the place of what `forward_backward` said. Of a run whose first
+        steps read some gradients in the wrong order tensors_misplaced says of how many tensors.
 
         Raises:
             NotFinite: it is the last of several such steps in a row (`finite.DROPPED_STEPS`).
@@ -378,12 +380,14 @@ class LocalTrainer:
 
     def _step(self, ends_update: bool) -> StepResult:
         started = time.perf_counter()
-        rate = learning_rate(self._config, self._steps, self._total_steps)
+        rate = learning_rate(self._config, self._steps, self._total_steps, ends_late=self._begun.ends_late)
         metrics = {"learning_rate": rate, "updated": 0.0}
         if self._has_gradients:
             norm = self._optimiser.step(rate)
             metrics |= {"grad_norm": norm, "updated": float(math.isfinite(norm))}
             metrics |= self._finite.add(norm, self._tokens, self._version + 1)
+            if self._begun.misplaced and self._optimiser.reordered:
+                metrics["tensors_misplaced"] = float(len(self._optimiser.reordered))
             self._write_back()
             self._has_gradients = False
         self._steps += 1
@@ -435,6 +439,7 @@ class LocalTrainer:
             "optimiser_steps": self._steps,
             "version": self._version,
             "config": self._config_digest(),
+            **self._begun.manifest(),
             "metrics": dict(metrics),
         }
         tensors = {checkpoint.MODEL: self._trained.state(), checkpoint.OPTIMISER: self._optimiser.state()}
@@ -458,7 +463,7 @@ class LocalTrainer:
             average.load_state(tensors[checkpoint.AVERAGE.format(name)])
         self._has_gradients = False
         self._steps, self._updates = manifest["optimiser_steps"], manifest["step"]
-        self._version, self._pristine = manifest["version"], True
+        self._version, self._pristine, self._begun = manifest["version"], True, begun(manifest)
 
     def _config_digest(self) -> str:
         """Return a digest of the settings that decide the numbers: two runs with equal digests and equal data make

@@ -1,4 +1,4 @@
-"""Reports of a stage's steps: their metrics, and a word of those that were dropped."""
+"""Reports of a stage's steps: their metrics, and a word of those that were dropped or that mend earlier ones."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from sparring.observe.sinks.sink import Sink
 
-METRIC = "tokens_dropped"
-"""Metric of a dropped step (`Trainer.step`); that of a model beside the policy begins with its role and a slash."""
+DROPPED, MISPLACED = "tokens_dropped", "tensors_misplaced"
+"""Metrics of such steps (`Trainer.step`); those of a model beside the policy begin with its role and a slash."""
 
 
 class StepReports:
-    """Reports of a stage's updates. The first in a row whose gradient was not finite is said in a line.
+    """Reports of a stage's updates. The first in a row whose gradient was not finite is said in a line, and so is the
+    first that steps tensors right which earlier ones of the run did not.
 
     Args:
         sink: of the run.
@@ -20,17 +21,26 @@ class StepReports:
 
     def __init__(self, sink: Sink, stage: str) -> None:
         self._sink, self._stage = sink, stage
-        self._before: frozenset[str] = frozenset()
+        self._reported: frozenset[str] = frozenset()
 
     def log(self, version: int, metrics: Mapping[str, float]) -> None:
         """Report the metrics of the update that made `version`."""
         self._sink.log(self._stage, version, metrics)
-        dropped = {name.removesuffix(METRIC): tokens for name, tokens in metrics.items() if name.endswith(METRIC)}
-        for prefix in sorted(dropped.keys() - self._before):
-            whose = f"{prefix.rstrip('/')}'s gradient" if prefix else "gradient"
-            self._sink.event(
-                self._stage,
-                f"step {version}: the {whose} was not finite (norm {metrics[f'{prefix}grad_norm']}): "
-                f"{dropped[prefix]:.0f} tokens trained nothing; a few such steps in a row end the run",
-            )
-        self._before = frozenset(dropped)
+        now = {name: value for name, value in metrics.items() if name.endswith((DROPPED, MISPLACED))}
+        for name in sorted(now.keys() - self._reported):
+            role, _, kind = name.rpartition("/")
+            say = _dropped if kind == DROPPED else _misplaced
+            whose = f"{role}: " if role else ""
+            self._sink.event(self._stage, f"step {version}: {say(whose, now[name])}")
+        self._reported = frozenset(now)
+
+
+def _dropped(whose: str, tokens: float) -> str:
+    return f"{whose}the gradient was not finite: {tokens:.0f} tokens trained nothing; more in a row end the run"
+
+
+def _misplaced(whose: str, tensors: float) -> str:
+    return (
+        f"{whose}{tensors:.0f} tensors are stepped right from here on. The version of Sparring that this run was begun "
+        "with read their gradients in the wrong order: a run of another name (--name) is right from its start"
+    )
