@@ -76,6 +76,8 @@ bandit of two turns can give | `pytest tests/parity/test_enumerated_bandit.py` |
 | `survival = "inverse"`: updates of which rollouts are lost by a hazard per turn, with `reinforce`, `rloo` and `grpo` without its \
 deviation | the gradient of the reward where nothing is lost, exactly, over all that can be sampled and lost | \
 `pytest tests/parity/test_inverse_survival.py` |
+| returns and values across tools, groups of equals, parts that are missing, what a loss is divided by, teachers' places | sums \
+from public reports of wrong steps in nine trainers, worked by hand | `pytest tests/parity/test_golden_reports.py` |
 
 A name of verl that has no counterpart stands in a list with the reason (`APART` in `tests/peers`): `grpo_passk`, `dro`, the
 aggregation `token-sum` and the estimate `full`. The suffix `+` of an estimate (its value with k2's gradient) has none either. A newer verl with a name that is neither compared nor listed fails the tests. Where \
