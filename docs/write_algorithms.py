@@ -68,14 +68,16 @@ that it knows by a name, its critic's loss and its adaptive coefficient: values 
 verl 0.9.1 in a process of its own | `make test-peers` |
 | preference losses: batch, loss, gradients | TRL's trainers | `make test-trl` |
 | the whole trainer, from groups with rewards to weights: losses to 1e-5, gradient norms to 1e-4, relative; `grpo`, `dapo`, \
-`dr_grpo`, `gspo`, and a proximal anchor with `tis`, k3 and an entropy bonus | a plain `transformers` model and \
+`dr_grpo`, `gspo`, and a proximal anchor with `tis`, k3 and an entropy bonus; of a whole model and of an adapter | a plain `transformers` model and \
 `torch.optim.AdamW`, one forward for each rollout | `pytest tests/parity/test_plain_loop.py` |
 | `turn_level`, `gigpo`, `process`, `hierarchical`, `rae`, `topr`, `vespo`, `m2po` | the exact mean of the gradient over all that a \
-| `reinforce`, `gae`, `rloo`, `grpo`, `gigpo`, `turn_level`, `process`, `prime`, `reinforce_plus_plus`, `optimal_token_baseline` | the exact mean of the gradient in bandits that branch: sub-agents, a summary, a deleted reply | `pytest tests/parity/test_branched_bandit.py` |
 bandit of two turns can give | `pytest tests/parity/test_enumerated_bandit.py` |
+| `reinforce`, `gae`, `rloo`, `grpo`, `gigpo`, `turn_level`, `process`, `prime`, `reinforce_plus_plus`, `optimal_token_baseline` | the exact mean of the gradient in bandits that branch: sub-agents, a summary, a deleted reply | `pytest tests/parity/test_branched_bandit.py` |
 | `survival = "inverse"`: updates of which rollouts are lost by a hazard per turn, with `reinforce`, `rloo` and `grpo` without its \
 deviation | the gradient of the reward where nothing is lost, exactly, over all that can be sampled and lost | \
 `pytest tests/parity/test_inverse_survival.py` |
+| returns and values across tools, groups of equals, parts that are missing, what a loss is divided by, teachers' places | sums \
+from public reports of wrong steps in nine trainers, worked by hand | `pytest tests/parity/test_golden_reports.py` |
 
 A name of verl that has no counterpart stands in a list with the reason (`APART` in `tests/peers`): `grpo_passk`, `dro`, the
 aggregation `token-sum` and the estimate `full`. The suffix `+` of an estimate (its value with k2's gradient) has none either. A newer verl with a name that is neither compared nor listed fails the tests. Where \

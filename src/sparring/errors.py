@@ -126,6 +126,10 @@ class EvaluationFailed(SparringError):
     """Infrastructure or judge broke so many rollouts of an evaluation that what is left says too little."""
 
 
+class NotFinite(SparringError):
+    """Gradients stay infinite or not numbers, or weights became so: the run ends, and nothing of it is saved."""
+
+
 class WeightsError(SparringError):
     """A weight update failed its verification; the engine still serves the old version."""
 

@@ -1,5 +1,5 @@
 """The whole trainer against the loop that one writes by hand: groups with rewards in, losses, gradient norms and
-weights out.
+weights out; of a whole model and of an adapter on all its linear layers.
 
 Ours: flatten, credit, assemble, micro-batches, `LocalTrainer`. The other: a plain `transformers` model, one forward for
 each rollout, the papers' losses, `clip_grad_norm_`, `torch.optim.AdamW`. Conversations of several turns at temperature
@@ -9,6 +9,7 @@ each rollout, the papers' losses, `clip_grad_norm_`, `torch.optim.AdamW`. Conver
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from sparring.algo.annotate.trainer_quantity import TrainerQuantity
@@ -28,9 +31,11 @@ from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.batches import Plan, assemble
 from sparring.batch.flatten import flatten
 from sparring.generation import Runs, Sampling
+from sparring.model.causal import CausalModel
 from sparring.model.config import InitConfig
 from sparring.model.create import create
 from sparring.model.load import load
+from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
 from sparring.types import Group, Outcome, Rollout, Score, Segment, Task, Trajectory
@@ -123,6 +128,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
+def adapted(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An adapter of the policy, both factors of which are away from zero, and the same reference."""
+    return tiny_adapter(folders[0], tmp_path_factory.mktemp("adapter") / "policy", seed=2), folders[1]
+
+
+@pytest.fixture(scope="module")
 def updates(folders: tuple[Path, Path]) -> list[list[Group]]:
     """Per update its groups, recorded under probabilities near the first weights'."""
     draw, model = np.random.default_rng(7), plain(folders[0])
@@ -176,8 +187,30 @@ def words(draw: np.random.Generator, count: int) -> tuple[int, ...]:
 # The loop by hand.
 
 
+class Adapted(nn.Module):
+    """W x + scale B A x (arXiv 2106.09685, equation 3), of which A [R, K] and B [M, R] are trained."""
+
+    def __init__(self, base: nn.Linear, a: torch.Tensor, b: torch.Tensor, scale: float) -> None:
+        super().__init__()
+        self.base, self.scale = base, scale
+        self.lora_A, self.lora_B = (nn.Linear(*reversed(factor.shape), bias=False) for factor in (a, b))
+        self.lora_A.weight.data, self.lora_B.weight.data = a, b
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.scale * self.lora_B(self.lora_A(x))
+
+
 def plain(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    """The library's model; of a folder with an adapter its base, whose linear layers have terms beside them."""
+    if (folder / "config.json").exists():
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    about = json.loads((folder / "adapter_config.json").read_text())
+    model = plain(Path(about["base_model_name_or_path"])).requires_grad_(False)
+    factors = load_file(folder / "adapter_model.safetensors")
+    for name in sorted({name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in factors}):
+        a, b = (factors[f"base_model.model.{name}.lora_{factor}.weight"] for factor in "AB")
+        model.set_submodule(name, Adapted(model.get_submodule(name), a, b, about["lora_alpha"] / about["r"]))
+    return model
 
 
 def judged(model: Any, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -250,10 +283,10 @@ def hand_loss(
 
 
 def hand_rate(step: int) -> float:
-    """Up in two steps, then down along a cosine to a tenth."""
+    """Up in two steps, then down along a cosine to a tenth in the last of six."""
     if step < 2:
         return (0.5, 1.0)[step] * 2e-3
-    return 2e-3 * (0.1 + 0.9 * (1 + math.cos(math.pi * (step - 2) / 4)) / 2)
+    return 2e-3 * (0.1 + 0.9 * (1 + math.cos(math.pi * (step - 2) / 3)) / 2)
 
 
 def by_hand(
@@ -267,7 +300,7 @@ def by_hand(
     Each step starts from the weights `given` for it. Without them it starts from those of the step before.
     """
     model, reference = (plain(folder).double() for folder in folders)
-    parameters = list(model.parameters())
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices, vectors = ([p for p in parameters if (p.ndim > 1) == wide] for wide in (True, False))
     optimiser = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
@@ -278,12 +311,12 @@ def by_hand(
     for groups in updates:
         of = conversations(groups, algorithm)
         if given:
-            model.load_state_dict(given[len(steps)])
+            model.load_state_dict(given[len(steps)], strict=False)
         with torch.no_grad():
             rows = [(one, *(judged(m, one.tokens)[0][one.places] for m in (model, reference))) for one in of]
         for _ in range(PASSES):
             if given:
-                model.load_state_dict(given[len(steps)])
+                model.load_state_dict(given[len(steps)], strict=False)
             rate = hand_rate(len(steps))
             for settings in optimiser.param_groups:
                 settings["lr"] = rate
@@ -297,7 +330,9 @@ def by_hand(
 
 
 def weights_of(module: Any) -> dict[str, torch.Tensor]:
-    return {name: weight.detach().clone() for name, weight in module.state_dict().items()}
+    """What is trained, by name."""
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    return {name: weight.detach().clone() for name, weight in module.state_dict().items() if name in trained}
 
 
 # Ours.
@@ -329,7 +364,7 @@ def ours(
                     found = await trainer.forward_backward(batch)
                     done = await trainer.step(ends_update=batch.ends_update)
                     step = found["loss_policy"], done.metrics["grad_norm"], done.metrics["learning_rate"]
-                    steps.append((*step, weights_of(model.module)))
+                    steps.append((*step, trained(model)))
                     stopped += found["clip_fraction"]
                     assert (found["micro_batches"] > 2) == (budget < 100)  # what fits is computed in two halves
         finally:
@@ -337,7 +372,13 @@ def ours(
             await other.close()
 
     asyncio.run(run())
-    return steps, model.module, stopped
+    return steps, trained(model), stopped
+
+
+def trained(model: CausalModel) -> dict[str, torch.Tensor]:
+    """What is trained of ours, by the names of the plain model."""
+    parameters = (model.adapters.everywhere or model).parameters()
+    return {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
 
 @pytest.mark.parametrize("budget", [16, 10_000])
@@ -345,7 +386,21 @@ def ours(
 def test_losses_gradient_norms_and_weights_are_those_of_a_loop_by_hand(
     name: str, budget: int, folders: tuple[Path, Path], updates: list[list[Group]]
 ) -> None:
-    algorithm = ALGORITHMS[name]
+    compare(ALGORITHMS[name], budget, folders, updates)
+
+
+@pytest.mark.parametrize("budget", [16, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["anchored", *(pytest.param(name, marks=pytest.mark.slow) for name in ("grpo", "dapo"))]
+)
+def test_those_of_an_adapter_too(
+    name: str, budget: int, adapted: tuple[Path, Path], updates: list[list[Group]]
+) -> None:
+    """Of products that are computed jointly, too: queries, keys and values, and gate and up."""
+    compare(ALGORITHMS[name], budget, adapted, updates)
+
+
+def compare(algorithm: Algorithm, budget: int, folders: tuple[Path, Path], updates: list[list[Group]]) -> None:
     found, mine, stopped = ours(folders, updates, algorithm, budget)
     first = weights_of(plain(folders[0]))
     starts = [first, *(weights for _, _, _, weights in found[:-1])]
@@ -363,7 +418,7 @@ def test_losses_gradient_norms_and_weights_are_those_of_a_loop_by_hand(
     expected, theirs = by_hand(folders, updates, algorithm)
     assert [norm for _, norm, _, _ in found] == pytest.approx([norm for _, norm, _, _ in expected], rel=1e-4)
     moved = apart(first, weights_of(theirs))
-    assert moved > 1e-3 and apart(weights_of(mine), weights_of(theirs)) < 1e-2 * moved
+    assert moved > 1e-3 and apart(mine, weights_of(theirs)) < 1e-2 * moved
 
 
 def apart(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:

@@ -228,6 +228,7 @@ def _account(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
         "failed": "failed",
         "auxiliary": "auxiliary replies",
         "lost": "replies that never arrived",
+        "dropped": "gradient not finite",
     }
     entries = [{"name": names[key], "tokens": account[key]} for key in names if account.get(key)]
     missing = account.get("sampled", 0) - sum(entry["tokens"] for entry in entries)

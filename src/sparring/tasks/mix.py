@@ -9,7 +9,7 @@ from typing import Any
 from sparring.errors import refusal
 from sparring.observe.metrics import Metrics
 from sparring.protocols import TaskSource
-from sparring.types import Group, Task
+from sparring.types import Group, Task, alike
 
 MEMORY = 1000
 """Groups of an environment over which its trained part is averaged."""
@@ -172,7 +172,9 @@ class Mix:
 
 def trained_part(group: Group, *, drops_equal: bool) -> float:
     """Return the part of a group's admitted rollouts that is trained, from 0 to 1."""
-    if drops_equal and len({(score.reward, *sorted((score.per_role or {}).items())) for score in group.scores}) < 2:
+    roles = {role for score in group.scores for role in score.per_role or {}}
+    earned = [[score.reward for score in group.scores], *([score.of(role) for score in group.scores] for role in roles)]
+    if drops_equal and all(map(alike, earned)):
         return 0.0
     left = {rollout.index for rollout in group.rollouts}
     lost = {rollout.index for rollout in group.failed if rollout.purpose != "baseline"} - left

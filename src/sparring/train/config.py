@@ -32,7 +32,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Steps over which the learning rate rises linearly to its peak."""
 
     min_ratio: float = 0.0
-    """Final learning rate of the schedules linear and cosine, as a share of the peak."""
+    """Learning rate of the last optimiser step under the schedules linear and cosine, as a share of the peak."""
 
     gradient_clip: float = 1.0
     """Largest global gradient norm; a longer gradient is scaled down to it. 0: no clipping."""

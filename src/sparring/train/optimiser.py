@@ -18,17 +18,21 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class Optimiser:
     """AdamW (Decoupled weight decay regularization, arXiv 1711.05101, algorithm 2) over named parameters.
 
-    A float32 parameter is its own master. Any other gets a float32 master, whose gradients are added up in float32 over
-    the micro-batches; `cast` gives the values to write back.
+    A contiguous float32 parameter is its own master. Any other gets a contiguous float32 master, whose gradients are
+    added up in float32 over the micro-batches; `cast` gives the values to write back.
+
+    Masters, gradients and moments are contiguous, because the fused AdamW of a CPU reads their memory in its order and
+    ignores strides (torch 2.13). What autograd returns often is a view: of a joined product's gradient, or a transpose.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: TrainConfig) -> None:
         self._clip = config.gradient_clip
         self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         self._masters = {
-            name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())
+            name: p if p.dtype == torch.float32 and p.is_contiguous() else nn.Parameter(p.detach().float().contiguous())
             for name, p in self._parameters.items()
         }
+        self._reordered: set[str] = set()
         decayed = [master for master in self._masters.values() if master.ndim >= 2]
         others = [master for master in self._masters.values() if master.ndim < 2]
         self._adamw = torch.optim.AdamW(
@@ -41,7 +45,7 @@ class Optimiser:
 
     @property
     def has_masters(self) -> bool:
-        """True if some parameter is not float32 and must be written back after a step."""
+        """True if some parameter is not its own master and must be written back after a step."""
         return any(self._masters[name] is not p for name, p in self._parameters.items())
 
     @property
@@ -54,13 +58,26 @@ class Optimiser:
         """Trained weights, float32, by name; the tensors are its own."""
         return {name: master.detach() for name, master in self._masters.items()}
 
+    @property
+    def reordered(self) -> frozenset[str]:
+        """Names of the parameters of which some gradient was not contiguous."""
+        return frozenset(self._reordered)
+
     def add(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Add the gradients of one micro-batch, in the order of `parameters`; None for a parameter that it does not
-        depend on."""
-        for master, gradient in zip(self._masters.values(), gradients, strict=True):
+        depend on. The tensors may be changed afterwards."""
+        held: set[int] = set()  # autograd may return one tensor as the gradient of two parameters
+        for (name, master), gradient in zip(self._masters.items(), gradients, strict=True):
             if gradient is None:
                 continue
-            master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
+            if not gradient.is_contiguous():
+                self._reordered.add(name)
+            if master.grad is not None:
+                master.grad.add_(gradient)
+                continue
+            own = gradient.float().contiguous()
+            master.grad = own.clone() if own.data_ptr() in held else own
+            held.add(own.data_ptr())
 
     def step(self, rate: float) -> float:
         """Clip, update the masters and drop the gradients.
@@ -126,16 +143,23 @@ class Optimiser:
                 self._adamw.state[master] = {"step": tensors[f"step/{name}"].to(master.device).clone(), **moments}
 
 
-def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
+def learning_rate(config: TrainConfig, step: int, total_steps: int, *, ends_late: bool = False) -> float:
     """Return the learning rate of the step after `step` finished ones.
 
-    Warm-up: peak * (step + 1) / warmup_steps. Then, with x from 0 to 1 over the remaining steps and m = min_ratio:
-    constant 1, linear 1 - (1 - m) x, cosine m + (1 - m) (1 + cos(pi x)) / 2 (SGDR, arXiv 1608.03983, equation 5), times
-    the peak.
+    Warm-up: peak * (step + 1) / warmup_steps. Then, with x from 0 at the next step to 1 at the last one and m =
+    min_ratio: constant 1, linear 1 - (1 - m) x, cosine m + (1 - m) (1 + cos(pi x)) / 2 (SGDR, arXiv 1608.03983,
+    equation 5), times the peak. A schedule of one step is at its peak; the only step behind a warm-up is at its end.
+
+    Args:
+        config: of the training.
+        step: finished optimiser steps.
+        total_steps: that the schedule spans.
+        ends_late: x is 1 one step after the last, as in a run that was begun so.
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
-    x = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
+    left = total_steps - config.warmup_steps - (0 if ends_late else 1)
+    x = min(1.0, (step - config.warmup_steps) / left) if left > 0 else float(config.warmup_steps > 0)
     if config.schedule == "linear":
         share = 1.0 - (1.0 - config.min_ratio) * x
     elif config.schedule == "cosine":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -26,7 +27,9 @@ from sparring.model.head import TargetRows, score_tokens, token_quantities
 from sparring.protocols import Divergence, Loss, LossResult
 from sparring.train import checkpoint
 from sparring.train.average import Average
+from sparring.train.begun import Begun, begun
 from sparring.train.config import TrainConfig
+from sparring.train.finite import FiniteSteps, check_finite
 from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser, learning_rate
 from sparring.train.survey import surveyed
@@ -111,6 +114,8 @@ class LocalTrainer:
         self._steps = self._updates = 0
         self._pristine = True  # whether the weights are those of the version
         self._has_gradients = False
+        self._tokens = 0.0  # of the batches since the last step
+        self._finite, self._begun = FiniteSteps(name), Begun()
         self._trained = model.adapters.everywhere or model
         if self._trained is not model:
             model.module.requires_grad_(False)
@@ -178,13 +183,22 @@ class LocalTrainer:
         filtered) the weights stay as they are. Within an update no token counts as fresh after its first step.
 
         Metrics: learning_rate, step_s and updated (1 when weights changed); grad_norm (before clipping) where there
-        were gradients. A gradient that is not finite is dropped, and updated is 0.
+        were gradients. A gradient that is not finite is dropped: updated is 0, and the tokens of its batches count as
+        tokens_dropped; tokens_trained is then 0, in the place of what `forward_backward` said. Of a run whose first
+        steps read some gradients in the wrong order tensors_misplaced says of how many tensors.
+
+        Raises:
+            NotFinite: it is the last of several such steps in a row (`finite.DROPPED_STEPS`).
         """
         return await self._work(self._step, ends_update)
 
     async def push(self) -> WeightRef:
         """Publish a copy of the trained weights with a probe: a fixed row of tokens and its log-probabilities under
-        them. A model with a scalar head samples nothing, and has no probe."""
+        them. A model with a scalar head samples nothing, and has no probe.
+
+        Raises:
+            NotFinite: a weight is infinite or not a number.
+        """
         return await self._work(self._push)
 
     async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
@@ -192,6 +206,7 @@ class LocalTrainer:
 
         Raises:
             StoreError: the disk is full or cannot be written; earlier checkpoints are intact.
+            NotFinite: a weight is infinite or not a number.
         """
         return await self._work(self._save, path, stage, metrics)
 
@@ -261,7 +276,9 @@ class LocalTrainer:
             results = self._compute_lanes(parts, batch.denominators)
             while results:  # a part's gradients are as large as the model: none outlives its sum
                 self._add(results.pop(0), measures)
-        return {**measures.result(), "forward_backward_s": time.perf_counter() - started}
+        metrics = measures.result()
+        self._tokens += metrics["tokens_trained"]
+        return {**metrics, "forward_backward_s": time.perf_counter() - started}
 
     def _add(self, part: _MicroBatchResult, measures: Measures) -> None:
         """Add the gradients and metrics of a micro-batch."""
@@ -363,14 +380,18 @@ class LocalTrainer:
 
     def _step(self, ends_update: bool) -> StepResult:
         started = time.perf_counter()
-        rate = learning_rate(self._config, self._steps, self._total_steps)
+        rate = learning_rate(self._config, self._steps, self._total_steps, ends_late=self._begun.ends_late)
         metrics = {"learning_rate": rate, "updated": 0.0}
         if self._has_gradients:
             norm = self._optimiser.step(rate)
-            metrics |= {"grad_norm": norm, "updated": float(norm - norm == 0)}
+            metrics |= {"grad_norm": norm, "updated": float(math.isfinite(norm))}
+            metrics |= self._finite.add(norm, self._tokens, self._version + 1)
+            if self._begun.misplaced and self._optimiser.reordered:
+                metrics["tensors_misplaced"] = float(len(self._optimiser.reordered))
             self._write_back()
             self._has_gradients = False
         self._steps += 1
+        self._tokens = 0.0
         self._pristine = ends_update
         if ends_update:
             for average in self._averages.values():
@@ -388,6 +409,7 @@ class LocalTrainer:
 
     @torch.no_grad()
     def _push(self) -> WeightRef:
+        check_finite(self._trained.state(), self._name, self._version)
         adapter = None if self._trained is self._model else self._name
         probe = None if self._model.is_scalar else self._probe()
         return publish(self._name, self._version, self._trained.state(), probe, adapter=adapter)
@@ -409,6 +431,7 @@ class LocalTrainer:
         return tokens, tuple(quantities["logprob"].tolist())
 
     def _save(self, path: str, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
+        check_finite(self._trained.state(), self._name, self._version)
         manifest = {
             "model": self._name,
             "stage": stage,
@@ -416,6 +439,7 @@ class LocalTrainer:
             "optimiser_steps": self._steps,
             "version": self._version,
             "config": self._config_digest(),
+            **self._begun.manifest(),
             "metrics": dict(metrics),
         }
         tensors = {checkpoint.MODEL: self._trained.state(), checkpoint.OPTIMISER: self._optimiser.state()}
@@ -439,7 +463,7 @@ class LocalTrainer:
             average.load_state(tensors[checkpoint.AVERAGE.format(name)])
         self._has_gradients = False
         self._steps, self._updates = manifest["optimiser_steps"], manifest["step"]
-        self._version, self._pristine = manifest["version"], True
+        self._version, self._pristine, self._begun = manifest["version"], True, begun(manifest)
 
     def _config_digest(self) -> str:
         """Return a digest of the settings that decide the numbers: two runs with equal digests and equal data make

@@ -42,6 +42,7 @@ from sparring.types.record import (
     Trajectory as Trajectory,
     UNTRAINED as UNTRAINED,
     Usage as Usage,
+    alike as alike,
     main_replies as main_replies,
 )
 from sparring.types.training import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -342,6 +343,21 @@ class Score:
     def states_of(self, role: str) -> tuple[str | None, ...] | None:
         """Return the state that each turn of a role was taken in, None where nothing is said of states."""
         return self.states if self.per_role_states is None else self.per_role_states.get(role)
+
+
+ROUNDING = 1e-9
+"""Difference of rewards, relative to the larger, that is rounding: sums of the same parts differ by some 1e-16."""
+LEAST_DIFFERENCE = 1e-12
+"""Difference that is rounding where rewards are near 0, as sums that cancel are."""
+
+
+def alike(rewards: Sequence[float | None]) -> bool:
+    """Return whether rewards differ by no more than rounding. One that is None is like none that is not."""
+    earned = [reward for reward in rewards if reward is not None]
+    if len(earned) < len(rewards):
+        return not earned
+    least, largest = min(earned, default=0.0), max(earned, default=0.0)
+    return math.isclose(least, largest, rel_tol=ROUNDING, abs_tol=LEAST_DIFFERENCE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

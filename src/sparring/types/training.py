@@ -103,7 +103,7 @@ PAIR_SHARE = 0.5
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenAccount:
     """Account of every sampled token of an update (law 7): sampled = trained + filtered + zero_advantage + failed +
-    auxiliary + lost."""
+    auxiliary + lost + dropped."""
 
     sampled: int = 0
     trained: int = 0
@@ -112,6 +112,7 @@ class TokenAccount:
     failed: int = 0  # its rollout left the group
     auxiliary: int = 0  # its reply was a title or a route, no turn of the agent
     lost: int = 0  # its client never got the reply
+    dropped: int = 0  # its update's gradient was not finite, and trained nothing
 
     def __add__(self, other: TokenAccount) -> TokenAccount:
         return TokenAccount(
@@ -122,13 +123,18 @@ class TokenAccount:
             failed=self.failed + other.failed,
             auxiliary=self.auxiliary + other.auxiliary,
             lost=self.lost + other.lost,
+            dropped=self.dropped + other.dropped,
         )
 
     @property
     def balanced(self) -> bool:
         """True if every sampled token is counted exactly once."""
         used = self.trained + self.filtered + self.zero_advantage + self.failed
-        return self.sampled == used + self.auxiliary + self.lost
+        return self.sampled == used + self.auxiliary + self.lost + self.dropped
+
+    def untrained(self) -> TokenAccount:
+        """Return the account of the same update where its optimiser steps changed no weight."""
+        return replace(self, trained=0, dropped=self.dropped + self.trained)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from sparring.annotations import DECLARED
 from sparring.errors import BadInput
 from sparring.testing.golden.credit import KINDS, REFERENCES, cases
 from sparring.testing.golden.groups import by_member, nouns, simple_group
-from sparring.types import Score
+from sparring.types import Outcome, Score
 
 RULES = sorted(REFERENCES)
 
@@ -172,8 +172,6 @@ def test_a_config_names_a_rule_with_its_settings():
         ("turn_level", {}, "rewards per turn"),
         ("process", {}, "rewards per turn"),
         ("gigpo", {}, "states of their turns"),
-        ("gdpo", {}, "scores with parts"),
-        ("gdpo", {"parts": [{"right": 1.0, "short": 0.0}, {"short": 0.0}]}, "a part 'right' of every score"),
         ("remax", {}, "a baseline rollout per task"),
     ],
 )
@@ -194,6 +192,58 @@ def test_a_policy_that_broke_its_world_has_a_score_without_parts_turns_and_state
     for name in ("process", "turn_level"):
         assert rule(name).credit([alone], samples) == rule(name).credit(groups, samples)
     assert rule("gigpo").credit([alone], samples)[0]
+
+
+@pytest.mark.parametrize("name", ["gigpo", "process", "turn_level"])
+def test_an_update_of_which_the_policy_broke_every_rollout_is_no_reason_to_end(name):
+    """Its scores say nothing of turns and states, as every score of a broken rollout."""
+    groups, samples = nouns([simple_group([0.0, 0.0])])
+    broken = Outcome(kind="policy_failed", reason="malformed")
+    rollouts = [
+        replace(rollout, trajectories=tuple(replace(t, outcome=broken) for t in rollout.trajectories))
+        for rollout in groups[0].rollouts
+    ]
+    [rows] = rule(name).credit([replace(groups[0], rollouts=tuple(rollouts))], samples)
+    assert all(not any(row.advantages) for row in rows)
+
+
+HIGH = 0.5**0.5
+"""(1 - 1/2) / sqrt(1/2), of two values 1 apart."""
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        # a gate that one member did not pass: what lies behind is worth 0 to it; both parts are then 1 apart
+        ([{"right": 1.0, "short": 1.0}, {"short": 0.0}], [HIGH, -HIGH]),
+        # of another domain: nobody has it, and the other part alone decides
+        ([{"short": 0.0}, {"short": 1.0}], [-HIGH, HIGH]),
+        # nobody passed: nobody is better
+        ([{"short": 0.0}, {"short": 0.0}], [0.0, 0.0]),
+        # parts without a weight do not count
+        ([{"other": 0.0}, {"other": 1.0}], [0.0, 0.0]),
+        # it broke its world: its reward, 0, stands in the place of the part that the other has, and of no other
+        ([{"short": 1.0}, {}], [HIGH, -HIGH]),
+    ],
+)
+def test_gdpo_computes_gated_and_routed_parts(parts, expected):
+    """Two members; the weighted sums are normalised once more, so that any difference becomes 1 / sqrt(2)."""
+    found = advantages("gdpo", [simple_group([0.0, 0.0], parts=parts)], weights={"right": 2.0, "short": 1.0})
+    assert found == [[pytest.approx([value], abs=1e-5) for value in expected]]
+
+
+@pytest.mark.parametrize("name", sorted(set(RULES) - ABSOLUTE))
+def test_rewards_that_differ_by_rounding_are_equal(name):
+    """0.1 + 0.2 is not 0.3; neither are sums that cancel to some 1e-17 in the place of 0."""
+    tokens = {"value": [0.0], "implicit": [-1.0], "reference": [-1.0], "logprob": [-1.0], "probability_squares": [0.5]}
+    for odd, even in ((0.1 + 0.2, 0.3), (0.3 - 0.1 - 0.2, 0.0) if not rule(name).needs_nonnegative_rewards else (1, 1)):
+        rewards = [odd, even, even, even]
+        fields = {"parts": [{"right": r, "short": r} for r in rewards], "per_turn": [[r] for r in rewards]}
+        group = simple_group(rewards, states=[["hall"]] * 4, tokens=[tokens] * 4, **fields)
+        for settings in ({}, {"divide": True})[: 2 if name == "gpg" else 1]:
+            [found] = advantages(name, [group], **settings)
+            assert found is None or all(value == 0.0 for member in found for value in member)
+        assert rule(name).says_nothing(rewards)
 
 
 def test_a_token_is_credited_with_the_steps_that_end_at_or_after_it():

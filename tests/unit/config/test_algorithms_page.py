@@ -25,6 +25,15 @@ def test_the_page_is_what_its_writer_writes() -> None:
     assert '### preset `gspo`\n\n`ratio = "sequence"`, ' in written and "*From*: arXiv 2507.18071, " in written
 
 
+def test_every_row_of_a_table_has_the_cells_of_its_head() -> None:
+    cells = 0
+    for line in (DOCS / "algorithms.md").read_text().splitlines():
+        found = line.count(" | ") + 1 if line.startswith("|") else 0
+        assert found == cells or not found or not cells, line
+        assert found or not line.endswith(" |"), f"half a row: {line}"
+        cells = found
+
+
 def missing(kind: type[msgspec.Struct], facts: Facts) -> list[str]:
     """What facts leave unsaid: the source, and the settings with a default whose default is from nowhere; or is said of
     nothing."""

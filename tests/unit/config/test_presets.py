@@ -49,7 +49,7 @@ def test_a_correction_by_name_replaces_that_of_a_preset_and_a_table_changes_it()
         ),
         (
             {"preset": "gpg", "credit": {"normalise": True}},
-            "a key of the credit 'gpg' of preset 'gpg': divide, got 'normalise'",
+            "a key of the credit 'gpg' of preset 'gpg': divide, epsilon, got 'normalise'",
         ),
         (
             {"preset": "rloo", "gate": {"low": 0.1}},

@@ -140,6 +140,7 @@ TASK = Task(id="t", env="a", messages=())
     [
         (group(TASK, [0.0, 1.0]), True, 1.0),
         (group(TASK, [1.0, 1.0]), True, 0.0),
+        (group(TASK, [0.1 + 0.2, 0.3]), True, 0.0),  # they differ by rounding
         (group(TASK, [1.0, 1.0]), False, 1.0),
         (group(TASK, [0.0, 1.0, 1.0], lost=1), True, 0.75),
         (group(TASK, [], lost=4), False, 0.0),

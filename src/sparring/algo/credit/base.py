@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from sparring.algo.credit.statistics import all_equal
 from sparring.algo.facts import Facts, name_of
 from sparring.annotations import Annotation
 from sparring.errors import refusal
+from sparring.types import alike
 
 
 class BaseCredit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name"):
@@ -50,13 +50,18 @@ class BaseCredit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Scale of an implicit process reward; None: the rule reads none."""
         return None
 
+    @property
+    def parts_read(self) -> tuple[str, ...]:
+        """Return the parts of a score that the rule reads by name; none where it reads the reward."""
+        return ()
+
     def unread(self, parts: Sequence[str]) -> list[str]:
         """List those of the `parts` of a score which change the reward and which the rule does not read."""
         return []
 
     def says_nothing(self, rewards: Sequence[float]) -> bool:
         """Return whether members of one role with these rewards all get an advantage of 0."""
-        return all_equal(rewards)
+        return alike(rewards)
 
     def open(self) -> Any:
         """Return an implementation of `protocols.Credit` without a denominator at the start of a run: the rule itself,

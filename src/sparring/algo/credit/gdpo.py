@@ -10,7 +10,6 @@ from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, by_role, in_order, members
 from sparring.algo.credit.statistics import standardised
 from sparring.algo.facts import Facts
-from sparring.errors import refusal
 from sparring.types import Group, Sample
 
 
@@ -22,8 +21,10 @@ class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
         A_i   = (S_i - mean(S)) / (std(S) + epsilon)            over all rollouts of the update
 
     NVIDIA, arXiv 2601.05242, equations 4 to 7. Use it with several rewards of different scales, which GRPO's sum would
-    let collapse into each other. The reward itself is not looked at, unless a score has no parts at all, such as that
-    of a policy that broke its world: it then counts in the place of each. A group of one leaves the update.
+    let collapse into each other. A part that all members of a group lack, such as one of another domain, counts for
+    none of them. A member that lacks what others have did not get that far, such as behind a closed gate: the part is
+    worth 0 to it. The reward itself is not looked at, unless a score has no parts at all, such as that of a policy that
+    broke its world: it then counts in the place of each. A group of one leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -45,19 +46,17 @@ class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
         if not self.weights:
             raise ValueError("weights must name at least one part of the score")
 
+    @property
+    def parts_read(self) -> tuple[str, ...]:
+        """Return the parts that have a weight."""
+        return tuple(self.weights)
+
     def unread(self, parts: Sequence[str]) -> list[str]:
         """List the `parts` without a weight: the rule reads parts of the score, not their sum."""
         return [name for name in parts if name not in self.weights]
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`.
-
-        Raises:
-            BadInput: a score lacks a part that has a weight, or none has any.
-        """
-        if groups and not any(score.parts for group in groups for score in group.scores):
-            do = "have the environment or a rubric report them, or choose 'grpo'"
-            raise refusal("[algo] credit 'gdpo'", "scores with parts", "none in the whole update", do)
+        """Set advantages; see `protocols.Credit`."""
         everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
         compared = [role for of_group in everyone for role in by_role(of_group).values() if len(role) > 1]
         sums = {m.trajectory.id: value for role in compared for m, value in zip(role, self._sums(role), strict=True)}
@@ -71,14 +70,16 @@ class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
 
     def _sums(self, role: Sequence[Member]) -> list[float]:
         """Compute each member's weighted sum of normalised parts."""
-        for m in role:
-            if (absent := [name for name in self.weights if name not in m.score.parts]) and m.score.parts:
-                do = f"have the environment or a rubric report it; it reports {sorted(m.score.parts)}"
-                raise refusal(
-                    "[algo] credit 'gdpo' weights", f"a part {absent[0]!r} of every score", f"none of {m.rollout}", do
-                )
-        parts = [
-            [weight * a for a in standardised([m.score.parts.get(name, m.outcome) for m in role], epsilon=self.epsilon)]
+        columns = [
+            [weight * a for a in standardised(values, epsilon=self.epsilon)]
             for name, weight in self.weights.items()
+            if (values := _values(role, name)) is not None
         ]
-        return [math.fsum(column) for column in zip(*parts, strict=True)]
+        return [math.fsum(column) for column in zip(*columns, strict=True)] if columns else [0.0] * len(role)
+
+
+def _values(role: Sequence[Member], name: str) -> list[float] | None:
+    """Return what a part is worth to each member; None where no score of the group has it, though some have others."""
+    if any(m.score.parts for m in role) and not any(name in m.score.parts for m in role):
+        return None
+    return [m.score.parts.get(name, 0.0) if m.score.parts else m.outcome for m in role]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import Member, per_turn, returns
+from sparring.algo.credit.members import Member, any_scored, per_turn, returns
 from sparring.algo.credit.statistics import centred, standardised
 from sparring.algo.facts import Facts
 from sparring.errors import refusal
@@ -66,7 +66,7 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
         Raises:
             BadInput: no score of the update names a state.
         """
-        if groups and not any(score.states for group in groups for score in group.scores):
+        if any_scored(groups) and not any(score.states for group in groups for score in group.scores):
             do = "have the environment's score name them, or choose 'grpo'"
             raise refusal(
                 "[algo] credit 'gigpo'", "scores with the states of their turns", "none in the whole update", do

@@ -9,7 +9,7 @@ from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, by_role, members, per_trajectory
 from sparring.algo.credit.statistics import centred, deviation
 from sparring.algo.facts import Facts
-from sparring.types import Group, Sample
+from sparring.types import Group, Sample, alike
 
 
 class Gpg(BaseCredit, frozen=True, kw_only=True, tag="gpg"):
@@ -17,7 +17,7 @@ class Gpg(BaseCredit, frozen=True, kw_only=True, tag="gpg"):
 
         A_i   = alpha * (r_i - mean(r)) / F
         alpha = B / (B - M)      B: rollouts of the update; M: those of groups whose rewards are all equal
-        F     = 1, or the group's standard deviation
+        F     = 1, or the group's standard deviation + epsilon
 
     Chu et al., arXiv 2504.02546. Use it without a clip and without a zero-variance filter, whose work alpha
     does: the gradient keeps its size when most groups are solved. A group of one counts among M and leaves the update.
@@ -25,7 +25,7 @@ class Gpg(BaseCredit, frozen=True, kw_only=True, tag="gpg"):
 
     facts: ClassVar[Facts] = Facts(
         source="arXiv 2504.02546",
-        defaults={"divide": "one of the paper's two choices"},
+        defaults={"divide": "one of the paper's two choices", "epsilon": "ours: it only keeps a division by 0 away"},
         differences=("alpha is of one update; a group of one counts among what says nothing.",),
     )
 
@@ -34,17 +34,24 @@ class Gpg(BaseCredit, frozen=True, kw_only=True, tag="gpg"):
     divide: bool = False
     """Divide by the group's standard deviation."""
 
+    epsilon: float = 1e-6
+    """Added to standard deviations."""
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise ValueError(f"epsilon must be above 0, got {self.epsilon}")
+
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`."""
         compared = [
             role for group, rows in zip(groups, samples, strict=True) for role in by_role(members(group, rows)).values()
         ]
-        useful = sum(len(role) for role in compared if len({m.reward for m in role}) > 1)
+        useful = sum(len(role) for role in compared if not alike([m.reward for m in role]))
         alpha = sum(map(len, compared)) / useful if useful else 0.0
 
         def advantages(role: Sequence[Member]) -> list[float] | None:
             rewards = [m.reward for m in role]
-            scale = (deviation(rewards) or 1.0) if self.divide else 1.0
+            scale = deviation(rewards) + self.epsilon if self.divide else 1.0
             return [alpha * c / scale for c in centred(rewards)] if len(role) > 1 else None
 
         return per_trajectory(groups, samples, advantages)

@@ -284,6 +284,11 @@ def in_order(rows: Sequence[Sample], credited: Iterable[tuple[Sample, ...]], any
     return [by_id[row.id] for row in rows]
 
 
+def any_scored(groups: Sequence[Group]) -> bool:
+    """Return whether the world scored a rollout of these groups: the policy did not break them all."""
+    return any(rollout.outcome.kind != "policy_failed" for group in groups for rollout in group.rollouts)
+
+
 def _weighted(row: Sample, values: Sequence[float] | None) -> Iterable[float]:
     """Return the values of a row's steps; none where there are none."""
     return compress(values or (), row.weights["policy"])

@@ -9,7 +9,7 @@ from typing import ClassVar
 from sparring.algo.credit.base import BaseCredit
 from sparring.algo.credit.members import Member, per_trajectory
 from sparring.algo.facts import Facts
-from sparring.types import Group, Sample
+from sparring.types import Group, Sample, alike
 
 
 class Opo(BaseCredit, frozen=True, kw_only=True, tag="opo"):
@@ -39,7 +39,7 @@ def _advantages(members: Sequence[Member]) -> list[float] | None:
     rewards, lengths = [m.reward for m in members], [m.length for m in members]
     if len(members) < 2 or not sum(lengths):
         return None
-    if len(set(rewards)) == 1:
+    if alike(rewards):
         return [0.0] * len(rewards)
     baseline = math.fsum(length * reward for length, reward in zip(lengths, rewards, strict=True)) / sum(lengths)
     return [reward - baseline for reward in rewards]

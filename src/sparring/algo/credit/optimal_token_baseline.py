@@ -11,7 +11,7 @@ from sparring.algo.credit.members import Member, by_role, in_order, members, ret
 from sparring.algo.credit.succession import Address, StepPlace
 from sparring.algo.facts import Facts
 from sparring.annotations import Annotation
-from sparring.types import Group, Sample
+from sparring.types import Group, Sample, alike
 
 
 class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_token_baseline"):
@@ -72,7 +72,7 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
             if len(same) == 1 and self.zero_tail:
                 continue  # its advantage is its return
             total = math.fsum(weights[n][t] for n, t in same)
-            equal = len({to_go[n][t] for n, t in same}) == 1
+            equal = alike([to_go[n][t] for n, t in same])
             baseline = math.fsum(weights[n][t] * to_go[n][t] for n, t in same) / total if total > 0 else 0.0
             for n, t in same:
                 values[n][t] = 0.0 if equal else to_go[n][t] - baseline

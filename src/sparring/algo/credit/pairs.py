@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparring.types import PAIR_SHARE, Group, Sample
+from sparring.types import PAIR_SHARE, Group, Sample, alike
 
 
 class Pairs:
@@ -42,7 +42,7 @@ class Pairs:
         rewards = [math.nan if score.reward is None else score.reward for score in group.scores]
         if not all(map(math.isfinite, rewards)):
             raise ValueError(f"group {group.id}: expected finite rewards, got {rewards}")
-        if len(set(rewards)) < 2:
+        if alike(rewards):
             return []
         owner = {t.id: number for number, rollout in enumerate(group.rollouts) for t in rollout.trajectories}
         sides: Mapping[int, float] = {rewards.index(max(rewards)): 1.0, rewards.index(min(rewards)): -1.0}

@@ -1,9 +1,12 @@
-"""Statistics of a group. Sums are correctly rounded, so no result depends on the order of members."""
+"""Statistics of a group. Sums are correctly rounded, so no result depends on the order of members. Values that differ
+by rounding alone count as equal (`types.alike`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+from sparring.types import alike
 
 
 def mean(values: Sequence[float]) -> float:
@@ -11,14 +14,9 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def all_equal(values: Sequence[float]) -> bool:
-    """Return whether no value differs from another."""
-    return len(set(values)) <= 1
-
-
 def centred(values: Sequence[float]) -> list[float]:
     """Compute differences to the mean: exactly zero where all values are equal, which a rounded mean would miss."""
-    if len(set(values)) <= 1:
+    if alike(values):
         return [0.0] * len(values)
     middle = mean(values)
     return [value - middle for value in values]
@@ -26,7 +24,7 @@ def centred(values: Sequence[float]) -> list[float]:
 
 def deviation(values: Sequence[float], *, lost: int = 1) -> float:
     """Compute the standard deviation over the number of values less `lost`; exactly 0 where all values are equal."""
-    if len(set(values)) <= 1:
+    if alike(values):
         return 0.0
     return math.sqrt(math.fsum(c * c for c in centred(values)) / (len(values) - lost))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sparring.algo.credit.base import BaseCredit
-from sparring.algo.credit.members import Member, per_turn
+from sparring.algo.credit.members import Member, any_scored, per_turn
 from sparring.algo.credit.statistics import standardised
 from sparring.algo.credit.succession import Address
 from sparring.algo.facts import Facts
@@ -80,7 +80,7 @@ class TurnLevel(BaseCredit, frozen=True, kw_only=True, tag="turn_level"):
 
 
 def want_turns(groups: Sequence[Group], rule: str) -> None:
-    """Refuse an update in which no score says what turns earned."""
-    if groups and all(score.per_turn is None for group in groups for score in group.scores):
+    """Refuse an update in which no score says what turns earned, unless the policy broke every rollout."""
+    if any_scored(groups) and all(score.per_turn is None for group in groups for score in group.scores):
         do = "have the environment or a process reward model give them, or choose 'grpo'"
         raise refusal(f"[algo] credit {rule!r}", "scores with rewards per turn", "none in the whole update", do)

@@ -28,6 +28,7 @@ from sparring.stages.preflight.environment import check_environment, check_repea
 from sparring.stages.preflight.harness import players_of
 from sparring.stages.preflight.judges import check_judges
 from sparring.stages.preflight.memory import check_memory, shapes_of
+from sparring.stages.preflight.parts import check_parts
 from sparring.stages.preflight.policy import check_model
 from sparring.stages.preflight.rendering import check_rendering
 from sparring.stages.rl import ANNOTATIONS, correction_chosen
@@ -90,7 +91,7 @@ async def check(context: Context) -> list[str]:
         if other.env != task.env:
             more, conversations, _ = await check_environment(context, other)
             environment_facts, played = environment_facts + more, played + conversations
-    environment_facts += players_of(config, played)
+    environment_facts += players_of(config, played) + check_parts(config, played)
     about, compared = check_compared(context)
     shown += compared
     about += check_online(config) + check_imitation(config)

@@ -13,6 +13,7 @@ from sparring.protocols import Trainer
 from sparring.stages.context import POLICY, Context
 from sparring.stages.runtime.checkpoints import Checkpoints
 from sparring.stages.runtime.garbage import fewer_collections
+from sparring.stages.runtime.reports import StepReports
 from sparring.types import Batch, StepResult
 
 T = TypeVar("T")
@@ -53,6 +54,9 @@ async def supervise(
 
     Returns:
         `tokens_trained` and what is `shown`; None of a metric that no step reported.
+
+    Raises:
+        NotFinite: gradients are not finite in several steps in a row, or weights are not.
     """
     section: Section = getattr(context.config, stage)
     context.sink.start(stage, section.steps)
@@ -67,12 +71,13 @@ async def supervise(
     done, state = await checkpoints.resume()
     context.store.truncate(stage, done)
     totals: dict[str, Any] = {"tokens_trained": 0, **dict.fromkeys(shown), **state}
+    reports = StepReports(context.sink, stage)
 
     async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
         totals["tokens_trained"] += int(metrics["tokens_trained"])
         totals.update({name: metrics[metric] for name, metric in shown.items() if metric in metrics})
         context.store.metric(stage, step.version, metrics)
-        context.sink.log(stage, step.version, metrics)
+        reports.log(step.version, metrics)
         await checkpoints.after(step, metrics, totals)
 
     async def rows() -> AsyncIterator[tuple[int, list[T]]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -38,8 +39,9 @@ from sparring.stages.models.role_models import open_role_engines
 from sparring.stages.runtime.checkpoints import Checkpoints
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
+from sparring.stages.runtime.reports import StepReports
 from sparring.stages.runtime.rollouts import rollout_runner
-from sparring.stages.runtime.step_report import report_step
+from sparring.stages.runtime.shown_samples import sample_rows
 from sparring.stages.runtime.timing import ENGINE_SPANS, EVAL_SPANS, TRAINER_SPANS, EngineCounters, StepClock
 from sparring.stages.runtime.totals import Totals
 from sparring.stages.runtime.training_tasks import data_files, domain_metrics
@@ -140,7 +142,7 @@ class OnlineTraining:
                 part.restore(state.get(name, {}))
             await updates.pull(await self.trainers[POLICY].push())
         scheduler.resume(trained)
-        counters = EngineCounters(self.engine)
+        counters, reports = EngineCounters(self.engine), self._reports()
 
         async def after_step(step: StepResult, batch: Batch, metrics: Mapping[str, float]) -> None:
             metrics = {**metrics, **scheduler.metrics(), **context.judges.metrics(), **objective.metrics()}
@@ -151,7 +153,7 @@ class OnlineTraining:
             else:
                 context.store.metric(stage, step.version, metrics)
             totals.add(batch, metrics)
-            report_step(context, stage, step.version, metrics, self._section.groups_per_step)
+            reports.log(step.version, metrics)
             states = {"scheduler": scheduler.state(step.version), "totals": totals.as_dict()}
             states |= {name: part.state() for name, part in kept.items()}
             with self._spans.span("saving"):
@@ -175,6 +177,11 @@ class OnlineTraining:
         if context.repetition is None:
             await write_model(self.trainers[POLICY], self.source, context.output(stage))
         return {**totals.as_dict(), "model": str(context.output(stage))}
+
+    def _reports(self) -> StepReports:
+        """Return what reports each step to the sinks, with some of its rollouts."""
+        rows = partial(sample_rows, self._context, self._stage, self._section.groups_per_step)
+        return StepReports(self._context.sink, self._stage, rows)
 
     def _updates(self) -> ServesWeights:
         """Return the part that serves what the policy's trainer publishes."""

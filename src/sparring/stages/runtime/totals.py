@@ -23,8 +23,9 @@ class Totals:
         self.steps = int(saved.get("steps", 0))
 
     def add(self, batch: Batch, metrics: Mapping[str, float]) -> None:
-        """Add one step."""
-        self.account += batch.account
+        """Add one step. Of one that was dropped (`Trainer.step`) no token was trained."""
+        dropped = "tokens_dropped" in metrics and not metrics["updated"]
+        self.account += batch.account.untrained() if dropped else batch.account
         self.logprob_max_abs_diff = _larger(self.logprob_max_abs_diff, metrics.get("logprob_max_abs_diff"))
         self.lag_max = max(self.lag_max, metrics.get("rollout/lag_max", 0.0))
         self.overlap_s += metrics["time/overlap"] * metrics["time/step_s"]

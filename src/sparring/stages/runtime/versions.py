@@ -58,8 +58,8 @@ class VersionLog:
             raise OtherWeights(
                 f"{self._stage} step {ref.version}: expected the weights that were published before the stop, checksum "
                 f"{recorded['checksum']}, got {ref.checksum}{_first_difference(ref.digests, recorded['digests'])}; "
-                "go on with the settings, libraries and kind of processor that the run was begun with, or sample the "
-                "steps behind the last checkpoint again: --set run.redo=sample"
+                "go on with the settings, libraries, kind of processor and version of Sparring that the run was begun "
+                "with, or sample the steps behind the last checkpoint again: --set run.redo=sample"
             )
 
 

@@ -101,7 +101,8 @@ def gpg(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
             return None
         if np.ptp(r) == 0:
             return np.zeros_like(r)
-        return alpha * (r - r.mean()) / (r.std(ddof=1) if settings.get("divide") else 1.0)
+        scale = r.std(ddof=1) + settings.get("epsilon", 1e-6) if settings.get("divide") else 1.0
+        return alpha * (r - r.mean()) / scale
 
     return _per_role(groups, rule)
 
@@ -151,7 +152,9 @@ def gdpo(groups: Sequence[Plain], settings: dict[str, Any]) -> Credited:
                 continue
             s = np.zeros(len(at))
             for name, weight in settings["weights"].items():
-                r = np.array([group["members"][i]["parts"][name] for i in at])
+                if not any(name in group["members"][i]["parts"] for i in at):
+                    continue
+                r = np.array([group["members"][i]["parts"].get(name, 0.0) for i in at])
                 if np.ptp(r) > 0:
                     s += weight * (r - r.mean()) / (r.std(ddof=1) + epsilon)
             sums |= {(g, i): x for i, x in zip(at, s, strict=True)}

@@ -1,8 +1,8 @@
-"""The report of a step to the sinks: its metrics, and some of its rollouts for those that show them."""
+"""Some rollouts of a step as a table, for the sinks that show one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from sparring.observe.sinks.sink import SampleRow
 from sparring.stages.context import Context
@@ -12,23 +12,21 @@ MOST_CHARACTERS = 4000
 """Of a conversation, in a table."""
 
 
-def report_step(context: Context, stage: str, step: int, metrics: Mapping[str, float], groups_per_step: int) -> None:
-    """Give the sinks the metrics of a step and, where the recipe has a table of it, its first rollouts.
+def sample_rows(context: Context, stage: str, groups_per_step: int, step: int) -> list[SampleRow]:
+    """Return the first rollouts of a step where the recipe has a table of it; nothing elsewhere.
 
     Raises:
         StoreError: the store cannot be read.
     """
-    context.sink.log(stage, step, metrics)
     config = context.config.observe
     if not config.samples or (step - 1) % config.samples_every or not config.sinks:
-        return
+        return []
     rows: list[SampleRow] = []
     for group in context.store.groups(stage=stage, first=(step - 1) * groups_per_step, end=step * groups_per_step):
         rows += [_row(rollout, score) for rollout, score in zip(group.rollouts, group.scores, strict=True)]
         if len(rows) >= config.samples:
             break
-    if rows:
-        context.sink.samples(stage, step, rows[: config.samples])
+    return rows[: config.samples]
 
 
 def _row(rollout: Rollout, score: Score) -> SampleRow:

@@ -1,0 +1,49 @@
+"""Reports of a stage's steps: their metrics, and a word of those that were dropped or that mend earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from sparring.observe.sinks.sink import SampleRow, Sink
+
+DROPPED, MISPLACED = "tokens_dropped", "tensors_misplaced"
+"""Metrics of such steps (`Trainer.step`); those of a model beside the policy begin with its role and a slash."""
+
+
+class StepReports:
+    """Reports of a stage's updates. The first in a row whose gradient was not finite is said in a line, and so is the
+    first that steps tensors right which earlier ones of the run did not.
+
+    Args:
+        sink: of the run.
+        stage: the stage's name.
+        samples: rollouts of a step, for a table; empty where it has none.
+    """
+
+    def __init__(self, sink: Sink, stage: str, samples: Callable[[int], Sequence[SampleRow]] = lambda _: ()) -> None:
+        self._sink, self._stage, self._samples = sink, stage, samples
+        self._reported: frozenset[str] = frozenset()
+
+    def log(self, version: int, metrics: Mapping[str, float]) -> None:
+        """Report the metrics of the update that made `version`."""
+        self._sink.log(self._stage, version, metrics)
+        if rows := self._samples(version):
+            self._sink.samples(self._stage, version, rows)
+        now = {name: value for name, value in metrics.items() if name.endswith((DROPPED, MISPLACED))}
+        for name in sorted(now.keys() - self._reported):
+            role, _, kind = name.rpartition("/")
+            say = _dropped if kind == DROPPED else _misplaced
+            whose = f"{role}: " if role else ""
+            self._sink.event(self._stage, f"step {version}: {say(whose, now[name])}")
+        self._reported = frozenset(now)
+
+
+def _dropped(whose: str, tokens: float) -> str:
+    return f"{whose}the gradient was not finite: {tokens:.0f} tokens trained nothing; more in a row end the run"
+
+
+def _misplaced(whose: str, tensors: float) -> str:
+    return (
+        f"{whose}{tensors:.0f} tensors are stepped right from here on. The version of Sparring that this run was begun "
+        "with read their gradients in the wrong order: a run of another name (--name) is right from its start"
+    )
