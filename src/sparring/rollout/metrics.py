@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparring.observe.metrics import Metrics
-from sparring.observe.survival import lost_rollouts, turns
+from sparring.observe.survival import lost_rollouts, silent_rollouts, turns
 from sparring.rollout.admitted import AdmittedRollouts, sampled_tokens
 from sparring.types import UNTRAINED, Group, Rollout
 
@@ -12,7 +12,8 @@ def measure(metrics: Metrics, group: Group, *, lag: int) -> None:
     """Add one group's figures.
 
     `infra_failure_rate` is the share of attempts that infrastructure or judge broke, `left_rate` the share of rollouts
-    that left their group for it in the end, `world_share` the part of the rollouts' own wall clock that was spent in
+    that left their group for it in the end, `silent_rate` of those that left it because they ended at a limit before
+    the policy had a turn, `world_share` the part of the rollouts' own wall clock that was spent in
     the world.
 
     Args:
@@ -23,10 +24,12 @@ def measure(metrics: Metrics, group: Group, *, lag: int) -> None:
     metrics.add("rollout/lag_mean", lag)
     metrics.add("rollout/lag_max", lag, "max")
     metrics.add("rollout/groups", 1, "sum")
-    attempts = len(group.rollouts) + len(group.failed)
-    metrics.add("rollout/infra_failure_rate", len(group.failed), "ratio", weight=attempts)
-    lost = len(lost_rollouts(group))
-    metrics.add("rollout/left_rate", lost, "ratio", weight=lost + len(group.rollouts))
+    silent, lost = len(silent_rollouts(group)), len(lost_rollouts(group))
+    attempts, broke = len(group.rollouts) + len(group.failed), [r for r in group.failed if not r.outcome.trainable]
+    metrics.add("rollout/infra_failure_rate", len(broke), "ratio", weight=attempts)
+    rollouts = lost + silent + len(group.rollouts)
+    metrics.add("rollout/left_rate", lost, "ratio", weight=rollouts)
+    metrics.add("rollout/silent_rate", silent, "ratio", weight=rollouts)
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         _measure_rollout(metrics, rollout)
         metrics.add("rollout/reward", score.reward or 0.0)
