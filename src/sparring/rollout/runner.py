@@ -168,6 +168,11 @@ class RolloutRunner:
             self._metrics.add("rollout/rebuilt", attempts.rebuilt, "sum")
             self._metrics.add("rollout/started_over", len(attempts.started_over), "sum")
 
+    @property
+    def max_context(self) -> int | None:
+        """Most ids that a prompt of the policy and its reply may have together; None where replies are text."""
+        return getattr(self._recorder, "max_context", None)
+
     async def suspend(self, rollout_id: str) -> bool:
         """Let a rollout give back its box and its cache before its next turn.
 

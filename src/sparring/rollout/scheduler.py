@@ -16,7 +16,7 @@ from sparring.rollout.breaker import EmptySteps
 from sparring.rollout.feed import TaskFeed
 from sparring.rollout.group_log import Admission, GroupLog
 from sparring.rollout.group_scoring import GroupScoring
-from sparring.rollout.metrics import admitted_metrics, measure
+from sparring.rollout.metrics import Warnings, admitted_metrics, measure
 from sparring.rollout.outcomes import failure_of, unscored
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
@@ -88,6 +88,7 @@ class Scheduler:
         self._fresh = True
         self._dead: asyncio.Future[None] | None = None
         self._metrics = Metrics()
+        self._warnings = Warnings(runner.report)
         self._admitted = AdmittedRollouts()
 
     async def groups(self) -> AsyncIterator[Group]:
@@ -112,7 +113,7 @@ class Scheduler:
                 if not self._repeats and group.index >= self._observed:  # else a recorded admission has it shown
                     self._observe_to(group.index)
                     self._observe(group)
-                measure(self._metrics, group, lag=self._lag(group))
+                measure(self._metrics, group, lag=self._lag(group), max_context=self._runner.max_context)
                 self._metrics.add("rollout/places", self.places.limit, "min")
                 self._admitted.add(group)
                 self._empty_steps.add(group)
@@ -160,6 +161,7 @@ class Scheduler:
             self._metrics.add("rollout/tasks_left_out", self._source.left_out, "sum")
             self._source.left_out = 0
         counts = {**self._metrics.take(), **self._runner.metrics(), **self._runner.breakers.metrics.take()}
+        self._warnings.look(counts)
         return {**counts, **admitted_metrics(admitted)}
 
     def state(self, step: int) -> dict[str, Any]:

@@ -117,6 +117,11 @@ class RoleRecorder:
         self._policy = policy
         self._by_role = by_role
 
+    @property
+    def max_context(self) -> int | None:
+        """Most ids that a prompt of the policy and its reply may have together; None where replies are text."""
+        return getattr(self._policy, "max_context", None)
+
     def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int) -> OpenSession:
         """Open the session of one role of one rollout."""
         recorder = self._by_role.get(role, self._policy)
