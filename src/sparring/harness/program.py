@@ -172,15 +172,19 @@ class WorldTools:
             self.done = observation.done
             return "\n".join(message.content for message in observation.messages) or "done"
 
-    async def answer(self, reply: Message) -> None:
+    async def answer(self, reply: Message, of: Message | None = None) -> None:
         """Give the world the program's last reply, unless it has ended.
+
+        Args:
+            reply: what the program has to say in the end.
+            of: the policy's reply that it made this of; None: it is one.
 
         Raises:
             EnvError: the world broke.
         """
         if not self.done:
             with boundary(EnvError, "step"):
-                self.done = (await self._env.step(reply)).done
+                self.done = (await self._env.step(reply, of=of)).done
 
 
 class ProgramHarness:

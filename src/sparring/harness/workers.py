@@ -75,7 +75,7 @@ class WorkerHarness:
         _judge(end, offer, session)
         last = session.last_words if end.answer is None else Message(role="assistant", content=end.answer)
         if last is not None:
-            await tools.answer(last)
+            await tools.answer(last, of=session.last_words)
 
     def _shown(
         self, episode: Episode, door: Address, session: CountedSession, messages: Sequence[Message]

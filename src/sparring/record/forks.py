@@ -124,10 +124,10 @@ def sums_up(node: Node, own: Lane, request: Request, lane: Lane, common: int) ->
     # a reply that is sent back in its agent's own history is no quote of itself
     new = [message for message in request.messages[common:] if not inside or message.role != "assistant"]
     first = [message for message in request.messages[common : common + 2] if message in new and message.role != "tool"]
-    said = _said(node)
-    if not any(is_quoted(text, new) for text in said):
+    texts = _said(node)
+    if not any(is_quoted(text, new) for text in texts):
         return False
-    if len(request.messages) >= node.count and not any(is_quoted(text, first) for text in said):
+    if len(request.messages) >= node.count and not any(is_quoted(text, first) for text in texts):
         return False
     if not inside:
         replies = [at for at, message in enumerate(lane.heard) if message.role == "assistant"]

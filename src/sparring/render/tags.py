@@ -158,6 +158,7 @@ def marks_of(name: str, added: Mapping[str, int], stop: Sequence[int]) -> Marks 
         undecided=(*tags.undecided, *spelled),
     )
 
+
 CALL_TAGS = frozenset(
     (
         *(tag for tags in FORMAT_TAGS.values() for tag, _ in filter(None, (tags.call, tags.section))),

@@ -189,12 +189,13 @@ class GuardedEnv:
         self.watch.observe("", opened)
         return opened
 
-    async def step(self, reply: Message, role: str | None = None) -> Observation:
+    async def step(self, reply: Message, role: str | None = None, *, of: Message | None = None) -> Observation:
         """Answer a reply.
 
         Args:
             reply: what was said.
             role: who said it; may be left out where the environment has one role.
+            of: the policy's reply that it was made of; None: it is one.
 
         Raises:
             EnvError: its code raised, or answered with what no model can be told.
@@ -217,7 +218,7 @@ class GuardedEnv:
                     await self._read_tools()
         self.policy_s += self.watch.observe(role, observation, took_s)
         self._check_time()
-        self._observed.append(WorldAnswer(role, reply, observation))
+        self._observed.append(WorldAnswer(role, of or reply, observation))
         return observation
 
     async def score(self, trajectories: Sequence[Trajectory]) -> Score | None:

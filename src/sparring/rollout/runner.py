@@ -319,6 +319,8 @@ class RolloutRunner:
         in_time = await rewards.wait()
         self._metrics.add("rollout/rewards_missing", not in_time, "sum")
         self._metrics.add("rollout/rewards_expired", 0, "sum")
+        of_no_turn = rewards.of_no_turn(done.rollout.trajectories[0])
+        self._metrics.add("rollout/rewards_of_no_turn", of_no_turn, "sum")
         return replace(done, score=rewards.score(done.score, done.rollout.trajectories[0]))
 
     def phases(self, name: str) -> Phases:

@@ -191,7 +191,8 @@ def _of_no_turn(trajectory: Trajectory, answer: WorldAnswer, number: int) -> Har
     return HarnessError(
         f"rollout {trajectory.id}: expected env.step to be given replies of {trajectory.role}, as its turns say them "
         f"({shown[:1000]}), got {_shown(answer.reply)} in call {number}, which earned {what}; pass a reply on as the "
-        "session returned it, or let the environment score its turns (Score.per_turn, states)"
+        "session returned it, or name it (env.step(..., of=reply)), or let the environment score its turns "
+        "(Score.per_turn, states)"
     )
 
 

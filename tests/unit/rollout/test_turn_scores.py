@@ -182,6 +182,15 @@ def test_what_is_no_reply_earns_for_no_turn_in_silence() -> None:
     trajectory = asked(("agent", replace(SAYS, content="I go north.")), ("agent", SAYS))
     with pytest.raises(HarnessError, match="(?s)env.step.*'I go north.'.*got 'north' in call 1.*reward 0.25"):
         earned(trajectory, replace(SAYS, content="north"))
+    said, north = trajectory.segments[0].message, replace(SAYS, content="north")
+
+    async def named() -> Score:
+        env = GuardedEnv(PayingEachEnv)
+        await env.open(toy_task(), None)
+        await env.step(north, of=said)
+        return env.with_turns(Score(reward=1.0), [trajectory])
+
+    assert run_virtual(named())[0].per_turn == (0.25, 0.0), "the harness names the reply that it made that of"
     only = asked(("lost", SAYS), ("agent", replace(SAYS, content="I go north.")))
     assert earned(only, replace(SAYS, content="north")).per_turn == (0.25,), "there is one turn"
     assert earned(asked(("lost", SAYS)), SAYS) == Score(reward=1.0), "nothing was sampled that it could be of"
