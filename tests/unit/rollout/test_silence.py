@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -22,8 +23,10 @@ from sparring.observe.survival import lost_rollouts
 from sparring.protocols import Episode
 from sparring.record.recorder import Recorder
 from sparring.rollout.config import RolloutConfig
+from sparring.rollout.evaluate import EvalPlan, Finding, evaluate, recorded, summarize
 from sparring.rollout.metrics import measure
 from sparring.rollout.runner import Finished, RolloutRunner
+from sparring.store.sqlite import SqliteStore
 from sparring.tasks.again import LostTasksAgain
 from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
@@ -224,3 +227,20 @@ def test_a_group_of_prompts_that_do_not_fit_is_no_failure_and_does_not_come_agai
     again = LostTasksAgain(Nothing(), 3)  # type: ignore[arg-type]
     again.observe(group)
     assert again.next() is None
+
+
+def test_an_evaluation_leaves_a_prompt_that_does_not_fit_out_of_its_figures_for_good(tmp_path: Path) -> None:
+    """It is neither a failure of the policy, nor lost, nor run again."""
+    long = replace(toy_task(), id="long", messages=(LONG,))
+    plan = EvalPlan(tasks=[toy_task(), long], run_seed=1)
+
+    async def evaluated(store: SqliteStore) -> dict[int, Finding]:
+        return await evaluate(made(ChatHarness()), plan, max_concurrent_rollouts=1, store=store)
+
+    with closing(SqliteStore(tmp_path / "store.sqlite")) as store:
+        findings = run_virtual(evaluated(store))[0]
+        assert run_virtual(evaluated(store))[0] == findings == recorded(plan, store)
+    result = summarize(plan, findings)
+    assert (result.rollouts, result.lost, result.lost_share) == (2, (), 0.0)
+    assert result.outcomes == {"completed/answered": 1, "truncated/context_length": 1}
+    assert (findings[1].reward, findings[1].failure) == (None, "") and len(result.tasks["long"].rewards) == 0
