@@ -167,6 +167,7 @@ def _taken(wanted: Sequence[ToolCall], calls: Sequence[ToolCall]) -> list[ToolCa
     for call in wanted:
         named = [other for other in left if _is_called(call.name, other.name)]
         equal = [o for o in named if o.id == call.id] or [o for o in named if _arguments(o) == _arguments(call)]
+        equal = equal or [o for o in named if _completed(o, call) or _completed(call, o)]
         if not equal:
             return None
         left.remove(equal[0])
@@ -176,7 +177,15 @@ def _taken(wanted: Sequence[ToolCall], calls: Sequence[ToolCall]) -> list[ToolCa
 
 def _is_called(tool: str, name: str) -> bool:
     """Return whether a call's name is a tool's, or the tool's behind that of its server, as clients write it."""
-    return name == tool or name.endswith(tool) and not name[: -len(tool)][-1].isalnum()
+    return name == tool or bool(tool) and name.endswith(tool) and not name[-len(tool) - 1].isalnum()
+
+
+def _completed(call: ToolCall, by: ToolCall) -> bool:
+    """Return whether another call has all arguments of one, and more: clients write defaults, or leave them out."""
+    if call.arguments is None or by.arguments is None:
+        return False
+    same = {name: value for name, value in by.arguments.items() if name in call.arguments}
+    return _arguments(replace(by, arguments=same)) == _arguments(call)
 
 
 def _arguments(call: ToolCall) -> bytes:

@@ -154,6 +154,8 @@ def test_a_program_that_runs_the_calls_of_a_reply_one_by_one_earns_for_the_reply
     score = earned(trajectory, one, one, SAYS)
     assert (score.per_turn, score.states) == ((0.5, 0.25), ("door", "hall"))
     assert earned(trajectory, one).states == ("door", "hall"), "the second was not answered"
+    filled = replace(one, tool_calls=(replace(one.tool_calls[0], arguments={"a": 1.0, "b": 2, "base": 10}),))
+    assert earned(trajectory, filled, SAYS).per_turn == (0.25, 0.25), "the client wrote a default"
     named = replace(both, tool_calls=tuple(replace(call, name="mcp__world__add") for call in both.tool_calls))
     assert earned(asked(("agent", SAYS), ("agent", named)), one, one).per_turn == (0.0, 0.5)
     with pytest.raises(HarnessError, match="call 3, which earned the reward 0.25"):
