@@ -96,6 +96,11 @@ class HarnessError(EnvError):
     """Harness code raised. Where a limit or a failure had ended its conversation, that is what the rollout ended by."""
 
 
+class Unanswered(HarnessError):
+    """A harness ended and was answered nothing: it asked for nothing, or was refused all that it asked for. The policy
+    has done nothing then, so there is nothing to score."""
+
+
 class WorkerLost(InfraError):
     """A program elsewhere that played a rollout has shown no sign of life. That tells nothing about the environment,
     and whatever limit the rollout has hit, another worker goes on with it: only a worker's end has its answer."""

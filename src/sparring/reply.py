@@ -149,6 +149,22 @@ class AnsweringSession(Session, Protocol):
         """End a reply that is being sampled, by its id, with what was sampled so far, which is kept."""
 
     @property
+    def has_turn(self) -> bool:
+        """True once the session was answered with a turn of the rollout: no title, and nothing that got lost."""
+
+    @property
+    def limit(self) -> LimitReached | None:
+        """The limit that the latest request hit, of those that were answered or hit one; None where it was answered
+        whole. The session ended by it."""
+
+    @property
+    def silence(self) -> str:
+        """Fate of the requests, in words, where none was answered with a turn."""
+
+    def refuse(self, reason: str) -> None:
+        """Take note of a request that was refused before it came here, and why."""
+
+    @property
     def last_words(self) -> Message | None:
         """The main agent's last reply that called nothing: what it has to say in the end; None where there is none."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,39 @@ def test_each_of_several_environments_has_a_line(given: Path, capsys: pytest.Cap
     near, far = [line for line in capsys.readouterr().out.splitlines() if line.startswith("harness: ")]
     assert near.startswith(f"harness: {client} played task near/")
     assert far.startswith("harness: workers will play; task far/")
+
+
+AGENT = """
+import httpx
+
+from sparring.gateway.server import open_door
+
+
+async def agent(episode):
+    await episode.env.open(episode.task, episode.box)
+    messages = [{"role": role, "content": "Be brief."} for role in ("system", "system", "user")]
+    async with open_door(episode.session()) as door, httpx.AsyncClient(base_url=door.url) as http:
+        headers = {"authorization": f"Bearer {door.key}"}
+        await http.post("/v1/chat/completions", json={"model": "policy", "messages": messages}, headers=headers)
+"""
+
+ONE_SYSTEM_MESSAGE = """{%- for message in messages[1:] if message.role == 'system' -%}
+    {{- raise_exception('System message must be at the beginning.') -}}
+{%- endfor -%}
+"""
+
+
+def test_a_program_whose_every_request_the_chat_format_refuses_is_not_ready_to_run(
+    given: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it is played with is rendered as the run will: else each of its rollouts would be a request and a refusal."""
+    folder = shutil.copytree(checkpoint, tmp_path / "strict")
+    template = folder / "chat_template.jinja"
+    template.write_text(ONE_SYSTEM_MESSAGE + template.read_text())
+    (tmp_path / "agent.py").write_text(AGENT)
+    words = [f"rollout.harness={tmp_path / 'agent.py'}:agent", f"models.policy.path={folder}"]
+    words += ["models.policy.renderer=template", 'run.stages=["rl"]']
+    assert main(["check", str(given), *(word for each in words for word in ("--set", each))]) == 2
+    error = capsys.readouterr().err
+    assert "rollout.harness: expected a harness that requests its replies from the session" in error
+    assert "refused every request" in error and "System message must be at the beginning." in error

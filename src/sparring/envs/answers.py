@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from sparring.generation import Constraint
-from sparring.types import Message, Observation, Role, Score, Segment, Trajectory
+from sparring.types import Message, Observation, Role, Score, Trajectory
 
 ROLES = frozenset(get_args(Role))
 
@@ -85,27 +85,6 @@ def rated(score: object, roles: Sequence[str], trajectories: Sequence[Trajectory
     return replace(
         score, per_step=tuple(tuple((end, finite("step", reward)) for end, reward in steps) for steps in score.per_step)
     )
-
-
-def agent_turns(turns: Sequence[Segment]) -> list[int]:
-    """Return the numbers of the turns that a world may have answered: a summary is for the agent itself."""
-    return [number for number, turn in enumerate(turns) if turn.label == "agent"]
-
-
-def answered_turns(turns: Sequence[Segment], replies: Sequence[Message | None]) -> list[int] | None:
-    """Return the number of the turn that each answered reply is: of equal ones the first, and where a harness changed
-    what it passed on, the agents' turns in their order. None where there are more replies than turns."""
-    left = agent_turns(turns)
-    if len(replies) > len(left):
-        return None
-    in_order, numbers = left[: len(replies)], []
-    for reply in replies:
-        number = next((number for number in left if turns[number].message == reply), None)
-        if number is None:
-            return in_order
-        left.remove(number)
-        numbers.append(number)
-    return numbers
 
 
 def _check_roles(score: Score, roles: Sequence[str]) -> None:

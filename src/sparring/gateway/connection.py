@@ -18,6 +18,7 @@ from sparring.gateway.dialects.dialect import AnswerWriter, BytesOf, ClientReque
 from sparring.gateway.exchange import Part, ReadExchange
 from sparring.gateway.refusals import client_error, refused
 from sparring.reply import ReplyHead, SampledReply
+from sparring.types import Message
 
 T = TypeVar("T")
 WHEN_BROKEN = "sparring.when_broken"
@@ -263,3 +264,34 @@ async def _left(receive: Receive) -> None:
     """Wait until the client closes its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def unsampled(dialect: Dialect, client_request: ClientRequest, id: str, headers: Mapping[str, str]) -> Response:
+    """Return the answer to a request for which nothing is sampled.
+
+    Args:
+        dialect: of the request.
+        client_request: as it was read.
+        id: by which a later request continues it.
+        headers: of the answer.
+    """
+
+    def bytes_of(token: int) -> bytes:
+        return b""
+
+    reply = SampledReply(
+        id=id,
+        message=Message(role="assistant"),
+        finish_reason="stop",
+        prompt_tokens=0,
+        cached_tokens=0,
+        tokens=(),
+        logprobs=(),
+        reasoning_tokens=0,
+    )
+    if not client_request.stream:
+        body = encoded(dialect.answer(client_request, [reply], bytes_of))
+        return Response(body, media_type="application/json", headers=headers)
+    writer = dialect.writer(client_request, bytes_of)
+    events = writer.begin(ReplyHead(id=reply.id, prompt_tokens=0)) + writer.end(0, reply) + writer.close()
+    return Response(events, media_type=writer.content_type, headers=headers)

@@ -59,6 +59,9 @@ class DoorExchanges(Protocol):
     async def count(self, session: Any, wanted: ClientRequest) -> int:
         """Return the number of ids of a conversation."""
 
+    async def refuse(self, session: Any, reason: str) -> None:
+        """Have a session take note that a request of its client was refused before it came there."""
+
     async def hear(self, wanted: ClientRequest) -> str:
         """Take note of a conversation that a client tells without asking for a reply. Return the id by which a later
         request may continue it."""
@@ -240,6 +243,10 @@ class Exchanges:
     async def count(self, session: AnsweringSession, wanted: ClientRequest) -> int:
         """Return the number of ids of a conversation."""
         return session.count(wanted.messages, wanted.tools)
+
+    async def refuse(self, session: AnsweringSession, reason: str) -> None:
+        """Take note of a refusal; see `DoorExchanges.refuse`."""
+        session.refuse(reason)
 
     async def hear(self, wanted: ClientRequest) -> str:
         """Take note of a conversation; see `DoorExchanges.hear`."""

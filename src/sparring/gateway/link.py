@@ -104,6 +104,13 @@ class HearForm(msgspec.Struct, frozen=True, kw_only=True):
     wanted: ClientRequest
 
 
+class RefusedForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Note that a request of a door's client was refused in the gateway, and why."""
+
+    key: str
+    reason: str
+
+
 class RecallForm(msgspec.Struct, frozen=True, kw_only=True):
     """Replies whose conversations are wanted."""
 

@@ -45,6 +45,7 @@ from sparring.gateway.link import (
     KeyForm,
     Line,
     RecallForm,
+    RefusedForm,
     Word,
     decode,
     encode,
@@ -141,6 +142,7 @@ class LinkServer:
             "end": self._end,
             "count": self._count,
             "hear": self._hear,
+            "refused": self._refused,
             "recall": self._recall,
         }
         passed = self._doors.routes_of_run(hold=self._hold)
@@ -219,6 +221,12 @@ class LinkServer:
     async def _hear(self, request: Request) -> Response:
         form = decode(await request.body(), HearForm)
         return Response(await self._door(form.key).exchanges.hear(form.wanted))
+
+    async def _refused(self, request: Request) -> Response:
+        form = decode(await request.body(), RefusedForm)
+        door = self._door(form.key)
+        await door.exchanges.refuse(door.session, form.reason)
+        return Response()
 
     async def _recall(self, request: Request) -> Response:
         form = decode(await request.body(), RecallForm)

@@ -33,6 +33,7 @@ from sparring.gateway.link import (
     KeyForm,
     Line,
     RecallForm,
+    RefusedForm,
     Word,
     decode,
     encode,
@@ -145,6 +146,10 @@ class RemoteExchanges:
     async def count(self, session: Any, wanted: ClientRequest) -> int:
         """Return the number of ids of a conversation."""
         return int(await self._link.post("count", encode(CountForm(key=self._key, wanted=replace(wanted, echo={})))))
+
+    async def refuse(self, session: Any, reason: str) -> None:
+        """Have the session in the run's process take note of a refusal."""
+        await self._link.post("refused", encode(RefusedForm(key=self._key, reason=reason)))
 
     async def hear(self, wanted: ClientRequest) -> str:
         """Take note of a conversation in the run's process, where it outlives this one."""

@@ -26,10 +26,10 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp
 
-from sparring.errors import SparringError
-from sparring.gateway.connection import PING_S, ExchangeResponse, read_body, server_settings
+from sparring.errors import BadInput, SparringError
+from sparring.gateway.connection import PING_S, ExchangeResponse, read_body, server_settings, unsampled
 from sparring.gateway.dialects.chat_completions import ChatCompletions
-from sparring.gateway.dialects.dialect import ClientCall, ClientError, ClientRequest, Dialect, body_of, encoded
+from sparring.gateway.dialects.dialect import ClientCall, ClientError, ClientRequest, Dialect, body_of
 from sparring.gateway.dialects.gemini import Gemini
 from sparring.gateway.dialects.messages import Messages
 from sparring.gateway.dialects.responses import Responses, replies_named
@@ -53,8 +53,7 @@ from sparring.gateway.rewards import refused as word_refused
 from sparring.gateway.tool_server import CallResponse, ToolCalls, answer_tools
 from sparring.gateway.workers import RunKeys, WorkerDesk, listening_at, reached
 from sparring.protocols import ToolHost
-from sparring.reply import AnsweringSession, ReplyHead, SampledReply
-from sparring.types import Message
+from sparring.reply import AnsweringSession
 
 MOST_BYTES = 64 << 20
 """Largest body of a request."""
@@ -75,6 +74,7 @@ class Door:
         url: of the server, without a path.
         key: what a client sends as its API key.
         reward_key: under which the rollout is rewarded from outside; empty where the run takes no rewards.
+        turned_away: how often clients had been turned away for their keys when it was opened.
         session: behind it, of the policy.
         models: that its client may name; the policy is one.
         leave_out: types of tools of the vendor's servers that are left out of a request in the place of refusing it.
@@ -94,6 +94,7 @@ class Door:
     calls: ToolCalls = field(default_factory=ToolCalls)
     ping_s: float = PING_S
     reward_key: str = ""
+    turned_away: int = 0
 
 
 class Gateway:
@@ -120,6 +121,7 @@ class Gateway:
         self._serving: asyncio.Task[None] | None = None
         self._url = ""
         self._changing = asyncio.Lock()
+        self._turned_away = (0, "")  # how often a key opened no door, and what its client was told
 
     async def open(
         self,
@@ -147,6 +149,7 @@ class Gateway:
                 await self._start()
             key = f"sk-{secrets.token_urlsafe(24)}"
             door = Door(self._url, key, session, table, frozenset(leave_out))
+            door.turned_away = self._turned_away[0]
             self._doors[door.key] = door
             rewards = getattr(session, "rewards", None)  # of a run that takes some from outside
             if rewards is not None and not rewards.closed:
@@ -165,6 +168,9 @@ class Gateway:
                 again. Otherwise they end with what was sampled, which is recorded.
         """
         self._doors.pop(door.key, None)
+        number, reason = self._turned_away
+        if number > door.turned_away and not door.session.has_turn and not door.exchanges:
+            door.session.refuse(f"meanwhile the gateway turned a client away: {reason}")
         under_way = door.exchanges.under_way
         for exchange in under_way:
             if drop:
@@ -339,12 +345,16 @@ class Gateway:
             SparringError: it is refused.
         """
         door = await self._door(request)
-        call = await _call(request, door)
-        client_request = _labelled(read_request(dialect, call), door.models)
-        session = door.models.session(client_request.model)
+        try:
+            call = await _call(request, door)
+            client_request = _labelled(read_request(dialect, call), door.models)
+            session = door.models.session(client_request.model)
+        except BadInput as error:
+            await door.exchanges.refuse(door.models.sessions[0], str(error))
+            raise
         headers = {NOTED: ", ".join(client_request.noted)} if client_request.noted else {}
         if client_request.samples_nothing:
-            return _nothing(dialect, client_request, await door.exchanges.hear(client_request), headers)
+            return unsampled(dialect, client_request, await door.exchanges.hear(client_request), headers)
         digest = request_digest(f"{dialect.path} {client_request.model}", call.body, client_request)
         exchange = door.exchanges.begin(
             digest, retried=is_retried(request.headers), session=session, wanted=client_request
@@ -366,7 +376,9 @@ class Gateway:
         """
         door = self._doors.get(key)
         if door is None:
-            raise wrong_key("one of a rollout that is over, or of none")
+            error = wrong_key("one of a rollout that is over, or of none")
+            self._turned_away = (self._turned_away[0] + 1, str(error))
+            raise error
         return door
 
     async def _door(self, request: Request) -> AnsweredDoor:
@@ -461,30 +473,6 @@ async def _call(request: Request, door: AnsweredDoor) -> ClientCall:
         leave_out=door.leave_out,
         conversation=earlier.get,
     )
-
-
-def _nothing(dialect: Dialect, client_request: ClientRequest, id: str, headers: Mapping[str, str]) -> Response:
-    """Return the answer to a request for which nothing is sampled; `id`: by which a later request continues it."""
-
-    def bytes_of(token: int) -> bytes:
-        return b""
-
-    reply = SampledReply(
-        id=id,
-        message=Message(role="assistant"),
-        finish_reason="stop",
-        prompt_tokens=0,
-        cached_tokens=0,
-        tokens=(),
-        logprobs=(),
-        reasoning_tokens=0,
-    )
-    if not client_request.stream:
-        body = encoded(dialect.answer(client_request, [reply], bytes_of))
-        return Response(body, media_type="application/json", headers=headers)
-    writer = dialect.writer(client_request, bytes_of)
-    events = writer.begin(ReplyHead(id=reply.id, prompt_tokens=0)) + writer.end(0, reply) + writer.close()
-    return Response(events, media_type=writer.content_type, headers=headers)
 
 
 def _paths(dialect: Dialect) -> tuple[str, ...]:

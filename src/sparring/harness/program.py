@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from sparring.errors import EnvError, LimitReached, RequestRefused, SandboxError, boundary, refusal
+from sparring.errors import EnvError, LimitReached, RequestRefused, SandboxError, Unanswered, boundary, refusal
 from sparring.harness.find import Installation, find_program
 from sparring.harness.preset import KEY, AgentProgram, fill, load_preset
 from sparring.harness.relay import relay_to
@@ -84,6 +84,13 @@ class CountedSession:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
+
+    @property
+    def unanswered(self) -> str:
+        """Fate of the requests, in words, where none was answered with a turn and none hit a limit of the
+        rollout or the context; else empty. A client that ends so has done nothing that could be scored."""
+        session = self._session
+        return "" if session.has_turn or session.limit is not None else session.silence
 
     async def reply(self, messages: Sequence[Message], *arguments: Any, **settings: Any) -> Any:
         """Ask the session for a reply. Raises what the session raises."""
@@ -165,15 +172,19 @@ class WorldTools:
             self.done = observation.done
             return "\n".join(message.content for message in observation.messages) or "done"
 
-    async def answer(self, reply: Message) -> None:
+    async def answer(self, reply: Message, of: Message | None = None) -> None:
         """Give the world the program's last reply, unless it has ended.
+
+        Args:
+            reply: what the program has to say in the end.
+            of: the policy's reply that it made this of; None: it is one.
 
         Raises:
             EnvError: the world broke.
         """
         if not self.done:
             with boundary(EnvError, "step"):
-                self.done = (await self._env.step(reply)).done
+                self.done = (await self._env.step(reply, of=of)).done
 
 
 class ProgramHarness:
@@ -221,7 +232,8 @@ class ProgramHarness:
 
         Raises:
             LimitReached: it ran for too long, or needed too much memory.
-            EnvError: the world broke, or the program ended without a request for a reply.
+            EnvError: the world broke.
+            Unanswered: the program ended without a reply, and hit no limit: it asked for none, or was refused.
             BadInput: the world has tools, which the program cannot be handed.
             SandboxError: there is no box that runs programs.
         """
@@ -310,11 +322,11 @@ class ProgramHarness:
         session's to say.
 
         Raises:
-            EnvError: it asked for nothing.
+            Unanswered: it was answered nothing.
             LimitReached: the rollout hit a limit, or the program was killed for one.
         """
-        if not session.requests:
-            raise EnvError(f"harness {self.name}: {_end_of(result)} and requested no reply{_last_words(result)}")
+        if session.unanswered:
+            raise Unanswered(f"harness {self.name}: {_end_of(result)} and {session.unanswered}{_last_words(result)}")
         if session.limit is not None:
             raise session.limit
         if result.out_of_memory:

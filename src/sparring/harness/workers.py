@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from sparring.errors import EnvError, HarnessError, LimitReached, boundary, refusal
+from sparring.errors import EnvError, HarnessError, LimitReached, Unanswered, boundary, refusal
 from sparring.harness.chat import ChatHarness
 from sparring.harness.preset import KEY
 from sparring.harness.program import Address, CountedSession, OpenDoor, WorldTools
@@ -48,7 +48,8 @@ class WorkerHarness:
             HarnessError: it says that it failed.
             LimitReached: the rollout hit a limit, or its worker says that it did.
             RequestRefused: whoever answers refused a request for good, and the worker went on.
-            EnvError: the world broke, or the worker finished without a request for a reply.
+            EnvError: the world broke.
+            Unanswered: the worker finished without a reply, and hit no limit.
             BadInput: the run has no server for workers.
         """
         leases = self._leases()
@@ -74,7 +75,7 @@ class WorkerHarness:
         _judge(end, offer, session)
         last = session.last_words if end.answer is None else Message(role="assistant", content=end.answer)
         if last is not None:
-            await tools.answer(last)
+            await tools.answer(last, of=session.last_words)
 
     def _shown(
         self, episode: Episode, door: Address, session: CountedSession, messages: Sequence[Message]
@@ -117,14 +118,14 @@ def _judge(end: LeaseEnd, offer: RolloutOffer, session: CountedSession) -> None:
 
     Raises:
         HarnessError: its worker failed.
-        EnvError: the worker requested nothing.
+        Unanswered: it was answered nothing.
         LimitReached: a limit of the rollout, or of the worker, was hit.
     """
     worker = f"worker {offer.worker or 'without a name'}"
     if end.outcome == "failed":
         raise HarnessError(f"{worker}: {end.reason}")
-    if not session.requests:
-        raise EnvError(f"{worker}: finished and requested no reply")
+    if session.unanswered:
+        raise Unanswered(f"{worker}: finished and {session.unanswered}")
     if session.limit is not None:
         raise session.limit
     if end.outcome == "truncated":

@@ -73,14 +73,21 @@ def stages(rollout: Rollout) -> list[Stage]:
 
 
 def lost_rollouts(group: Group) -> list[Rollout]:
-    """Return the rollouts that left a group, each as its attempt with the most turns."""
+    """Return the rollouts that left a group because they broke, each as its attempt with the most turns. One that ended
+    at a limit before its first turn did not break: see `silent_rollouts`."""
     left = {rollout.index for rollout in group.rollouts}
     longest: dict[int, Rollout] = {}
     for rollout in group.failed:
-        if rollout.purpose != "baseline" and rollout.index not in left:
+        if rollout.purpose != "baseline" and rollout.index not in left and not rollout.outcome.trainable:
             other = longest.get(rollout.index)
             longest[rollout.index] = rollout if other is None or turns(rollout) >= turns(other) else other
     return list(longest.values())
+
+
+def silent_rollouts(group: Group) -> list[Rollout]:
+    """Return the rollouts that left a group because they ended at a limit, such as a first prompt that is too long,
+    before the policy had a turn: there is nothing to score or to train."""
+    return [r for r in group.failed if r.purpose != "baseline" and r.outcome.trainable]
 
 
 def turns(rollout: Rollout) -> int:

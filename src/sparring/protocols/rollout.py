@@ -140,8 +140,9 @@ class World(OpenedEnv, Protocol):
     def roles(self) -> tuple[str, ...]:
         """The names of its roles."""
 
-    async def step(self, reply: Message, role: str | None = None) -> Observation:
-        """Take the reply of a role, which may be left out where there is one."""
+    async def step(self, reply: Message, role: str | None = None, *, of: Message | None = None) -> Observation:
+        """Take the reply of a role, which may be left out where there is one. `of` is the policy's reply that it was
+        made of, in other words than these; what the world says of it belongs to that one's turn."""
 
 
 class ToolHost(Protocol):

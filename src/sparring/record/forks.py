@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from sparring.record.identity import message_key, text_of, tools_key
 from sparring.record.lines import Lane, Node, Request
@@ -31,16 +32,23 @@ def first_difference(before: str, after: str) -> tuple[int, str, str]:
     return place, before[low : low + SHOWN], after[low : low + SHOWN]
 
 
-def fork_of(
-    request: Request,
-    lane: Lane,
-    common: int,
-    of: int | None,
-    *,
-    new_agent: bool,
-    quoted: Sequence[Node],
-    summed_up: bool = False,
-) -> Fork:
+class Links(NamedTuple):
+    """Links of a request to what was said in other branches.
+
+    Attributes:
+        quoted: replies of other branches that it quotes.
+        new_agent: whether its client names an agent that has not asked before.
+        summed_up: whether one of the quoted is a summary, as its client says.
+        goes_on: whether it goes on from one of the quoted; see `sums_up`.
+    """
+
+    quoted: Sequence[Node]
+    new_agent: bool
+    summed_up: bool = False
+    goes_on: bool = False
+
+
+def fork_of(request: Request, lane: Lane, common: int, of: int | None, links: Links) -> Fork:
     """Return why a conversation leaves a recorded one, and where they differ first.
 
     Args:
@@ -48,13 +56,11 @@ def fork_of(
         lane: the recorded line that is nearest.
         common: number of messages that both have.
         of: place of the last segment that both have.
-        new_agent: whether its client names an agent that has not asked before.
-        quoted: replies of other branches that it quotes.
-        summed_up: whether one of these is a summary, as its client says.
+        links: to other branches.
     """
     before, after = lane.heard[common:], request.messages[common:]
     old, new = (text_of(messages[0]) if messages else "" for messages in (before, after))
-    reason = _reason(request, lane, common, new_agent, quoted, summed_up)
+    reason = _reason(request, lane, common, links)
     if reason == "tools":
         old, new = (tools_key(tools).decode("utf-8", "replace") for tools in (lane.specs, request.specs))
     place, left, right = first_difference(old, new)
@@ -63,26 +69,19 @@ def fork_of(
     return Fork(reason=reason, of=of, message=message, byte=place, before=left, after=right, agent=agent)
 
 
-def _reason(
-    request: Request,
-    lane: Lane,
-    common: int,
-    new_agent: bool,
-    quoted: Sequence[Node],
-    summed_up: bool,
-) -> ForkReason:
+def _reason(request: Request, lane: Lane, common: int, links: Links) -> ForkReason:
     label, matched = request.evidence.label, request.matched
     before, after = lane.heard[common:], request.messages[common:]
     if label == "auxiliary":
         return "auxiliary"
     begins = request.node is None
-    if begins and summed_up:
+    if begins and links.summed_up:
         return "compaction"
-    calls = any(node.reply.tool_calls and not _says(node, request) for node in quoted)
+    calls = any(node.reply.tool_calls and not _says(node, request) for node in links.quoted)
     is_another = common < lane.opening  # who tells all that an agent was first told is that agent, in other words
-    if new_agent or begins and calls and is_another:
+    if links.new_agent or begins and calls and is_another:
         return "agent"
-    if begins and (label == "compaction" or any(_sums_up(node, request, lane, after) for node in quoted)):
+    if begins and (label == "compaction" or links.goes_on):
         return "compaction"
     if begins and matched is not None and all(m.role != "assistant" for m in request.messages[matched.count :]):
         return "template"
@@ -102,13 +101,61 @@ def _said(node: Node) -> list[str]:
     return [node.text, *summaries_in(node.text)]
 
 
-def _sums_up(node: Node, request: Request, lane: Lane, after: Sequence[Message]) -> bool:
-    """Return whether a request with a quoted reply goes on from it in the place of the conversation that it sums up:
-    with the same tools, and fewer messages, or the quote where both differ first. `after`: messages from there on."""
-    if node.reply.tool_calls or lane.tools != request.tools:
+def sums_up(node: Node, own: Lane, request: Request, lane: Lane, common: int) -> bool:
+    """Return whether a request goes on from a quoted reply in the place of the conversation that this sums up.
+
+    Its agent has the same tools and still says the beginning of what it said before, such as its system message: a
+    judge or a critic who quotes a reply says other things. It quotes the reply where both differ first, or is shorter.
+    And there was something to sum up: the reply was asked for behind it, by an agent with tools, of whom every other
+    reply that calls nothing is the last; or it is another agent's (one that sums up, or is told everything anew), and
+    the request has less than the conversation in whose place it stands. Of an agent without tools each reply is text,
+    so nothing tells its summary from its acts but what its client says.
+
+    Args:
+        node: the reply.
+        own: the line that it was said in.
+        request: begins a branch and quotes it.
+        lane: the recorded line that is nearest to the request.
+        common: number of messages that both have.
+    """
+    if node.reply.tool_calls or not common or lane.tools != request.tools:
         return False
-    first = [message for message in after[:2] if message.role != "tool"]
-    return len(request.messages) < node.count or any(is_quoted(text, first) for text in _said(node))
+    inside = message_key(own.heard[0]) == message_key(request.messages[0])
+    # a reply that is sent back in its agent's own history is no quote of itself
+    new = [message for message in request.messages[common:] if not inside or message.role != "assistant"]
+    first = [message for message in request.messages[common : common + 2] if message in new and message.role != "tool"]
+    texts = _said(node)
+    if not any(is_quoted(text, new) for text in texts):
+        return False
+    if len(request.messages) >= node.count and not any(is_quoted(text, first) for text in texts):
+        return False
+    if not inside:
+        replies = [at for at, message in enumerate(lane.heard) if message.role == "assistant"]
+        return bool(replies) and replies[0] + 1 < len(lane.heard) and len(request.messages) < len(lane.heard)
+    before = own.heard[: node.count - 1]
+    followed = node.count > own.opening + 1 or any(message.role == "assistant" for message in before)
+    return bool(request.specs) and followed
+
+
+def quoted_in(request: Request, leaves: Iterable[Node], *, begins: bool) -> list[Node]:
+    """Return the replies of other branches that a request quotes.
+
+    Args:
+        request: as it was matched.
+        leaves: replies that nothing continues.
+        begins: whether it begins a branch; then a call's text may be what a sub-agent is told.
+    """
+    new = request.messages[request.before :]
+    return [
+        node
+        for node in leaves
+        if node is not request.node
+        and (
+            is_quoted(node.text, new)
+            or begins
+            and any(is_quoted(t, new) for t in (*texts_of_calls(node.reply), *summaries_in(node.text)))
+        )
+    ]
 
 
 def is_quoted(text: str, messages: Iterable[Message]) -> bool:

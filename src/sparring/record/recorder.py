@@ -12,12 +12,13 @@ import xxhash
 from sparring.errors import EngineError, LimitReached, RequestEnded, SparringError, boundary, refusal
 from sparring.generation import Completion, Constraint, GenerateRequest, Sampling
 from sparring.protocols import Engine, Renderer, Store
+from sparring.record.account import AccountedSession
 from sparring.record.branches import Transcript
 from sparring.record.budget import Budget
 from sparring.record.lines import Turn
 from sparring.record.order import conversation_of, last_words
 from sparring.record.replies import RecordedPlaces, RecordedReplies, RecordedReply
-from sparring.record.request import Rank, ReplyRequest, at_most, check_far, check_length, joined_stop, limit_after
+from sparring.record.request import Rank, ReplyRequest, at_most, check_far, check_length, joined_stop
 from sparring.record.streaming import ShowingReader, named, without_stop
 from sparring.record.tool_lists import ToolLists
 from sparring.record.tree import Tree
@@ -103,7 +104,7 @@ class Recorder:
         return session
 
 
-class RecordedSession:
+class RecordedSession(AccountedSession):
     """One role's conversation: the `Session` that harness and gateway talk to, and the only writer of segments.
 
     Attributes:
@@ -112,20 +113,19 @@ class RecordedSession:
         max_reply: most ids of one reply.
         usage: counts so far.
         generate_s: seconds that replies were waited for, summed over requests.
-        limit: the limit that a request hit; None where none did, or a prompt was too long and a later request was
-            answered.
+        account: of its requests.
         replies: of the record that answers before the engine does; None where nothing is rebuilt.
     """
 
     def __init__(
         self, recorder: Recorder, task: Task, *, rollout_id: str, seed: int, role: str, rank: Rank, limits: Limits
     ) -> None:
+        super().__init__()
         self.id = trajectory_id(rollout_id, role)
         self.max_context = recorder.max_context
         self.max_reply = min(recorder.sampling.max_tokens, recorder.max_context)
         self.usage = Usage()
         self.generate_s = 0.0
-        self.limit: LimitReached | None = None
         self.replies: RecordedReplies | None = None
         self._recorder = recorder
         self._task = task
@@ -196,12 +196,9 @@ class RecordedSession:
             EngineError: the engine failed, or gave up; `RequestEnded` where `abort` ended the reply.
             StoreError: the turn could not be made durable.
         """
-        try:
+        with self.account.request(evidence) as end:
             reply = await self._answered(ReplyRequest(messages, tools, constraint, max_tokens, stop, evidence, show))
-        except LimitReached as limit:
-            self.limit = limit_after(self.limit, limit)
-            raise
-        self.limit = limit_after(self.limit, reply.limit)
+            end(reply.limit)
         return reply
 
     def stream(

@@ -65,17 +65,6 @@ def check_far(name: str, messages: Sequence[Message], renderer: Renderer, room: 
         raise LimitReached("context_length", text, (2 * room, room))
 
 
-def limit_after(before: LimitReached | None, latest: LimitReached | None) -> LimitReached | None:
-    """Return the limit that a session has hit after another request. A prompt that was too long is forgotten when a
-    request is answered: its client made it shorter.
-
-    Args:
-        before: the limit so far.
-        latest: that this request hit.
-    """
-    return latest if before is None or before.reason == "context_length" else before
-
-
 def overflows(messages: Sequence[Message], renderer: Renderer, room: int) -> bool:
     """Return True if messages are too long for a context of `room` tokens by far. Of an environment that returned too
     much, only a beginning is rendered, four times as long each time until it does not fit: a megabyte of text takes

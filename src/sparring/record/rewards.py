@@ -182,6 +182,14 @@ class OutsideRewards:
         total = math.fsum(earned) if of_rollout is None else of_rollout.reward
         return replace(unscored, reward=total, per_turn=tuple(earned) if of_turns else None)
 
+    def of_no_turn(self, trajectory: Trajectory) -> int:
+        """Return the number of rewards for replies and branches of a trajectory that count for nothing: the reply is
+        lost or auxiliary, or none of it."""
+        turns = {segment.index for segment in trajectory.turns}
+        earning = [(_segment_of(trajectory, r.of), r.branch) for r in self._by_target.values() if r.of is not None]
+        ends = [s and (_end_of_branch(trajectory, s) if branch else s) for s, branch in earning]
+        return sum(end is None or end.index not in turns for end in ends)
+
     def _take(self, reward: OutsideReward) -> None:
         """Let a reward count."""
         self._by_target[reward.of, reward.branch] = reward

@@ -8,15 +8,15 @@ from functools import partial
 
 from sparring.errors import LimitReached, PromptTooLong
 from sparring.generation import Constraint
+from sparring.record.account import AccountedSession
 from sparring.record.branches import Transcript
 from sparring.record.imitated import CountedPrompt, ImitatedIds, Imitator
 from sparring.record.lines import place_named
 from sparring.record.order import conversation, last_words
 from sparring.record.replies import RecordedReplies
-from sparring.record.request import limit_after
 from sparring.record.text_tree import TextTree
 from sparring.reply import NO_EVIDENCE, Evidence, ReplyHead, SampledReply, Show, ShownReply, in_pieces
-from sparring.types import Message, Outcome, ReplyPiece, Source, Task, Timing, ToolSpec, Trajectory, Usage
+from sparring.types import Message, Outcome, ReplyPiece, Segment, Source, Task, Timing, ToolSpec, Trajectory, Usage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,16 +54,16 @@ class TextRecorder:
         return TextSession(self, task, rollout_id, seed, role)
 
 
-class TextSession:
+class TextSession(AccountedSession):
     """One role's conversation in messages. Implements `rollout.episode.OpenSession`.
 
     Attributes:
-        limit: the limit that a request hit; see `RecordedSession.limit`.
+        account: of its requests.
         replies: of a record; text has no tokens, so none is given again.
     """
 
     def __init__(self, recorder: TextRecorder, task: Task, rollout_id: str, seed: int, role: str) -> None:
-        self.limit: LimitReached | None = None
+        super().__init__()
         self.replies: RecordedReplies | None = None
         self._recorder, self._task, self._seed, self._role = recorder, task, seed, role
         self._id = rollout_id if role == "policy" else f"{rollout_id}/{role}"
@@ -71,6 +71,11 @@ class TextSession:
         self._ids = None if recorder.imitator is None else ImitatedIds(self._id, recorder.imitator)
         self._tree = TextTree(recorder.source)
         self._usage = Usage()
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """The record so far."""
+        return self._tree.segments
 
     @property
     def max_context(self) -> int:
@@ -108,12 +113,9 @@ class TextSession:
                 who has to have room for the reply as well.
             EngineError: nobody answered.
         """
-        try:
+        with self.account.request(evidence) as end:
             reply = await self._turn(tuple(messages), tuple(tools), constraint, evidence)
-        except LimitReached as limit:
-            self.limit = limit_after(self.limit, limit)
-            raise
-        self.limit = limit_after(self.limit, None)
+            end(None)
         if show is not None:
             for part in (ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens), *ShownReply().rest(reply.message)):
                 show(part)

@@ -24,7 +24,7 @@ from itertools import chain
 from sparring.generation import Completion, Sampling
 from sparring.protocols import Renderer
 from sparring.record.branches import Transcript, transcripts_of
-from sparring.record.forks import fork_of, is_quoted, summaries_in, texts_of_calls
+from sparring.record.forks import Links, fork_of, quoted_in, sums_up
 from sparring.record.forms import Forms
 from sparring.record.identity import DIGEST_BYTES, chained, thought_of
 from sparring.record.lines import START, Lane, Node, Request, Turn, begins, place_named
@@ -435,7 +435,7 @@ class Tree:
         self._agents.add(evidence.agent)
         if not self._lanes:
             return replace(segment, earlier=tuple(messages[:-1]), tools=request.specs or None)
-        quoted = self._quoted(segment, request)
+        quoted = quoted_in(request, self._leaves.values(), begins=segment.parent is None)
         lane, common = self._nearest(request)
         of, base, tools = request.node and request.node.place, request.before, None
         fork = None
@@ -445,10 +445,11 @@ class Tree:
             tools = None if of is None and not tools else tools
         if segment.parent is None or request.node is None or request.node.continued:
             summed_up = any(self._written[node.place].label == "compaction" for node in quoted)
-            fork = fork_of(request, lane, common, of, new_agent=not known_agent, quoted=quoted, summed_up=summed_up)
+            new = [node for node in quoted if sums_up(node, self._lanes[node.lane], request, lane, common)]
+            links = Links(quoted=quoted, new_agent=not known_agent, summed_up=summed_up, goes_on=bool(new))
+            fork = fork_of(request, lane, common, of, links)
             if fork.reason == "compaction":
-                summaries = [node.place for node in quoted if not node.reply.tool_calls]
-                self._summaries[segment.index] = [p for p in summaries if self._written[p].label == "agent"]
+                self._summaries[segment.index] = [n.place for n in new if self._written[n.place].label == "agent"]
         return replace(
             segment,
             earlier=tuple(messages[min(base, len(messages) - 1) : -1]),
@@ -468,21 +469,6 @@ class Tree:
         if node is None:
             return self._lanes[0], 0
         return self._lanes[self._forms.lines.get(node.key, node.lane)], node.count
-
-    def _quoted(self, segment: Segment, request: Request) -> list[Node]:
-        """Return the replies of other branches that nothing continues and that a request quotes."""
-        new = request.messages[request.before :]
-        begins = segment.parent is None
-        return [
-            node
-            for node in self._leaves.values()
-            if node is not request.node
-            and (
-                is_quoted(node.text, new)
-                or begins
-                and any(is_quoted(t, new) for t in (*texts_of_calls(node.reply), *summaries_in(node.text)))
-            )
-        ]
 
     def _bridged(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...] | None:
         """Return the ids that a bridge adds to a node's; None where the renderer finds no bridge.

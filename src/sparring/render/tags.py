@@ -157,3 +157,13 @@ def marks_of(name: str, added: Mapping[str, int], stop: Sequence[int]) -> Marks 
         control=frozenset(added.values()),
         undecided=(*tags.undecided, *spelled),
     )
+
+
+CALL_TAGS = frozenset(
+    (
+        *(tag for tags in FORMAT_TAGS.values() for tag, _ in filter(None, (tags.call, tags.section))),
+        *(tag for tags in FORMAT_TAGS.values() for tag in tags.opens if "call" in tag),
+        *(_DSML, "<function=", "<function_calls>", "<invoke name=", "<|tool_call>", "<|python_tag|>", "[TOOL_CALLS]"),
+    )
+)
+"""Beginnings of calls in any format that is known, those included that no renderer here reads."""

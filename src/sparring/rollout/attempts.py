@@ -12,8 +12,9 @@ from sparring.record.recorder import trajectory_id
 from sparring.rollout.admitted import sampled_tokens
 from sparring.rollout.attempt_log import EndedAttempt, UnfinishedRollout
 from sparring.rollout.blame import Call, Place, WorldCalls
+from sparring.rollout.outcomes import broken_by, failure_of
 from sparring.rollout.rebuild import AttemptRecord, Suspension
-from sparring.types import Failure, Outcome, OutcomeKind, Rollout, Score, Segment, Trajectory, Usage
+from sparring.types import Rollout, Score, Segment, Trajectory, Usage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,15 +230,3 @@ def _usage(segments: Sequence[Segment]) -> Usage:
         turns=len(sampled),
         tool_calls=sum(len(segment.message.tool_calls) for segment in sampled if segment.message is not None),
     )
-
-
-def broken_by(error: InfraError) -> Outcome:
-    """Return the outcome of an attempt that the infrastructure broke."""
-    kind: OutcomeKind = "judge_failed" if isinstance(error, JudgeError) else "infra_failed"
-    return Outcome(kind=kind, reason="failure", failure=failure_of(error))
-
-
-def failure_of(error: InfraError) -> Failure:
-    """Return an error for the record. Messages begin with the place that broke."""
-    where, _, message = str(error).partition(": ")
-    return Failure(error=type(error).__name__, where=where if message else "", message=message or where)

@@ -216,6 +216,8 @@ class EmptySteps:
             return
         failure = group.failed[-1].outcome.failure if group.failed else None
         why = f"{failure.error}: {failure.where}: {failure.message}" if failure is not None else "nothing was scored"
+        if group.failed and failure is None:
+            why = f"{group.failed[-1].outcome.reason} before the policy's first turn"
         if self._in_a_row >= EMPTY_STEPS:
             raise Outage(
                 f"steps {step + 2 - EMPTY_STEPS} to {step + 1}: expected rollouts to train, got none of "

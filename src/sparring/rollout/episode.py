@@ -6,10 +6,9 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, Protocol, cast
 
-from sparring.envs.answers import agent_turns, answered_turns, observed, rated
+from sparring.envs.answers import observed, rated
 from sparring.envs.box_at_home import BoxAtHome
 from sparring.envs.executor import EXECUTOR, Executor, InlineExecutor, is_cooperative
 from sparring.envs.roles import roles_of
@@ -33,8 +32,10 @@ from sparring.record.replies import RecordedReplies
 from sparring.record.rewards import OutsideRewards
 from sparring.reply import AnsweringSession
 from sparring.rollout.config import RolloutConfig
+from sparring.rollout.outcomes import ANSWERED, of_silence, outcome_at
 from sparring.rollout.phases import LimitedSession, Phases, Waits
 from sparring.rollout.rebuild import Watch
+from sparring.rollout.turn_rewards import WorldAnswer, with_turns
 from sparring.types import (
     DEFAULT_ROLES,
     Message,
@@ -47,7 +48,6 @@ from sparring.types import (
     Trajectory,
 )
 
-ANSWERED = Outcome(kind="completed", reason="answered")
 OF_WORLDS = (InfraError, PolicyFailure, BadInput, StoreError)
 """Errors of ours that an environment may raise: failures of either side, a refusal of what no rollout could cure, and
 those of the run's own store. Others say something about the run, which no environment knows."""
@@ -57,10 +57,6 @@ class OpenSession(AnsweringSession, Protocol):
     """A session as the episode that opened it sees it. `replies` are those of the record, where it is rebuilt."""
 
     replies: RecordedReplies | None
-
-    @property
-    def limit(self) -> LimitReached | None:
-        """The limit that a request hit; see `RecordedSession.limit`."""
 
     def trajectory(self, outcome: Outcome, timing: Timing) -> Trajectory:
         """Return the record so far."""
@@ -120,7 +116,7 @@ class GuardedEnv:
         self._roles = DEFAULT_ROLES
         self._tools: tuple[ToolSpec, ...] | None = None
         self._box: Sandbox | None = None
-        self._observed: list[tuple[str, Message | None, Observation]] = []
+        self._observed: list[WorldAnswer] = []
         self._left = False
         self._reads_tools = False
         self.world_s = 0.0
@@ -189,16 +185,17 @@ class GuardedEnv:
                 own = None if box is None else BoxAtHome(box)
                 opened = observed(await self._call(env.open, task, own))
                 await self._read_tools(opened=True)
-        self._observed = [("", None, opened)]
+        self._observed = [WorldAnswer("", None, opened)]
         self.watch.observe("", opened)
         return opened
 
-    async def step(self, reply: Message, role: str | None = None) -> Observation:
+    async def step(self, reply: Message, role: str | None = None, *, of: Message | None = None) -> Observation:
         """Answer a reply.
 
         Args:
             reply: what was said.
             role: who said it; may be left out where the environment has one role.
+            of: the policy's reply that it was made of; None: it is one.
 
         Raises:
             EnvError: its code raised, or answered with what no model can be told.
@@ -221,7 +218,7 @@ class GuardedEnv:
                     await self._read_tools()
         self.policy_s += self.watch.observe(role, observation, took_s)
         self._check_time()
-        self._observed.append((role, reply, observation))
+        self._observed.append(WorldAnswer(role, of or reply, observation))
         return observation
 
     async def score(self, trajectories: Sequence[Trajectory]) -> Score | None:
@@ -259,35 +256,9 @@ class GuardedEnv:
         return role
 
     def with_turns(self, score: Score, trajectories: Sequence[Trajectory]) -> Score:
-        """Return the score with what observations said of each turn, where it does not say so itself: the reward that
-        answered it (0 where none did) and the state that it was taken in. It stays as it is where the world answered
-        more replies of a role than its agent made: nobody then knows which.
-        """
-        rewards: dict[str, tuple[float, ...]] = {}
-        states: dict[str, tuple[str | None, ...]] = {}
-        for trajectory in trajectories:
-            turns = trajectory.turns
-            at = [place for place, (role, _, _) in enumerate(self._observed) if place and role == trajectory.role]
-            numbers = answered_turns(turns, [self._observed[place][1] for place in at])
-            if numbers is None:
-                return score
-            earned = dict(zip(numbers, [self._observed[place][2].reward or 0.0 for place in at], strict=True))
-            keys = dict(zip(numbers, [self._observed[place - 1][2].state_key for place in at], strict=True))
-            left = [number for number in agent_turns(turns) if number > max(numbers, default=-1)]
-            if len(self._roles) == 1 and self._observed and left:  # the turn that nothing answered
-                keys[left[0]] = self._observed[-1][2].state_key
-            rewards[trajectory.role] = tuple(earned.get(number, 0.0) for number in range(len(turns)))
-            states[trajectory.role] = tuple(keys.get(number) for number in range(len(turns)))
-        answers = [observation for _, _, observation in self._observed]
-        rewarded = any(answer.reward is not None for answer in answers[1:])
-        in_states = any(answer.state_key is not None for answer in answers)
-        if len(self._roles) > 1:
-            if rewarded and score.per_role_turns is None:
-                score = replace(score, per_role_turns=rewards)
-            return replace(score, per_role_states=states) if in_states and score.per_role_states is None else score
-        if rewarded and score.per_turn is None:
-            score = replace(score, per_turn=rewards[trajectories[0].role])
-        return replace(score, states=states[trajectories[0].role]) if in_states and score.states is None else score
+        """Return the score with what the answers said of each turn; see `turn_rewards.with_turns`. Raises HarnessError
+        where that belongs to no turn."""
+        return with_turns(score, trajectories, self._observed, several=len(self._roles) > 1)
 
     async def close(self) -> None:
         """Close the environment, if there is one and its code was not abandoned. Raises EnvError for whatever its code
@@ -360,7 +331,11 @@ class _Measured(boundary):
 
 class RunningEpisode:
     """One attempt at one task: its world, its box and its sessions. Implements `protocols.Episode`. A session is
-    opened when its role is first asked for."""
+    opened when its role is first asked for.
+
+    Attributes:
+        ended_by: what the harness raised that is no failure of the machinery; None where it ended of itself.
+    """
 
     def __init__(
         self,
@@ -385,6 +360,7 @@ class RunningEpisode:
         self._rewards = rewards
         self._sessions: dict[str, OpenSession] = {}
         self._limited: dict[str, LimitedSession] = {}
+        self.ended_by: PolicyFailure | None = None
 
     def session(self, role: str | None = None) -> Session:
         """Return the session of a role; where the world has one role, that may be left out.
@@ -418,10 +394,23 @@ class RunningEpisode:
         """The limit that ended a role's conversation; None where none did."""
         return next((s.limit for s in self._sessions.values() if s.limit is not None), None)
 
+    def silent(self, harness: str, speaks: Callable[[str], bool]) -> Outcome | None:
+        """Return how an attempt ended that left nothing to score; see `outcomes.of_silence`.
+
+        Args:
+            harness: that held the conversation, by name.
+            speaks: whether the policy speaks for a role.
+
+        Raises:
+            Unanswered: it hit no limit.
+        """
+        own = [session for role, session in self._sessions.items() if speaks(role)]
+        return of_silence(own, f"harness {harness}", self.ended_by)
+
     def trajectories(self, outcome: Outcome, timing: Timing) -> tuple[Trajectory, ...]:
         """Return what was recorded: one trajectory per role that was asked, in the order in which the world names
-        them; of the first role alone where nobody was asked. Each session adds its `generate_s` to `timing`. A role
-        whose latest request hit a limit ended by that limit. The other roles did not.
+        them; of the first role alone where nobody was. Each session adds its `generate_s` to `timing`. A role whose
+        latest request hit a limit ended by that limit, also where it was the first. The other roles did not.
         """
         cut = {role: outcome_at(session.limit) for role, session in self._sessions.items() if session.limit is not None}
         others = ANSWERED if outcome in cut.values() else outcome
@@ -429,7 +418,7 @@ class RunningEpisode:
         recorded = [
             session.trajectory(ended.get(role, others), timing) for role, session in self._in_order(self._sessions)
         ]
-        spoken = tuple(trajectory for trajectory in recorded if trajectory.segments)
+        spoken = tuple(trajectory for trajectory in recorded if trajectory.segments or trajectory.role in ended)
         return spoken or (self._session(self.env.first_role).trajectory(outcome, timing),)
 
     def transcripts(self) -> dict[str, tuple[Transcript, ...]]:
@@ -491,9 +480,3 @@ class RunningEpisode:
         if len(sessions) < 2:
             return list(sessions.items())
         return [(role, sessions[role]) for role in self.env.roles if role in sessions]
-
-
-def outcome_at(limit: LimitReached) -> Outcome:
-    """Return the outcome of a conversation that a limit ended."""
-    kind = "policy_failed" if limit.reason in ("resources", "malformed") else "truncated"
-    return Outcome(kind=kind, reason=limit.reason)

@@ -23,13 +23,11 @@ from sparring.observe.evaluation import (
 )
 from sparring.observe.statistics import pass_at_k, pass_hat_k
 from sparring.protocols import Scorer
-from sparring.rollout.attempts import failure_of
-from sparring.rollout.digest import digest
 from sparring.rollout.group_scoring import GroupScoring
 from sparring.rollout.load import EvalShare
+from sparring.rollout.outcomes import failure_of, unscored
 from sparring.rollout.runner import Finished, RolloutRunner
-from sparring.rollout.scheduler import unscored
-from sparring.rollout.seeds import rollout_seed
+from sparring.rollout.seeds import digest, rollout_seed
 from sparring.types import POLICY, Group, Outcome, Purpose, Score, Task
 
 
@@ -77,9 +75,10 @@ class EvalPlan:
 class Finding:
     """Result of one rollout.
 
-    `reward` is None where the rollout says nothing about the policy; `failure` is then what broke. `success` is None
-    there too, and where the world knows no such thing. `versions` are the lowest and the highest of the weights, None
-    where nothing was sampled.
+    `reward` is None where the rollout says nothing about the policy; `failure` is then what broke, empty where it ended
+    at a limit before the policy had a turn, such as a prompt that is too long. `success` is None there too, and where
+    the world knows no such thing. `versions` are the lowest and the highest of the weights, None where nothing was
+    sampled.
     """
 
     rollout: str
@@ -95,7 +94,7 @@ class Finding:
 def recorded(plan: EvalPlan, store: EvalStore) -> dict[int, Finding]:
     """Return the findings of an evaluation that the store has, by number.
 
-    Rollouts that say nothing about the policy are superseded: they are run again.
+    Rollouts that broke are superseded: they are run again. One that ended before the policy had a turn would again.
 
     Raises:
         BadInput: the record is of other tasks.
@@ -110,7 +109,7 @@ def recorded(plan: EvalPlan, store: EvalStore) -> dict[int, Finding]:
             raise refusal(
                 f"recorded rollout {group.id}", expected, got, "evaluate under another --name, or remove the folder"
             )
-        if group.rollouts:
+        if group.rollouts or group.failed[-1].outcome.trainable:
             findings[group.index] = _finding(group)
         else:
             store.supersede(plan.stage, group.index)
@@ -221,7 +220,7 @@ def summarize(plan: EvalPlan, findings: Mapping[int, Finding], ks: Sequence[int]
         lost=tuple(
             Lost(rollout=f.rollout, task=plan.tasks[number % len(plan.tasks)].id, failure=f.failure)
             for number, f in sorted(findings.items())
-            if f.reward is None
+            if f.failure
         ),
         mean_turns=_mean([f.turns for f in scored]),
         mean_turns_successful=_mean([f.turns for f in scored if f.success]),
@@ -274,7 +273,7 @@ def _finding(group: Group) -> Finding:
         failure=f"{broken.error}: {broken.where}: {broken.message}"
         if broken
         else ""
-        if group.rollouts
+        if outcome.trainable
         else outcome.reason,
         versions=(min(versions), max(versions)) if versions else None,
         per_role=score.per_role or {},

@@ -16,8 +16,8 @@ from sparring.log import LogEntry, LogKind, step_name
 from sparring.protocols import Store
 from sparring.record.order import settled
 from sparring.record.turns import TurnQueue
-from sparring.rollout.digest import digest
 from sparring.rollout.runner import Finished
+from sparring.rollout.seeds import digest
 from sparring.store.codec import StoredRollout, decode, encode
 from sparring.types import Group, Rollout, Score, Task
 

@@ -2,33 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from sparring.observe.metrics import Metrics
-from sparring.observe.survival import lost_rollouts, turns
+from sparring.observe.survival import lost_rollouts, silent_rollouts, turns
+from sparring.record.order import tools_of
+from sparring.render.tags import CALL_TAGS
 from sparring.rollout.admitted import AdmittedRollouts, sampled_tokens
-from sparring.types import UNTRAINED, Group, Rollout
+from sparring.types import UNTRAINED, Group, Rollout, Segment, Trajectory
+
+WARNED_ABOVE: Mapping[str, tuple[float, str]] = {
+    "rollout/nothing_to_train": (
+        0.25,
+        "of rollouts have nothing to train: they broke, or the policy has no turn in them",
+    ),
+    "rollout/unread_calls": (0.1, "of replies to requests with tools hold a call's tag and no call that can be read"),
+    "rollout/cut_by_context": (0.1, "of replies were cut because the context was full"),
+}
+"""Metrics of which a share above this number is said once, and in which words."""
 
 
-def measure(metrics: Metrics, group: Group, *, lag: int) -> None:
+class Warnings:
+    """Warnings about the metrics of a run's steps, each once.
+
+    Args:
+        report: takes a sentence.
+    """
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._warned: set[str] = set()
+
+    def look(self, metrics: Mapping[str, float]) -> None:
+        """Warn of what is too high for the first time."""
+        for name, (most, words) in WARNED_ABOVE.items():
+            if name not in self._warned and metrics.get(name, 0.0) > most:
+                self._warned.add(name)
+                self._report(f"{name}: {metrics[name]:.0%} {words} (above {most:.0%}; said once)")
+
+
+def measure(metrics: Metrics, group: Group, *, lag: int, max_context: int | None = None) -> None:
     """Add one group's figures.
 
     `infra_failure_rate` is the share of attempts that infrastructure or judge broke, `left_rate` the share of rollouts
-    that left their group for it in the end, `world_share` the part of the rollouts' own wall clock that was spent in
+    that left their group for it in the end, `silent_rate` of those that left it because they ended at a limit before
+    the policy had a turn, `world_share` the part of the rollouts' own wall clock that was spent in
     the world.
 
     Args:
         metrics: where to.
         group: a scored group.
         lag: steps that it is behind when it is trained.
+        max_context: most ids that a prompt of the policy and its reply may have together; None: nobody knows.
     """
     metrics.add("rollout/lag_mean", lag)
     metrics.add("rollout/lag_max", lag, "max")
     metrics.add("rollout/groups", 1, "sum")
-    attempts = len(group.rollouts) + len(group.failed)
-    metrics.add("rollout/infra_failure_rate", len(group.failed), "ratio", weight=attempts)
-    lost = len(lost_rollouts(group))
-    metrics.add("rollout/left_rate", lost, "ratio", weight=lost + len(group.rollouts))
+    silent, lost = len(silent_rollouts(group)), len(lost_rollouts(group))
+    attempts, broke = len(group.rollouts) + len(group.failed), [r for r in group.failed if not r.outcome.trainable]
+    metrics.add("rollout/infra_failure_rate", len(broke), "ratio", weight=attempts)
+    rollouts = lost + silent + len(group.rollouts)
+    metrics.add("rollout/left_rate", lost, "ratio", weight=rollouts)
+    metrics.add("rollout/silent_rate", silent, "ratio", weight=rollouts)
+    untrained = sum(not any(trajectory.turns for trajectory in rollout.trajectories) for rollout in group.rollouts)
+    metrics.add("rollout/nothing_to_train", lost + silent + untrained, "ratio", weight=rollouts)
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         _measure_rollout(metrics, rollout)
+        for trajectory in rollout.trajectories:
+            _measure_replies(metrics, trajectory, max_context)
         metrics.add("rollout/reward", score.reward or 0.0)
         for role, reward in (score.per_role or {}).items():
             metrics.add(f"rollout/reward/{role}", reward)
@@ -62,6 +103,8 @@ def _measure_rollout(metrics: Metrics, rollout: Rollout) -> None:
         count = sum(len(s.tokens) for t in rollout.trajectories for s in t.segments if s.label == label)
         metrics.add(f"rollout/{label}_tokens", count, "sum")
     metrics.add("rollout/branches", sum(1 for t in rollout.trajectories for _ in t.leaves()))
+    others = sum(s.fork is not None and s.fork.reason == "tools" for t in rollout.trajectories for s in t.segments)
+    metrics.add("rollout/branches_of_other_tools", others)
     metrics.add("rollout/turns", turns(rollout))
     metrics.add("rollout/tool_calls", sum(t.usage.tool_calls for t in rollout.trajectories))
     ended = rollout.outcome.kind
@@ -71,3 +114,25 @@ def _measure_rollout(metrics: Metrics, rollout: Rollout) -> None:
     metrics.add("rollout/wall_s_mean", wall_s)
     metrics.add("rollout/wall_s_max", wall_s, "max")
     metrics.add("rollout/world_share", rollout.trajectories[0].timing.world_s, "ratio", weight=wall_s)
+
+
+def _measure_replies(metrics: Metrics, trajectory: Trajectory, max_context: int | None) -> None:
+    """Add what replies of a trajectory did not come to: calls that nobody can read, and ends that the context cut off.
+    Both are functions of the record alone."""
+    segments, lengths = trajectory.segments, [0] * len(trajectory.segments)
+    for segment in segments:
+        before = 0 if segment.parent is None else lengths[segment.parent]
+        lengths[segment.index] = before + len(segment.tokens)
+    replies = [segment for segment in segments if segment.model is not None]
+    called = [segment for segment in replies if tools_of(segments, segment.index)]
+    metrics.add("rollout/unread_calls", sum(map(_is_unread, called)), "ratio", weight=len(called))
+    if max_context is not None:
+        cut = [s for s in replies if s.finish_reason == "length" and lengths[s.index] >= max_context]
+        metrics.add("rollout/cut_by_context", len(cut), "ratio", weight=len(replies))
+
+
+def _is_unread(reply: Segment) -> bool:
+    """Return whether a reply holds the beginning of a call, or a malformed one, and no call that can be read."""
+    if reply.message is None or any(call.arguments is not None for call in reply.message.tool_calls):
+        return False
+    return bool(reply.message.tool_calls) or any(tag in reply.message.content for tag in CALL_TAGS)

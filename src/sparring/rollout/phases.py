@@ -22,7 +22,16 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-from sparring.errors import EngineError, EnvError, InfraError, JudgeError, PolicyFailure, SandboxError, ToolHostError
+from sparring.errors import (
+    EngineError,
+    EnvError,
+    InfraError,
+    JudgeError,
+    LimitReached,
+    PolicyFailure,
+    SandboxError,
+    ToolHostError,
+)
 from sparring.generation import Constraint
 from sparring.observe.spans import Spans
 from sparring.record.rewards import OutsideRewards
@@ -292,6 +301,25 @@ class LimitedSession:
     def last_words(self) -> Message | None:
         """The main agent's last reply that called nothing; None where there is none."""
         return self._session.last_words
+
+    @property
+    def has_turn(self) -> bool:
+        """True once it was answered with a turn of the rollout."""
+        return self._session.has_turn
+
+    @property
+    def limit(self) -> LimitReached | None:
+        """The limit that the latest request hit."""
+        return self._session.limit
+
+    @property
+    def silence(self) -> str:
+        """Fate of the requests, in words, where none was answered with a turn."""
+        return self._session.silence
+
+    def refuse(self, reason: str) -> None:
+        """Take note of a request that was refused before it came here."""
+        self._session.refuse(reason)
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None

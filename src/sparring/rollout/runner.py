@@ -16,6 +16,7 @@ from sparring.envs.domains import Domains
 from sparring.envs.executor import Executor, InlineExecutor
 from sparring.errors import (
     BadInput,
+    EnvError,
     HarnessError,
     InfraError,
     JudgeError,
@@ -33,19 +34,17 @@ from sparring.protocols import Boxes, EnvFactory, Harness
 from sparring.record.branches import Transcript
 from sparring.record.rewards import OutsideRewards
 from sparring.rollout.attempt_log import AttemptLog
-from sparring.rollout.attempts import Attempt, Attempts, broken_by
+from sparring.rollout.attempts import Attempt, Attempts
 from sparring.rollout.blame import OPENING, Successes, WorldCalls
 from sparring.rollout.breaker import Breakers
 from sparring.rollout.config import RolloutConfig
-from sparring.rollout.episode import ANSWERED, GuardedEnv, RunningEpisode, SessionRecorder, outcome_at
+from sparring.rollout.episode import GuardedEnv, RunningEpisode, SessionRecorder
 from sparring.rollout.load import CappedBoxes, Places
+from sparring.rollout.outcomes import ANSWERED, CANCELLED, MALFORMED, broken_by, ended_as, is_about, outcome_at
 from sparring.rollout.phases import Phases, Waits
 from sparring.rollout.rebuild import Suspension, Watch
 from sparring.rollout.stalls import Stalls
 from sparring.types import BoxSpec, Outcome, Purpose, Rollout, Score, Task, Timing
-
-MALFORMED = Outcome(kind="policy_failed", reason="malformed")
-CANCELLED = Outcome(kind="cancelled", reason="cancelled")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +103,7 @@ class RolloutRunner:
         self._boxes, self._starts = (boxes.pool, boxes.starts) if isinstance(boxes, CappedBoxes) else (boxes, None)
         self._recorder = recorder
         self._harness = harness
+        self._name = getattr(harness, "name", type(harness).__name__)
         self._widens: Callable[..., BoxSpec] | None = getattr(harness, "box_of", None)
         self.config = config
         self.executors = executors
@@ -168,6 +168,11 @@ class RolloutRunner:
             self._metrics.add("rollout/rebuilt", attempts.rebuilt, "sum")
             self._metrics.add("rollout/started_over", len(attempts.started_over), "sum")
 
+    @property
+    def max_context(self) -> int | None:
+        """Most ids that a prompt of the policy and its reply may have together; None where replies are text."""
+        return getattr(self._recorder, "max_context", None)
+
     async def suspend(self, rollout_id: str) -> bool:
         """Let a rollout give back its box and its cache before its next turn.
 
@@ -215,7 +220,7 @@ class RolloutRunner:
                 broken = attempts.finished(done)
                 return Finished(rollout=done.rollout, score=None, broken=broken, transcripts=done.transcripts)
             if attempts.is_the_policys(done):
-                failed = _ended(done.rollout, replace(broken_by(done.error), kind="policy_failed"))
+                failed = ended_as(done.rollout, replace(broken_by(done.error), kind="policy_failed"))
                 score = Score(reward=self.config.policy_failure_reward, success=False)
                 broken = attempts.finished(done)
                 return Finished(rollout=failed, score=score, broken=broken, transcripts=done.transcripts)
@@ -284,7 +289,7 @@ class RolloutRunner:
                 await rewards.close()
         if watch.replies.difference is not None and not isinstance(done.error, NotRebuildable):
             error = NotRebuildable(watch.replies.difference)  # the harness went on all the same
-            done = replace(done, rollout=_ended(done.rollout, broken_by(error)), score=None, error=error)
+            done = replace(done, rollout=ended_as(done.rollout, broken_by(error)), score=None, error=error)
         if done.error is None:
             return done
         record = watch.record(done.rollout.trajectories) if env.rebuildable else None
@@ -314,6 +319,8 @@ class RolloutRunner:
         in_time = await rewards.wait()
         self._metrics.add("rollout/rewards_missing", not in_time, "sum")
         self._metrics.add("rollout/rewards_expired", 0, "sum")
+        of_no_turn = rewards.of_no_turn(done.rollout.trajectories[0])
+        self._metrics.add("rollout/rewards_of_no_turn", of_no_turn, "sum")
         return replace(done, score=rewards.score(done.score, done.rollout.trajectories[0]))
 
     def phases(self, name: str) -> Phases:
@@ -364,10 +371,17 @@ class RolloutRunner:
             await episode.env.make()
             outcome = await self._play(episode)
             episode.env.watch.check()
+            silent = episode.silent(self._name, self.config.speaks) if outcome.trainable else None
+            if silent is not None:
+                return ended(left(silent), None)
             rollout = left(outcome)
             scoring = True
             return ended(rollout, await self._scored(episode, rollout) if outcome.trainable else None)
-        except PolicyFailure:  # the scorer's verdict: what was left behind cannot be scored
+        except PolicyFailure as failure:
+            if not scoring:
+                error = EnvError(f"environment {episode.task.env}: {failure}")  # before the policy did anything
+                return ended(left(broken_by(error)), None, error)
+            # the scorer's verdict: what was left behind cannot be scored
             return ended(left(MALFORMED), Score(reward=self.config.policy_failure_reward, success=False))
         except InfraError as error:
             return ended(left(broken_by(error)), None, error)
@@ -431,14 +445,16 @@ class RolloutRunner:
             with episode.env.phases.within("harness"), boundary(HarnessError, "harness"):
                 await InlineExecutor().run(self._harness.run, episode)
         except LimitReached as limit:
+            episode.ended_by = limit
             return outcome_at(limit)
         except HarnessError as error:
             if episode.limit is None:
                 raise
-            if not _is_about(error, episode.limit):
+            if not is_about(error, episode.limit):
                 episode.note("harness", {"error": str(error)})
             return outcome_at(episode.limit)
-        except PolicyFailure:
+        except PolicyFailure as failure:
+            episode.ended_by = failure
             return MALFORMED
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -465,20 +481,6 @@ class RolloutRunner:
                 if retry == self.config.retries or episode.env.abandoned:
                     raise
         raise AssertionError("the last try returns or raises")
-
-
-def _ended(rollout: Rollout, outcome: Outcome) -> Rollout:
-    """Return the rollout with another outcome."""
-    return replace(rollout, trajectories=tuple(replace(t, outcome=outcome) for t in rollout.trajectories))
-
-
-def _is_about(error: BaseException | None, limit: LimitReached) -> bool:
-    """Return whether an error is the refusal of a limit, which a client raises in an error of its own."""
-    while error is not None:
-        if error is limit or str(limit) in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _failure_in(data: Mapping[str, Any]) -> str:

@@ -6,34 +6,28 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from sparring.errors import InfraError, SparringError
 from sparring.observe.metrics import Metrics
 from sparring.protocols import Scorer, TaskSource
 from sparring.rollout.admitted import AdmittedRollouts
-from sparring.rollout.attempts import failure_of
 from sparring.rollout.breaker import EmptySteps
 from sparring.rollout.feed import TaskFeed
 from sparring.rollout.group_log import Admission, GroupLog
 from sparring.rollout.group_scoring import GroupScoring
-from sparring.rollout.metrics import admitted_metrics, measure
+from sparring.rollout.metrics import Warnings, admitted_metrics, measure
+from sparring.rollout.outcomes import failure_of, unscored
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import rollout_seed
 from sparring.rollout.stalls import Straggler
 from sparring.rollout.window import Window
-from sparring.types import Failure, Group, Outcome, Purpose, Rollout, Score, Task
+from sparring.types import Group, Outcome, Purpose, Rollout, Score, Task
 
 T = TypeVar("T")
 
 TRAIN: Purpose = "train"
 BASELINE: Purpose = "baseline"
-UNSCORED = Outcome(
-    kind="judge_failed",
-    reason="failure",
-    failure=Failure(error="JudgeError", where="score", message="neither the world nor a scorer gave a reward"),
-)
 
 
 class Scheduler:
@@ -94,6 +88,7 @@ class Scheduler:
         self._fresh = True
         self._dead: asyncio.Future[None] | None = None
         self._metrics = Metrics()
+        self._warnings = Warnings(runner.report)
         self._admitted = AdmittedRollouts()
 
     async def groups(self) -> AsyncIterator[Group]:
@@ -118,7 +113,7 @@ class Scheduler:
                 if not self._repeats and group.index >= self._observed:  # else a recorded admission has it shown
                     self._observe_to(group.index)
                     self._observe(group)
-                measure(self._metrics, group, lag=self._lag(group))
+                measure(self._metrics, group, lag=self._lag(group), max_context=self._runner.max_context)
                 self._metrics.add("rollout/places", self.places.limit, "min")
                 self._admitted.add(group)
                 self._empty_steps.add(group)
@@ -166,6 +161,7 @@ class Scheduler:
             self._metrics.add("rollout/tasks_left_out", self._source.left_out, "sum")
             self._source.left_out = 0
         counts = {**self._metrics.take(), **self._runner.metrics(), **self._runner.breakers.metrics.take()}
+        self._warnings.look(counts)
         return {**counts, **admitted_metrics(admitted)}
 
     def state(self, step: int) -> dict[str, Any]:
@@ -424,11 +420,6 @@ def _done(result: T) -> asyncio.Future[T]:
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     future.set_result(result)
     return future
-
-
-def unscored(rollout: Rollout, outcome: Outcome = UNSCORED) -> Rollout:
-    """Return a rollout that nobody scored as it leaves its group: None is not 0."""
-    return replace(rollout, trajectories=tuple(replace(t, outcome=outcome) for t in rollout.trajectories))
 
 
 def compact(group: Group) -> None:

@@ -1,5 +1,5 @@
-"""Counter-based seeds: a rollout's random numbers depend on what it is, never on when or beside what it runs (law
-8)."""
+"""Names of rollouts and tasks as numbers: counter-based seeds, so that random numbers depend on what a rollout is and
+never on when or beside what it runs (law 8), and the digest by which a recorded task is known again."""
 
 from __future__ import annotations
 
@@ -26,3 +26,9 @@ def rollout_seed(run_seed: int, purpose: Purpose, task: Task, index: int, group:
     """
     parts = ("rollout", run_seed, purpose, task.id, task.seed, index, *(() if group is None else (group,)))
     return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(parts))
+
+
+def digest(task: Task) -> str:
+    """Return a digest of the question and of what scores its answer: the same for equal tasks in every process."""
+    content = (task.id, task.seed, [(m.role, m.content) for m in task.messages], task.data)
+    return xxhash.xxh3_64_hexdigest(msgspec.json.encode(content, order="sorted", enc_hook=repr))

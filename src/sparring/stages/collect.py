@@ -148,10 +148,10 @@ def _kept(task: Task, finished: Sequence[Finished], context: Context) -> dict[st
     kept = [trace for of_role in by_role.values() for of_rollout in of_role[: config.keep] for trace in of_rollout]
     counts = {
         "rollouts": len(finished),
-        "failed": sum(each.score is None for each in finished),
+        "failed": sum(not each.rollout.outcome.trainable for each in finished),
         "unscored": sum(each.score is not None and each.score.reward is None for each in finished),
-        "unfinished": sum(each.score is not None and each.rollout.outcome.kind != "completed" for each in finished),
-        "full": sum(each.score is not None and each.rollout.outcome.reason == "context_length" for each in finished),
+        "unfinished": sum(o.trainable and o.kind != "completed" for o in (each.rollout.outcome for each in finished)),
+        "full": sum(each.rollout.outcome.reason == "context_length" for each in finished),
     }
     prompt = "\n".join(message.content for message in task.messages)
     failures = [each.rollout.outcome.failure for each in finished if each.score is None]

@@ -48,6 +48,8 @@ class LostTasksAgain:
             self._times.pop(id, None)
             self._ready = len(self._lost) if group.rollouts else self._ready
             return
+        if all(rollout.outcome.trainable for rollout in group.failed):
+            return  # nothing broke: its first prompt is too long, and will be again
         failures = [rollout.outcome.failure for rollout in group.failed]
         if any(failure is not None and failure.error == TaskError.__name__ for failure in failures):
             return  # it can never be rolled out

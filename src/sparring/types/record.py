@@ -362,8 +362,9 @@ def alike(rewards: Sequence[float | None]) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """A task's rollouts with their scores, in rollout order. A rollout that left for an infrastructure failure is in
-    `failed`, never among `rollouts`; an unscored or misaligned group cannot be built.
+    """A task's rollouts with their scores, in rollout order. A rollout that left for an infrastructure failure, or that
+    ended at a limit before the policy had a turn, is in `failed`, never among `rollouts`; an unscored or misaligned
+    group cannot be built.
 
     `index` is the admission number (batches form in this order, law 5); `version` the weight version at admission.
     `baselines` are the scores of the task's rollouts with purpose "baseline": never trained, and no members of the

@@ -23,8 +23,8 @@ tools = [
 ]
 
 
-def reply() -> dict:
-    body = json.dumps({"model": os.environ["MODEL"], "messages": messages, "tools": tools}).encode()
+def reply(**fields: object) -> dict:
+    body = json.dumps({"model": os.environ["MODEL"], "messages": messages, "tools": tools, **fields}).encode()
     headers = {"Authorization": "Bearer " + os.environ["KEY"], "Content-Type": "application/json"}
     request = urllib.request.Request(os.environ["URL"] + "/v1/chat/completions", body, headers)
     with urllib.request.urlopen(request) as answer:
@@ -52,6 +52,11 @@ if mode == "shows its prompt":
     reply()
     print("{prompt} {system}")
     print(sys.argv[2])
+if mode == "is refused":
+    reply(top_k=5)
+if mode == "says too much":
+    messages[0]["content"] = "word " * 5000
+    reply()
 if mode == "silent":
     print("I have nothing to ask.", file=sys.stderr)
     sys.exit(3)

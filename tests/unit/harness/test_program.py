@@ -134,6 +134,7 @@ def test_a_program_in_a_box_reaches_a_gateway_in_another_process(bench: Bench, t
         begun = bench.runner.run(asyncio.to_thread(process.stdout.readline))
         try:
             finished = bench.play("works", calls("cat question.txt"), calls("echo 42 > answer.txt"), says("Done."))
+            refused = bench.play("is refused", says("Never said.")).rollout.outcome.failure
         finally:
             bench.runner.run(held.aclose())
         ended = process.communicate()[0]  # read to its end: it speaks last
@@ -141,6 +142,7 @@ def test_a_program_in_a_box_reaches_a_gateway_in_another_process(bench: Bench, t
         assert ended == f"{tmp_path}: the run is over\n"
     assert (ending(finished), finished.score and finished.score.reward) == (("completed", "answered"), 1.0)
     assert process.returncode == 0
+    assert refused is not None and "refused every request, the last for: top_k: expected" in refused.message
 
 
 def test_a_program_sees_its_own_folders_its_own_environment_and_no_network(bench: Bench) -> None:
@@ -166,6 +168,20 @@ def test_a_program_that_requests_nothing_is_a_failure_with_its_last_words(bench:
     assert (ending(finished), finished.score) == (("infra_failed", "failure"), None)
     failure = finished.rollout.outcome.failure
     assert failure is not None and "status 3 and requested no reply: I have nothing to ask." in failure.message
+
+
+def test_a_program_that_is_only_refused_is_a_failure_with_what_it_was_told(bench: Bench) -> None:
+    finished = bench.play("is refused", says("Never said."))
+    assert (ending(finished), finished.score) == (("infra_failed", "failure"), None)
+    failure = finished.rollout.outcome.failure
+    assert failure is not None and (failure.error, failure.where) == ("Unanswered", f"harness {bench.folder}/mine.toml")
+    assert "status 1 and was refused every request, the last for: top_k: expected" in failure.message
+    assert "HTTP Error 400" in failure.message, "its own last words"
+
+
+def test_a_first_prompt_that_does_not_fit_truncates_a_program_and_there_is_nothing_to_score(bench: Bench) -> None:
+    finished = bench.play("says too much", says("Never said."))
+    assert (ending(finished), finished.score) == (("truncated", "context_length"), None)
 
 
 def test_a_program_that_runs_for_too_long_is_truncated(bench: Bench) -> None:

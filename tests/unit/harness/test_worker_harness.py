@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sparring.errors import LimitReached, RequestRefused, SparringError
+from sparring.errors import BadInput, LimitReached, RequestRefused, SparringError, Unanswered
 from sparring.harness.workers import GRACE_S, WorkerHarness
 from sparring.record.leases import LeaseEnd, Leases
 from sparring.record.transcript import TextRecorder, TextRequest
@@ -34,8 +34,8 @@ class Door:
 class Played:
     """A rollout whose worker asks until it is refused. Then it finishes, or never does."""
 
-    def __init__(self, *, refuses: bool, finishes: bool) -> None:
-        self._refuses, self._finishes = refuses, finishes
+    def __init__(self, *, refuses: SparringError | None, finishes: bool, asks: bool = True) -> None:
+        self._refuses, self._finishes, self._asks = refuses, finishes, asks
         self._doors: list[Door] = []
 
     @asynccontextmanager
@@ -45,7 +45,7 @@ class Played:
 
     async def _reply(self, request: TextRequest) -> Message:
         if self._refuses:
-            raise RequestRefused("teacher: 402: pay first")
+            raise self._refuses
         return Message(role="assistant", content="One.")
 
     async def _work(self, leases: Leases) -> None:
@@ -53,12 +53,13 @@ class Played:
         assert lease is not None
         messages = [Message(role="user", content="Go.")]
         try:
-            while True:
+            while self._asks:
                 reply = await self._doors[0].session.reply(messages)
                 messages += [reply.message, Message(role="user", content="Go on.")]
         except SparringError:
-            if self._finishes:
-                leases.finish(lease.id, LeaseEnd(outcome="completed"))
+            pass
+        if self._finishes:
+            leases.finish(lease.id, LeaseEnd(outcome="completed"))
 
     async def run(self) -> None:
         leases, task = Leases(1e6), toy_task(3, limits=Limits(max_turns=2))
@@ -71,10 +72,12 @@ class Played:
 
 @pytest.mark.parametrize(
     ("refuses", "error", "message"),
-    [(True, RequestRefused, "pay first"), (False, LimitReached, "2 turns are used up")],
+    [(RequestRefused("402: pay first"), RequestRefused, "pay first"), (None, LimitReached, "2 turns are used up")],
     ids=["refused", "limit"],
 )
-def test_a_worker_that_goes_on_for_too_long_is_not_waited_for(refuses: bool, error: type, message: str) -> None:
+def test_a_worker_that_goes_on_for_too_long_is_not_waited_for(
+    refuses: SparringError | None, error: type, message: str
+) -> None:
     async def main() -> float:
         with pytest.raises(error, match=message):
             await Played(refuses=refuses, finishes=False).run()
@@ -86,6 +89,20 @@ def test_a_worker_that_goes_on_for_too_long_is_not_waited_for(refuses: bool, err
 def test_a_worker_that_finishes_after_a_limit_ends_by_it_at_once() -> None:
     async def main() -> None:
         with pytest.raises(LimitReached, match="2 turns are used up"):
-            await Played(refuses=False, finishes=True).run()
+            await Played(refuses=None, finishes=True).run()
 
     assert run_virtual(main())[1] < GRACE_S
+
+
+@pytest.mark.parametrize(
+    ("asks", "told"),
+    [(False, "finished and requested no reply"), (True, "refused every request, the last for: tools: expected none")],
+)
+def test_a_worker_that_finishes_and_was_answered_nothing_is_a_failure_with_what_it_was_told(
+    asks: bool, told: str
+) -> None:
+    async def main() -> None:
+        with pytest.raises(Unanswered, match=told):
+            await Played(refuses=BadInput("tools: expected none"), finishes=True, asks=asks).run()
+
+    run_virtual(main())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
-from sparring.errors import EngineError, LimitReached, PromptTooLong, RequestRefused
+from sparring.errors import BadInput, EngineError, LimitReached, PromptTooLong, RequestRefused
 from sparring.generation import Rendered, Sampling
 from sparring.record.imitated import Imitator
 from sparring.record.recorder import Recorder
@@ -19,7 +20,7 @@ from sparring.render.demonstrate import demonstration_tokens, reply_tokens
 from sparring.testing.conversations import SYSTEM, TOOL, answer, call, say, user
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
-from sparring.types import Limits, Message, Outcome, ToolSpec
+from sparring.types import Evidence, Limits, Message, Outcome, ToolSpec
 
 TOOLS = (TOOL,)
 LIMITS = Limits(max_turns=300, max_tokens=100_000, max_tool_calls=300)
@@ -146,17 +147,22 @@ def test_a_reply_for_which_the_prompt_leaves_no_room_is_no_turn() -> None:
         assert session.transcripts() == ()
 
 
-def test_another_limit_is_remembered_whatever_is_answered_after_it() -> None:
-    replies = iter([LimitReached("max_tokens", "cut short"), say("Blue.")])
+def test_the_latest_request_decides_what_a_session_ended_by() -> None:
+    """But no title does, nor one that was refused."""
+    limit, refused = LimitReached("max_tokens", "cut short"), BadInput("tools: expected none")
+    replies = iter([limit, say("Blue."), limit, say("A title"), refused])
     session = opened(lambda request: next(replies), None)
 
     async def main() -> None:
-        with pytest.raises(LimitReached):
-            await session.complete(START)
-        await session.complete(START)
+        ended = []
+        for label in (None, None, None, "auxiliary", None):
+            with suppress(LimitReached, BadInput):
+                await session.reply(START, evidence=Evidence(label=label))
+            ended.append(session.limit)
+        assert ended == [limit, None, limit, limit, limit]
 
     asyncio.run(main())
-    assert session.limit is not None and session.limit.reason == "max_tokens"
+    assert session.has_turn and session.account.refused == str(refused)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,8 @@ def test_an_observation_of_100_mb_truncates_its_rollout(at_once: bool, turns: in
     runner = RolloutRunner(TalkativeWorld(at_once), NoBoxes(), stack.recorder, ChatHarness(), stack.config)
     done = run_virtual(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1))[0]
     assert done.rollout.outcome == Outcome(kind="truncated", reason="context_length")
-    assert done.rollout.trajectories[0].usage.turns == turns and done.score is not None
+    assert done.rollout.trajectories[0].usage.turns == turns
+    assert (done.score is None) == (turns == 0), "where nothing was sampled there is nothing to score"
 
 
 class CountingRenderer(AppendingRenderer):

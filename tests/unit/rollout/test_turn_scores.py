@@ -7,6 +7,7 @@ from fates import FatedBoxes, Fates, make_stack
 
 from sparring.envs.answers import rated
 from sparring.envs.base import final_text
+from sparring.errors import HarnessError
 from sparring.generation import Runs
 from sparring.harness.chat import ChatHarness
 from sparring.rollout.episode import GuardedEnv
@@ -38,6 +39,13 @@ class PayingEnv(ToyEnv):
     async def step(self, reply: Message) -> Observation:
         answer = await super().step(reply)
         return answer if answer.done else replace(answer, reward=self.reward, state_key="hall")
+
+
+class PayingEachEnv(PayingEnv):
+    """Each reply earns a quarter."""
+
+    async def step(self, reply: Message) -> Observation:
+        return Observation(reward=0.25, state_key="hall")
 
 
 class SayingEnv(PayingEnv):
@@ -125,19 +133,69 @@ def test_what_the_world_answered_is_the_turn_of_that_message(
     assert rated(score, ["policy"], [trajectory]) == score
 
 
-def test_a_harness_that_changes_what_it_passes_on_is_answered_in_order() -> None:
-    trajectory = asked(("agent", replace(CALLS, content="I call")), ("lost", SAYS), ("agent", SAYS))
+def earned(trajectory: Trajectory, *replies: Message) -> Score:
+    """What the paying world says of the turns of a trajectory when it was given these replies."""
 
-    async def play(*replies: Message) -> Score:
-        env = GuardedEnv(PayingEnv)
+    async def play() -> Score:
+        env = GuardedEnv(PayingEachEnv)
         await env.open(toy_task(), None)
         for reply in replies:
             await env.step(reply)
         return env.with_turns(Score(reward=1.0), [trajectory])
 
-    assert run_virtual(play(CALLS, SAYS))[0].per_turn == (0.25, 0.0)
-    assert run_virtual(play(CALLS))[0].states == ("door", "hall"), "the second was not answered"
-    assert run_virtual(play(CALLS, CALLS, SAYS))[0].per_turn is None, "nobody knows which"
+    return run_virtual(play())[0]
+
+
+def test_a_program_that_runs_the_calls_of_a_reply_one_by_one_earns_for_the_reply() -> None:
+    """With ids of its own, and the server's name before the tool's in what was sampled."""
+    both = replace(CALLS, content="I call", tool_calls=(*CALLS.tool_calls, replace(CALLS.tool_calls[0], id="b")))
+    trajectory = asked(("agent", both), ("lost", SAYS), ("agent", SAYS))
+    one = replace(CALLS, tool_calls=(replace(CALLS.tool_calls[0], id="call_1"),))
+    score = earned(trajectory, one, one, SAYS)
+    assert (score.per_turn, score.states) == ((0.5, 0.25), ("door", "hall"))
+    assert earned(trajectory, one).states == ("door", "hall"), "the second was not answered"
+    filled = replace(one, tool_calls=(replace(one.tool_calls[0], arguments={"a": 1.0, "b": 2, "base": 10}),))
+    assert earned(trajectory, filled, SAYS).per_turn == (0.25, 0.25), "the client wrote a default"
+    named = replace(both, tool_calls=tuple(replace(call, name="mcp__world__add") for call in both.tool_calls))
+    assert earned(asked(("agent", SAYS), ("agent", named)), one, one).per_turn == (0.0, 0.5)
+    with pytest.raises(HarnessError, match="call 3, which earned the reward 0.25"):
+        earned(trajectory, one, one, one)
+
+
+def test_a_reply_in_another_form_is_the_same_and_a_summary_that_was_acted_on_earns() -> None:
+    padded, act = (
+        replace(CALLS, content=" I call\n", reasoning="Hm."),
+        replace(SAYS, content="I go north, to the door."),
+    )
+    trajectory = asked(("agent", SAYS), ("compaction", act), ("agent", padded))
+    assert earned(trajectory, replace(CALLS, content="I call")).per_turn == (0.0, 0.0, 0.25)
+    assert earned(trajectory, act).per_turn == (0.0, 0.25, 0.0), "its label says nothing of who was answered"
+
+
+def test_of_equal_replies_that_of_the_agent_that_was_answered_before_earns() -> None:
+    yes = replace(SAYS, content="yes")
+    acts = asked(("agent", yes), ("agent", yes), ("agent", yes))
+    goes_on = replace(acts, segments=(*acts.segments[:2], replace(acts.segments[2], parent=0)))
+    assert earned(goes_on, yes, replace(yes)).per_turn == (0.25, 0.0, 0.25), "the critic's word is its own"
+    assert earned(acts, yes, acts.segments[2].message).per_turn == (0.25, 0.25, 0.0)
+
+
+def test_what_is_no_reply_earns_for_no_turn_in_silence() -> None:
+    trajectory = asked(("agent", replace(SAYS, content="I go north.")), ("agent", SAYS))
+    with pytest.raises(HarnessError, match="(?s)env.step.*'I go north.'.*got 'north' in call 1.*reward 0.25"):
+        earned(trajectory, replace(SAYS, content="north"))
+    said, north = trajectory.segments[0].message, replace(SAYS, content="north")
+
+    async def named() -> Score:
+        env = GuardedEnv(PayingEachEnv)
+        await env.open(toy_task(), None)
+        await env.step(north, of=said)
+        return env.with_turns(Score(reward=1.0), [trajectory])
+
+    assert run_virtual(named())[0].per_turn == (0.25, 0.0), "the harness names the reply that it made that of"
+    only = asked(("lost", SAYS), ("agent", replace(SAYS, content="I go north.")))
+    assert earned(only, replace(SAYS, content="north")).per_turn == (0.25,), "there is one turn"
+    assert earned(asked(("lost", SAYS)), SAYS) == Score(reward=1.0), "nothing was sampled that it could be of"
 
 
 def test_the_answer_is_the_agents_whatever_its_client_asked_for_afterwards() -> None:
@@ -162,7 +220,12 @@ def test_a_reward_that_is_no_number_breaks_the_world() -> None:
     assert done.rollout.outcome.kind == "infra_failed" and "finite" in str(done.rollout.outcome.failure)
 
 
-@pytest.mark.parametrize("turns", [0, 1, 2])
+def test_where_nothing_was_sampled_there_is_no_score() -> None:
+    done = played(PayingEnv, toy_task(limits=Limits(max_turns=0)))
+    assert done.score is None and done.rollout.outcome == Outcome(kind="truncated", reason="max_turns")
+
+
+@pytest.mark.parametrize("turns", [1, 2])
 def test_what_is_said_of_turns_has_one_entry_per_sampled_turn(turns: int) -> None:
     done = played(PayingEnv, toy_task(limits=Limits(max_turns=turns)))
     assert done.score is not None

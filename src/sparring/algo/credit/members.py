@@ -211,7 +211,8 @@ TurnRule = Callable[[Sequence[Member]], Sequence[Sequence[float]] | None]
 
 
 def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
-    """List the trajectories of a group in rollout and role order. Failed rollouts are no members.
+    """List the trajectories of a group in rollout and role order. Failed rollouts are no members, and neither is a role
+    that was asked and had no turn: its reward is no other one's baseline.
 
     Raises:
         ValueError: a row belongs to none of them, or a score does not say whose turns it speaks of.
@@ -224,6 +225,8 @@ def members(group: Group, rows: Sequence[Sample]) -> list[Member]:
         if len(rollout.trajectories) > 1 and (score.per_turn is not None or score.states is not None):
             raise ValueError(f"rollout {rollout.id}: expected per_role_turns and per_role_states, got turns of no role")
         for trajectory in rollout.trajectories:
+            if not trajectory.segments and len(rollout.trajectories) > 1:
+                continue
             own = tuple(by_trajectory.pop(trajectory.id, ()))
             all_members.append(Member(trajectory=trajectory, rollout=rollout.id, score=score, rows=own))
     if by_trajectory:

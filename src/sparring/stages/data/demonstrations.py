@@ -14,7 +14,7 @@ import msgspec
 
 from sparring.backoff import retry_pause_s
 from sparring.envs.threads import THREADS
-from sparring.errors import BadInput, EnvError, InfraError, RequestRefused, TaskError, boundary, refusal
+from sparring.errors import BadInput, EnvError, InfraError, RequestRefused, TaskError, Unanswered, boundary, refusal
 from sparring.generation import Constraint, Rendered
 from sparring.protocols import Expert, Renderer
 from sparring.record.branches import Transcript
@@ -23,12 +23,12 @@ from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.rollout.attempts import Attempt
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import OpenSession
-from sparring.rollout.role_recorder import RoleRecorder
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import Context
 from sparring.stages.data.traces import transcript_of
 from sparring.stages.models.context_length import outline_of
 from sparring.stages.models.imitator import imitator_of
+from sparring.stages.models.role_models import RoleRecorder
 from sparring.tasks.files import read_conversations
 from sparring.tasks.formats import located
 from sparring.types import POLICY, Message, Score, Task, ToolSpec
@@ -193,9 +193,12 @@ async def demonstrate(context: Context, task: Task, imitator: Imitator | None = 
     return await Demonstrations(context, imitator).shown(task)
 
 
-async def converse(context: Context, task: Task, replies: Replies) -> list[Conversation]:
-    """Play one rollout whose replies are scripted. Returns and raises as `Demonstrations.played`."""
-    return await Demonstrations(context).played(task, replies)
+async def converse(
+    context: Context, task: Task, replies: Replies, imitator: Imitator | None = None
+) -> list[Conversation]:
+    """Play one rollout whose replies are scripted, which may outgrow the context of the policy: only training needs
+    room. Returns and raises as `Demonstrations.played`; `imitator` is that of its class, and renders the prompts."""
+    return await Demonstrations(context, imitator, fits=False).played(task, replies)
 
 
 class Demonstrations:
@@ -206,6 +209,7 @@ class Demonstrations:
         imitator: the policy, where it is to imitate its roles: no prompt of them is longer than its context, and a
             program is told so. None: ids are not counted.
         report: called with a sentence for what a reader of the run has to know.
+        fits: whether a conversation that outgrows the imitator's context is refused.
     """
 
     def __init__(
@@ -213,11 +217,14 @@ class Demonstrations:
         context: Context,
         imitator: Imitator | None = None,
         report: Callable[[str], None] = lambda sentence: None,
+        *,
+        fits: bool = True,
     ) -> None:
         config = context.config.rollout
         if config.rewards_within_s is not None:
             config = msgspec.structs.replace(config, rewards_within_s=0.0)  # whoever judges trained ones is not awaited
         self._context, self._config, self._imitator, self._report = context, config, imitator, report
+        self._fits = fits
         self._scripts, self._numbers = _Scripts(config, imitator), count()
         self._runner = RolloutRunner(
             context.factory,
@@ -272,15 +279,18 @@ class Demonstrations:
         with self._scripts.of(name, task, replies):
             played = await self._runner.attempt(task, rollout_id=name, index=0, seed=task.seed)
         for error in (played.error, *_taken(self._runner.close_failures)):
+            if isinstance(error, Unanswered):
+                raise _unanswered(task, self._config.harness, error)
             if error is not None:
                 raise error
-        if self._imitator is not None:
+        if self._imitator is not None and self._fits:
             if any(each.outcome.reason == "context_length" for each in played.rollout.trajectories):
                 raise _no_room(self._context, task, self._imitator.max_context)
+        if not played.transcripts and self._imitator is not None and not self._fits:
+            return await Demonstrations(self._context).played(task, replies)  # not even its first prompt does
         if not played.transcripts:
-            do = "let it ask for every reply: `await episode.session().complete(messages)`, or by the client it has"
-            got = f"{self._config.harness!r}, which requested no reply for task {task.id}"
-            raise refusal("rollout.harness", "a harness that requests its replies from the session", got, do)
+            got = f"{played.rollout.outcome.reason} before the first reply for task {task.id}"
+            raise refusal("rollout.harness", "a harness that is answered", got, "raise that limit")
         return _conversations_of(task, played)
 
     def _expert(self, task: Task) -> Replies:
@@ -356,6 +366,15 @@ def _taken(failures: deque[InfraError]) -> list[InfraError]:
     taken = list(failures)
     failures.clear()
     return taken
+
+
+def _unanswered(task: Task, harness: str, error: Unanswered) -> BadInput:
+    """Return the refusal of a harness that asked for nothing, or was refused all that it asked for."""
+    reason = str(error).partition(": ")[2]
+    got = f"{harness!r}, which {reason} for task {task.id}"
+    got = got if reason == "requested no reply" else f"for task {task.id}: {error}"
+    do = "let it ask for every reply: `await episode.session().complete(messages)`, or by the client it has"
+    return refusal("rollout.harness", "a harness that requests its replies from the session", got, do)
 
 
 def _no_room(context: Context, task: Task, room: int) -> BadInput:

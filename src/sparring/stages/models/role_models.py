@@ -10,10 +10,10 @@ from sparring.model.hub import base_folder
 from sparring.protocols import Engine, Store
 from sparring.record.recorder import Recorder
 from sparring.render.load import load_renderer
-from sparring.rollout.episode import SessionRecorder
-from sparring.rollout.role_recorder import RoleRecorder
+from sparring.rollout.episode import OpenSession, SessionRecorder
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.teachers import room_of, teacher_folder
+from sparring.types import Task
 
 
 def open_role_engines(context: Context) -> dict[str, Engine]:
@@ -102,3 +102,27 @@ def _check_model(context: Context, where: str, name: str) -> None:
         do = 'serve it by "openai" or "remote", or leave out served'
         raise refusal(f"models.{name}.served.kind", "a server that samples token ids", '"chat"', do)
     teacher_folder(context, name)
+
+
+class RoleRecorder:
+    """Recorder that opens the session of each role on the engine of the model that speaks for it. Implements
+    `SessionRecorder`.
+
+    Args:
+        policy: recorder of every role that `by_role` does not name.
+        by_role: recorder of each of the others.
+    """
+
+    def __init__(self, policy: SessionRecorder, by_role: Mapping[str, SessionRecorder]) -> None:
+        self._policy = policy
+        self._by_role = by_role
+
+    @property
+    def max_context(self) -> int | None:
+        """Most ids that a prompt of the policy and its reply may have together; None where replies are text."""
+        return getattr(self._policy, "max_context", None)
+
+    def open(self, task: Task, *, rollout_id: str, seed: int, role: str, priority: int, admission: int) -> OpenSession:
+        """Open the session of one role of one rollout."""
+        recorder = self._by_role.get(role, self._policy)
+        return recorder.open(task, rollout_id=rollout_id, seed=seed, role=role, priority=priority, admission=admission)

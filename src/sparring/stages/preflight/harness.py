@@ -11,30 +11,36 @@ from sparring.harness.workers import NAME as WORKERS
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import Conversation, converse
+from sparring.stages.models.imitator import imitator_of
 from sparring.types import Message, Task
 
 
 async def play_silently(context: Context, task: Task) -> list[Conversation]:
-    """Play a task in which whoever is asked says nothing.
+    """Play a task in which whoever is asked says nothing. Its requests are rendered as the policy's will be, where the
+    policy has a tokenizer already: a program whose every request the chat format refuses is not ready to run.
 
     Returns:
         The conversation of each role that was asked.
 
     Raises:
         BadInput: the environment or the harness broke, the harness asked for a role that the environment does not
-            name, or it asked nobody.
+            name, or it asked nobody or was refused each request.
     """
     async with playable(task):
-        return await converse(context, task, lambda messages: Message(role="assistant", content=""))
+        return await converse(
+            context, task, lambda messages: Message(role="assistant", content=""), imitator_of(context)
+        )
 
 
-def players_of(config: RunConfig, held: Iterable[Conversation]) -> list[str]:
+def players_of(config: RunConfig, held: Iterable[Conversation], *, rendered: bool) -> list[str]:
     """Return a sentence for each environment whose harness is none of the built-in: who played its first task.
 
     Args:
         config: of the run.
         held: conversations of the tasks that were played.
+        rendered: whether its requests were rendered.
     """
+    unknown = "" if rendered else "; its requests were not rendered, because the policy has no tokenizer yet"
     first: dict[str, Task] = {}
     for conversation in held:
         if conversation.task is not None:
@@ -45,7 +51,7 @@ def players_of(config: RunConfig, held: Iterable[Conversation]) -> list[str]:
         if name == WORKERS:
             facts.append(f"harness: workers will play; task {task.id} was played as a chat, for none is there yet")
         elif name not in BUILT_IN:
-            facts.append(f"harness: {name} played task {task.id}, whose replies were empty, to its end")
+            facts.append(f"harness: {name} played task {task.id}, whose replies were empty, to its end{unknown}")
     return facts
 
 

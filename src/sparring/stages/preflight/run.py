@@ -91,7 +91,7 @@ async def check(context: Context) -> list[str]:
         if other.env != task.env:
             more, conversations, _ = await check_environment(context, other)
             environment_facts, played = environment_facts + more, played + conversations
-    environment_facts += players_of(config, played) + check_parts(config, played)
+    environment_facts += players_of(config, played, rendered=context.given() is not None) + check_parts(config, played)
     about, compared = check_compared(context)
     shown += compared
     about += check_online(config) + check_imitation(config)

@@ -12,7 +12,7 @@ import msgspec
 from sparring.errors import refusal
 from sparring.observe.evaluation import Evaluation
 from sparring.observe.results import read_result
-from sparring.rollout.digest import digest
+from sparring.rollout.seeds import digest
 from sparring.stages.context import ORDER, Context
 from sparring.store.sqlite import SqliteStore
 from sparring.types import Task
