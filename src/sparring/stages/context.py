@@ -107,16 +107,7 @@ class Context:
 
     def renderer(self, path: Path) -> Renderer:
         """Return the renderer of the checkpoint folder `path`, or of an adapter's base."""
-        from sparring.render.load import load_renderer
-
-        spec = self.config.models[POLICY]
-        return load_renderer(
-            base_folder(path),
-            spec.renderer,
-            spec.thinking,
-            self.config.render.control_tokens,
-            self.config.render.thoughts,
-        )
+        return renderer_of(self.config, path)
 
     def with_boxes(self, boxes: Boxes) -> Context:
         """Return the same run with other boxes (such as a tool host that is switched off)."""
@@ -126,3 +117,11 @@ class Context:
         """Return the same run with the model `name` of the recipe in the policy's place."""
         models = {**self.config.models, POLICY: self.config.models[name]}
         return replace(self, config=msgspec.structs.replace(self.config, models=models))
+
+
+def renderer_of(config: RunConfig, path: Path) -> Renderer:
+    """Return the policy's renderer of a recipe, of the checkpoint folder `path`, or of an adapter's base."""
+    from sparring.render.load import load_renderer
+
+    spec, render = config.models[POLICY], config.render
+    return load_renderer(base_folder(path), spec.renderer, spec.thinking, render.control_tokens, render.thoughts)
