@@ -19,8 +19,8 @@ from sparring.engine.config import EngineConfig
 from sparring.envs.rubrics.config import Function
 from sparring.errors import refusal
 from sparring.launch.block import block
-from sparring.launch.checkpoint import find_checkpoint
-from sparring.launch.run import CONFIG, answered_outside, opened
+from sparring.launch.checkpoint import CONFIG, find_checkpoint
+from sparring.launch.run import answered_outside, opened
 from sparring.model.config import ModelConfig, ServedConfig
 from sparring.observe.config import ObserveConfig
 from sparring.observe.evaluation import Evaluation, compare, verdict

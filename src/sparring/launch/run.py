@@ -15,6 +15,7 @@ import msgspec
 
 from sparring.errors import naming_memory, refusal
 from sparring.launch.block import block
+from sparring.launch.checkpoint import CONFIG, STORE
 from sparring.observe.progress import progress
 from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
@@ -32,8 +33,11 @@ if TYPE_CHECKING:
     from sparring.record.leases import Leases
 
 T = TypeVar("T")
-CONFIG = "config.toml"
-STORE = "store.sqlite"
+NO_DIFFERENCE = (
+    *("observe", "run.memory", "run.redo", "run.damaged"),
+    *("rollout.gateway", "rollout.listen", "rollout.lease_s"),
+)
+"""Settings that do not make another run of one: what is shown, addresses, and what a resume does."""
 UNDER_WAY = "memory/under_way"
 """Under this key of the store, while stages run, what was said of the run's memory."""
 
@@ -124,11 +128,14 @@ def _telling_memory(context: Context) -> Iterator[None]:
 
 async def _stage(context: Context, name: str) -> None:
     """Run one stage and record its result; its wall clock is kept even when it is stopped."""
+    from sparring.stages.models.adapters import show_adapter
+
     module = importlib.import_module(f"sparring.stages.{name}")
     started = time.monotonic()
     before = context.store.get(f"wall/{name}") or 0.0
     try:
         result = await module.run(context)
+        show_adapter(context, name)
     finally:
         context.store.put(f"wall/{name}", before + time.monotonic() - started)
         try:
@@ -378,7 +385,7 @@ def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
         new: the second.
         path: of that part; empty for the config.
     """
-    if path in ("observe", "run.memory", "run.redo", "rollout.gateway", "rollout.listen", "rollout.lease_s"):
+    if path in NO_DIFFERENCE:
         return []
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = sorted(old.keys() | new.keys())

@@ -45,23 +45,13 @@ class Repetition:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Context:
-    """The parts that all stages of a run share. Whoever made it closes them.
-
-    Attributes:
-        repetition: of recorded steps, where a stage runs for that; None where it trains.
-    """
+class RunFiles:
+    """What lies in a run's folder, by its recipe and its record: which weights a stage begins with, and which it
+    wrote."""
 
     config: RunConfig
     folder: Path
     store: Store
-    sink: Sink
-    cluster: Cluster
-    boxes: Boxes
-    factory: EnvFactory
-    harness: Harness
-    judges: Judges
-    repetition: Repetition | None = None
 
     def output(self, stage: str) -> Path:
         """Return the Hugging Face or adapter folder that `stage` writes (whether or not it exists yet)."""
@@ -108,6 +98,23 @@ class Context:
     def renderer(self, path: Path) -> Renderer:
         """Return the renderer of the checkpoint folder `path`, or of an adapter's base."""
         return renderer_of(self.config, path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context(RunFiles):
+    """The parts that all stages of a run share. Whoever made it closes them.
+
+    Attributes:
+        repetition: of recorded steps, where a stage runs for that; None where it trains.
+    """
+
+    sink: Sink
+    cluster: Cluster
+    boxes: Boxes
+    factory: EnvFactory
+    harness: Harness
+    judges: Judges
+    repetition: Repetition | None = None
 
     def with_boxes(self, boxes: Boxes) -> Context:
         """Return the same run with other boxes (such as a tool host that is switched off)."""

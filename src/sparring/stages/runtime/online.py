@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import msgspec
-
 from sparring.algo.annotate.observations import observation_targets
 from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.batch.batches import Plan, batches
@@ -35,10 +33,11 @@ from sparring.stages.export import write_model
 from sparring.stages.models.adapters import trained_folder
 from sparring.stages.models.reward_scorers import scorers
 from sparring.stages.models.role_models import open_role_engines
-from sparring.stages.runtime.checkpoints import Checkpoints
+from sparring.stages.runtime.checkpoints import Checkpoints, Keeping
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
 from sparring.stages.runtime.rollouts import rollout_runner
+from sparring.stages.runtime.saved import train_of
 from sparring.stages.runtime.timing import ENGINE_SPANS, EVAL_SPANS, TRAINER_SPANS, EngineCounters, StepClock
 from sparring.stages.runtime.totals import Totals
 from sparring.stages.runtime.training_tasks import data_files, domain_metrics
@@ -126,7 +125,7 @@ class OnlineTraining:
         judges = scorers(context)
         log = GroupLog(context.store, stage, data_files(context))
         scheduler = self._scheduler(objective, window, judges, log)
-        checkpoints = self._checkpoints()
+        checkpoints = self._checkpoints(self._section.steps)
         self.trainers[POLICY] = VersionLog(context.store, stage).logged(self.trainers[POLICY])
         updates = self._updates()
         kept = {"credit": objective.credit, **objective.kept}
@@ -173,7 +172,7 @@ class OnlineTraining:
                     raise
         if context.repetition is None:
             await write_model(self.trainers[POLICY], self.source, context.output(stage))
-        return {**totals.as_dict(), "model": str(context.output(stage))}
+        return {**totals.as_dict(), "model": str(context.output(stage)), **checkpoints.finish()}
 
     def _updates(self) -> ServesWeights:
         """Return the part that serves what the policy's trainer publishes."""
@@ -242,16 +241,15 @@ class OnlineTraining:
 
         return batches_of
 
-    def _checkpoints(self) -> Checkpoints:
-        """Return the checkpoints of the stage."""
-        context = self._context
+    def _checkpoints(self, last_step: int) -> Checkpoints:
+        """Return the checkpoints of the stage, which ends with `last_step`."""
+        context, train = self._context, train_of(self._context.config, self._stage)
         return Checkpoints(
-            saves=context.repetition is None,
             trainer=self.trainers[POLICY],
             store=context.store,
             stage=self._stage,
             folder=context.folder / self._stage,
-            config=msgspec.structs.replace(context.config.train, **self._section.train),
-            last_step=self._section.steps,
+            keeping=Keeping.of(context.config, train, last_step, saves=context.repetition is None),
             beside={role: trainer for role, trainer in self.trainers.items() if role != POLICY},
+            say=lambda text: context.sink.event(self._stage, text),
         )
