@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib
 import time
-import tomllib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,13 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from sparring.errors import naming_memory, refusal
+from sparring.launch.begun import claim, compare, raised
 from sparring.launch.block import block
-from sparring.launch.checkpoint import CONFIG, STORE
+from sparring.launch.checkpoint import STORE
 from sparring.observe.progress import progress
 from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
 from sparring.recipe.load import load
-from sparring.recipe.run_config import RunConfig, dump, resolve
+from sparring.recipe.run_config import RunConfig, resolve
 from sparring.stages.context import TOLD, Context
 from sparring.stages.data.contamination import SHOWN, note_shown
 from sparring.stages.runtime.baselines import remember_others
@@ -33,11 +33,6 @@ if TYPE_CHECKING:
     from sparring.record.leases import Leases
 
 T = TypeVar("T")
-NO_DIFFERENCE = (
-    *("observe", "run.memory", "run.redo", "run.damaged"),
-    *("rollout.gateway", "rollout.listen", "rollout.lease_s"),
-)
-"""Settings that do not make another run of one: what is shown, addresses, and what a resume does."""
 UNDER_WAY = "memory/under_way"
 """Under this key of the store, while stages run, what was said of the run's memory."""
 
@@ -89,12 +84,13 @@ def _earlier(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
 
 async def _run(config: RunConfig) -> Path:
     async with opened(config) as context:
-        if any(context.done(stage) is None for stage in config.run.stages):
+        changes = raised(context.folder, config)
+        if changes or any(context.done(stage) is None for stage in config.run.stages):
             from sparring.stages.preflight.run import check  # not before a folder in use or a wrong world is refused
 
             for fact in await check(context):
                 context.sink.event("check", fact)
-        _claim(context.folder, config)  # not before: a run that was refused may be corrected and started again
+        claim(context, changes)  # not before: a run that was refused may be corrected and started again
         remember_others(context)
         with _telling_memory(context):
             async with answered_outside(config, context.folder, context.sink.event):
@@ -179,7 +175,7 @@ async def opened(config: RunConfig) -> AsyncIterator[Context]:
     store = SqliteStore(folder / STORE)
     judges.remember(store, partial(_who, config))
     try:
-        _compare(folder, config)
+        compare(folder, config, store)
         recipe = msgspec.to_builtins(config)
         sinks = load_sinks(config.observe, folder, name=config.run.name, recipe=recipe)
         sink = Fanout([*sinks, progress(config.observe)])
@@ -322,15 +318,6 @@ def _who(config: RunConfig, name: str) -> str:
     return repr((msgspec.to_builtins(spec), config.engine.kind, config.run.device, stats))
 
 
-def _claim(folder: Path, config: RunConfig) -> None:
-    """Write the resolved config into a fresh folder."""
-    file = folder / CONFIG
-    if not file.exists():
-        staging = file.with_name(file.name + ".tmp")
-        staging.write_text(dump(config), encoding="utf-8")
-        staging.rename(file)
-
-
 def _check_recorded(folder: Path) -> None:
     """Refuse a folder with the weights of a run whose record is gone: it would silently begin anew.
 
@@ -346,53 +333,6 @@ def _check_recorded(folder: Path) -> None:
         raise refusal(str(folder / STORE), f"the record of the run that wrote {weights}", "an empty one", do)
 
 
-def _compare(folder: Path, config: RunConfig) -> None:
-    """Refuse a config other than the one that the folder's run was started with, or one that cannot be written as TOML.
-
-    Raises:
-        BadInput: the folder holds a run with another config.
-    """
-    dump(config)
-    if not (folder / CONFIG).exists():
-        return
-    begun = msgspec.to_builtins(resolve(load(folder / CONFIG)))
-    if "rl" in config.run.stages and _filtered_by_default(folder / CONFIG):
-        begun["algo"]["zero_variance_filter"] = True
-    differing = config_differences(begun, msgspec.to_builtins(config))
-    if differing:
-        raise refusal(
-            str(folder),
-            "the config that this run was started with",
-            f"a different one: {', '.join(differing[:4])}",
-            "choose another [run] name (--name), or remove the folder",
-        )
-
-
-def _filtered_by_default(file: Path) -> bool:
-    """Return True if a run filters groups of equal rewards though its config does not say so. Early runs did so by
-    default with these credits; their configs have no such key, all later ones do."""
-    algo = tomllib.loads(file.read_text(encoding="utf-8")).get("algo", {})
-    explicit = "zero_variance_filter" in algo or "kl_reward" in algo
-    return not explicit and algo.get("credit", {}).get("name") in ("grpo", "maxrl", "opo", "pass_at_k", "rloo")
-
-
-def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Return the keys in which two configs, as plain data, differ, as `path (old -> new)`. Progress display, the memory
-    check, addresses, the time of leases and what a resume does again do not count.
-
-    Args:
-        old: the first config, or its part under `path`.
-        new: the second.
-        path: of that part; empty for the config.
-    """
-    if path in NO_DIFFERENCE:
-        return []
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        keys = sorted(old.keys() | new.keys())
-        return [d for key in keys for d in config_differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))]
-    return [] if old == new else [f"{path} ({old!r} -> {new!r})"]
-
-
 def check_recipe(config: RunConfig) -> list[str]:
     """Refuse a recipe for everything that can be known to be wrong before a run, as `sparring check`. Trains and leaves
     nothing.
@@ -406,7 +346,7 @@ def check_recipe(config: RunConfig) -> list[str]:
 
     async def checked() -> list[str]:
         check_directory(Path(config.run.directory))
-        _compare(Path(config.run.directory) / config.run.name, resolve(config))
+        facts = _compared(resolve(config))
         check_sinks(config.observe)
         with tempfile.TemporaryDirectory() as folder:
             run = msgspec.structs.replace(config.run, directory=folder)
@@ -414,6 +354,21 @@ def check_recipe(config: RunConfig) -> list[str]:
             async with opened(resolve(msgspec.structs.replace(config, run=run, observe=quiet))) as context:
                 from sparring.stages.preflight.run import check  # torch: not before what `opened` refuses
 
-                return await check(context)
+                return [*facts, *await check(context)]
 
     return block(checked())
+
+
+def _compared(config: RunConfig) -> list[str]:
+    """Return what is to be said of a recipe for the run that its folder has, if it has one.
+
+    Raises:
+        BadInput: the folder has a run with another recipe.
+    """
+    from sparring.store.sqlite import SqliteStore
+
+    folder = Path(config.run.directory) / config.run.name
+    if not (folder / STORE).exists():
+        return compare(folder, config, None)
+    with closing(SqliteStore(folder / STORE, read_only=True)) as store:
+        return compare(folder, config, store)

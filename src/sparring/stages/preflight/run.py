@@ -27,6 +27,7 @@ from sparring.stages.preflight.environment import check_environment, check_shown
 from sparring.stages.preflight.harness import players_of
 from sparring.stages.preflight.judges import check_judges
 from sparring.stages.preflight.memory import check_memory, shapes_of
+from sparring.stages.preflight.metric_names import check_metrics
 from sparring.stages.preflight.policy import check_model
 from sparring.stages.preflight.rendering import check_rendering
 from sparring.stages.rl import ANNOTATIONS, correction_chosen
@@ -45,7 +46,7 @@ async def check(context: Context) -> list[str]:
         BadInput: the run would fail, and why.
     """
     config = context.config
-    facts = _stages(context)
+    facts = _stages(context) + check_metrics(config)
     if context.given() is not None:
         outline_of(context.given())
     shapes = shapes_of(config, context.given())

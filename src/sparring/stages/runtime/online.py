@@ -9,7 +9,8 @@ A stage adds what is its own: its losses (`plan`), and how rollouts become somet
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from sparring.observe.spans import Spans
 from sparring.protocols import Annotator, Credit, Scorer, TaskSource, Trainer, TrainPlan
 from sparring.recipe.sections.distill import DistillConfig
 from sparring.recipe.sections.rl import RlConfig
+from sparring.rollout.evaluator import Evaluator
 from sparring.rollout.group_log import GroupLog
 from sparring.rollout.load import EvalShare, Places
 from sparring.rollout.scheduler import Scheduler
@@ -38,6 +40,7 @@ from sparring.stages.runtime.garbage import fewer_collections
 from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
 from sparring.stages.runtime.rollouts import rollout_runner
 from sparring.stages.runtime.saved import train_of
+from sparring.stages.runtime.stopping import Stopping
 from sparring.stages.runtime.timing import ENGINE_SPANS, EVAL_SPANS, TRAINER_SPANS, EngineCounters, StepClock
 from sparring.stages.runtime.totals import Totals
 from sparring.stages.runtime.training_tasks import data_files, domain_metrics
@@ -125,7 +128,7 @@ class OnlineTraining:
         judges = scorers(context)
         log = GroupLog(context.store, stage, data_files(context))
         scheduler = self._scheduler(objective, window, judges, log)
-        checkpoints = self._checkpoints(self._section.steps)
+        checkpoints, stopping = self._checkpoints(self._section.steps), self._stopping()
         self.trainers[POLICY] = VersionLog(context.store, stage).logged(self.trainers[POLICY])
         updates = self._updates()
         kept = {"credit": objective.credit, **objective.kept}
@@ -155,14 +158,15 @@ class OnlineTraining:
             with self._spans.span("saving"):
                 await checkpoints.after(step, metrics, states)
             evaluator.after(step.version)
+            if await stopping.after(step.version, metrics, evaluator):
+                await checkpoints.save_last()
 
-        runner = rollout_runner(context, timed(self._served, self._spans, EVAL_SPANS), self.source, self._others)
         share = EvalShare(
             scheduler.places, config.eval.share, config.eval.max_concurrent_rollouts, lambda: window.next_index
         )
-        beside = periodic_evaluator(runner, context, judges, share=share, stage=stage, done=done, trained=trained)
-        batches_of = self._batches(objective, range(done + 1, last_step + 1), log)
-        async with beside as evaluator:
+        batches_of = self._batches(objective, stopping.left(range(done + 1, last_step + 1)), log)
+        async with self._beside(judges, share, done, trained) as evaluator:
+            await stopping.resume(done, evaluator)
             with fewer_collections():
                 clock = StepClock(self._spans)
                 try:
@@ -172,7 +176,24 @@ class OnlineTraining:
                     raise
         if context.repetition is None:
             await write_model(self.trainers[POLICY], self.source, context.output(stage))
-        return {**totals.as_dict(), "model": str(context.output(stage)), **checkpoints.finish()}
+        model = {"model": str(context.output(stage))}
+        return {**totals.as_dict(), **model, **stopping.result(), **checkpoints.finish()}
+
+    def _stopping(self) -> Stopping:
+        """Return the part that ends the stage early; steps that are repeated are all done."""
+        context = self._context
+        config = self._section.stop if context.repetition is None else None
+        return Stopping(config, self._stage, context.store, lambda text: context.sink.event(self._stage, text))
+
+    def _beside(
+        self, judges: Sequence[Scorer], share: EvalShare, done: int, trained: int
+    ) -> AbstractAsyncContextManager[Evaluator]:
+        """Return what opens the evaluator beside training."""
+        context, engine = self._context, timed(self._served, self._spans, EVAL_SPANS)
+        runner = rollout_runner(context, engine, self.source, self._others)
+        return periodic_evaluator(
+            runner, context, judges, share=share, stage=self._stage, done=done, trained=trained
+        )
 
     def _updates(self) -> ServesWeights:
         """Return the part that serves what the policy's trainer publishes."""
@@ -217,7 +238,7 @@ class OnlineTraining:
         )
 
     def _batches(
-        self, objective: OnlineObjective, steps: range, log: GroupLog
+        self, objective: OnlineObjective, steps: Iterable[int], log: GroupLog
     ) -> Callable[[AsyncIterator[Group]], AsyncIterator[Batch]]:
         """Return what makes the batches of `steps` of scored groups, and records which groups each step takes."""
 
