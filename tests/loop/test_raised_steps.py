@@ -73,11 +73,11 @@ def test_a_schedule_keeps_its_length(given: Path, tmp_path: Path, capsys: pytest
     assert main(["replay", str(tmp_path / "runs/cosine")]) == 0
 
 
-def test_saved_steps_have_names_in_every_verb(
-    given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_saved_steps_have_names_in_every_verb(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also of a run that was moved. What they stand for is what the checkpoint holds."""
-    assert run(given, "saved", 3, 'run.stages=["rl"]', "rl.train.save_every=1", 'train.best_metric="rollout/reward"') == 0
+    assert (
+        run(given, "saved", 3, 'run.stages=["rl"]', "rl.train.save_every=1", 'train.best_metric="rollout/reward"') == 0
+    )
     folder = tmp_path / "moved"
     (tmp_path / "runs/saved").rename(folder)
     best = json.loads((folder / "rl/best.json").read_text())

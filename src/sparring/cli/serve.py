@@ -14,7 +14,11 @@ def add(subparsers: argparse._SubParsersAction) -> None:
         description="Serve a checkpoint over HTTP, token ids in and out, until Ctrl-C. "
         "Endpoints: docs/engine/server.md.",
     )
-    parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder or hub name, a run, or a saved step of it like runs/quickstart/rl/best")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a Hugging Face folder or hub name, a run, or a saved step of it like runs/quickstart/rl/best",
+    )
     parser.add_argument("--name", default="policy", help="what weight updates call the model")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one")

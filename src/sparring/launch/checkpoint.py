@@ -1,5 +1,5 @@
-"""The folder of a checkpoint, for verbs that take one: the folder itself, the newest weights of a run, or a saved step of
-it by name (`runs/quickstart/rl/best`)."""
+"""The folder of a checkpoint, for verbs that take one: the folder itself, the newest weights of a run, or a saved step
+of it by name (`runs/quickstart/rl/best`)."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def export_checkpoint(path: Path, out: Path, dtype: str) -> list[str]:
     from sparring.stages.export import export_folder
     from sparring.store.sqlite import SqliteStore
 
-    found, run = find_checkpoint(path), run_of(path)
+    checkpoint, run = find_checkpoint(path), run_of(path)
     if run is None:
-        return export_folder(found, out, dtype)
+        return export_folder(checkpoint, out, dtype)
     with closing(SqliteStore(run / STORE, read_only=True)) as store:
-        return export_folder(found, out, dtype, (load(run / CONFIG), store))
+        return export_folder(checkpoint, out, dtype, (load(run / CONFIG), store))
 
 
 def run_of(path: Path) -> Path | None:

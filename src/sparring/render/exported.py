@@ -119,8 +119,8 @@ class Prompt:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """How a template, as it is by default, writes the prompts of a run.
+class TemplateComparison:
+    """Comparison of what a template writes by default with the prompts of a run.
 
     Attributes:
         same: number of prompts of which every id is the same.
@@ -191,7 +191,7 @@ def ends_of(renderer: Renderer) -> tuple[str, ...]:
 
 def compare(
     template: ChatTemplate, prompts: Sequence[Prompt], encode: Callable[[str], Sequence[int]], renderer: Renderer
-) -> Comparison:
+) -> TemplateComparison:
     """Compare what a template writes by default with the prompts of a run.
 
     Args:
@@ -211,12 +211,14 @@ def compare(
             same += 1
         elif text == recorded:
             spelt += 1
-        elif text is not None and any(m.role == "assistant" for m in prompt.messages) and _anew(renderer, prompt) == text:
+        elif (
+            text is not None and any(m.role == "assistant" for m in prompt.messages) and _anew(renderer, prompt) == text
+        ):
             replies += 1
         else:
             shown = shown if other else parting(recorded, text or "nothing: the template refuses the conversation")
             other.append(prompt.name)
-    return Comparison(same=same, spelt=spelt, replies=replies, other=tuple(other), shown=shown)
+    return TemplateComparison(same=same, spelt=spelt, replies=replies, other=tuple(other), shown=shown)
 
 
 def written(template: ChatTemplate, prompt: Prompt) -> str | None:
@@ -254,8 +256,8 @@ def tried_prompts(renderer: Renderer, tools: Sequence[ToolSpec], *, thinking: bo
     for messages in _conversations(tools, "I think." if thinking else None):
         last = Message(role="assistant", content="Well.", reasoning="So." if thinking else None)
         try:
-            whole = demonstration_tokens(renderer, [*messages, last], tools)
-            tokens = whole.tokens[: _start_of_last(whole.sampled)]
+            rendered = demonstration_tokens(renderer, [*messages, last], tools)
+            tokens = rendered.tokens[: _start_of_last(rendered.sampled)]
         except BadInput:  # the format rewrites history there, or has no such reply: a session begins anew
             try:
                 tokens = renderer.render(messages, tools).tokens
@@ -271,20 +273,20 @@ def _start_of_last(sampled: Sequence[bool]) -> int:
 
 
 def _conversations(tools: Sequence[ToolSpec], thought: str | None) -> Iterator[list[Message]]:
-    asked, again = Message(role="user", content="Who?"), Message(role="user", content="And then?")
-    said = Message(role="assistant", content="Me.", reasoning=thought)
-    yield [asked]
-    yield [Message(role="system", content="Be brief."), asked]
-    yield [asked, said, again]
-    yield [asked, said, again, said, again]
+    question, next_question = Message(role="user", content="Who?"), Message(role="user", content="And then?")
+    answer = Message(role="assistant", content="Me.", reasoning=thought)
+    yield [question]
+    yield [Message(role="system", content="Be brief."), question]
+    yield [question, answer, next_question]
+    yield [question, answer, next_question, answer, next_question]
     if not tools:
         return
     calls = [ToolCall(id=f"call0000{n}", name=tools[0].name, arguments={"at": f"it {n}"}) for n in range(2)]
     for made in (calls[:1], calls):
         reply = Message(role="assistant", reasoning=thought, tool_calls=tuple(made))
         answers = [Message(role="tool", content=f"{n}.", tool_call_id=c.id, name=c.name) for n, c in enumerate(made)]
-        yield [asked, reply, *answers]
-        yield [asked, reply, *answers, said, again]
+        yield [question, reply, *answers]
+        yield [question, reply, *answers, answer, next_question]
 
 
 def settled(
@@ -296,7 +298,7 @@ def settled(
     *,
     thinking: bool,
     tools: Sequence[ToolSpec],
-) -> tuple[str, Comparison]:
+) -> tuple[str, TemplateComparison]:
     """Return the plainest form of a checkpoint's template that writes most of the run's prompts, and how it does.
 
     Args:
@@ -310,7 +312,7 @@ def settled(
     """
     own, ends = own_source(source), ends_of(renderer)
     tried = list(tried_prompts(renderer, tools, thinking=thinking))
-    best: tuple[tuple[int, int, int], str, Comparison] | None = None
+    best: tuple[tuple[int, int, int], str, TemplateComparison] | None = None
     for form in FORMS:
         for calling in (True, False) if form in ("session", "mixed") and tools else (True,):
             text = template_in(form, own, thinking=thinking, ends=ends, calling=calling)

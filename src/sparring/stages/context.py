@@ -46,8 +46,7 @@ class Repetition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFiles:
-    """What lies in a run's folder, by its recipe and its record: which weights a stage begins with, and which it
-    wrote."""
+    """Files of a run, by its recipe and its record: which weights a stage begins with, and which it wrote."""
 
     config: RunConfig
     folder: Path

@@ -60,6 +60,4 @@ def _losses(context: Context) -> TrainPlan:
     teachers |= dict.fromkeys(averages)
     total = first_steps(context.store, STAGE, stage.steps)
     losses = [loss, *([ImitateLoss(scale=stage.observations)] if stage.observations else [])]
-    return TrainPlan(
-        losses=losses, total_steps=total, overrides=stage.train, teachers=teachers, averages=averages
-    )
+    return TrainPlan(losses=losses, total_steps=total, overrides=stage.train, teachers=teachers, averages=averages)

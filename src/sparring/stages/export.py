@@ -31,9 +31,7 @@ async def run(context: Context) -> dict[str, Any]:
     return {"model": str(out), "bytes": sum(file.stat().st_size for file in out.iterdir())}
 
 
-def export_folder(
-    source: Path, out: Path, dtype: str, run: tuple[RunConfig, Store] | None = None
-) -> list[str]:
+def export_folder(source: Path, out: Path, dtype: str, run: tuple[RunConfig, Store] | None = None) -> list[str]:
     """Write `source` as a Hugging Face folder of `dtype` weights at `out`, whole or not at all; an adapter merged into
     its base.
 
@@ -58,15 +56,15 @@ def export_folder(
     state = model.state()
     if is_adapter(source):
         state = Adapter(read(source), model.dtype, model.device).merged(state, targets_of(model.module))
-    said: list[str] = []
+    findings: list[str] = []
 
     def written(to: Path) -> None:
         save(state, base_folder(source), to)
         if run is not None:
-            said.extend(write_format(to, base_folder(source), *run))
+            findings.extend(write_format(to, base_folder(source), *run))
 
     _replace(out, written)
-    return said
+    return findings
 
 
 async def write_model(trainer: Trainer, source: Path, out: Path) -> None:

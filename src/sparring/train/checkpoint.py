@@ -24,8 +24,8 @@ AVERAGE = "average-{}.safetensors"
 """File of a moving average, by its name."""
 MANIFEST = "trainer.json"
 WAY_OUT = (
-    "restore it from a copy, or pass it over, which removes nothing and trains the steps behind the one before it again: "
-    "the same command with --set run.damaged=pass_over"
+    "restore it from a copy, or pass it over, which removes nothing and trains the steps behind the one before it "
+    "again: the same command with --set run.damaged=pass_over"
 )
 
 

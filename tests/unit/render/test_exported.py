@@ -46,7 +46,12 @@ def with_template(folder: Path, out: Path, template: str | None) -> Path:
 
 def written(folder: Path, out: Path, renderer: str, thinking: bool, thoughts: str) -> list[str]:
     policy = {"path": str(folder), "thinking": thinking, "renderer": renderer}
-    recipe = {"run": {"name": "x"}, "models": {"policy": policy}, "env": {"name": "none"}, "render": {"thoughts": thoughts}}
+    recipe = {
+        "run": {"name": "x"},
+        "models": {"policy": policy},
+        "env": {"name": "none"},
+        "render": {"thoughts": thoughts},
+    }
     config = from_data({**recipe, "rollout": {"top_k": 20, "temperature": 0.7}}, "the test")
     shutil.copytree(folder, out)
     store = SqliteStore(out / "store.sqlite")
@@ -70,7 +75,10 @@ def test_the_library_writes_the_prompts_of_a_session(folder, tmp_path, template,
         ]
         theirs = AutoTokenizer.from_pretrained(out)
         renderer = load_renderer(source, name, thinking, thoughts=thoughts)
-        prompts = [*tried_prompts(renderer, (TOOL,), thinking=thinking), *tried_prompts(renderer, (), thinking=thinking)]
+        prompts = [
+            *tried_prompts(renderer, (TOOL,), thinking=thinking),
+            *tried_prompts(renderer, (), thinking=thinking),
+        ]
         assert len(prompts) == 12
         for prompt in prompts:
             messages, tools = message_dicts(prompt.messages), tool_dicts(prompt.tools) or None
@@ -125,7 +133,7 @@ def test_prompts_are_told_apart_by_why_they_differ(folder):
     """Sampled ids that no tokenizer makes of their text; a reply that was sampled with other blanks; another format."""
     renderer, tokenizer = load_renderer(folder), load_tokenizer(folder)
     template = read_chat_template(folder, tokenizer.special)
-    prompt = [each for each in tried_prompts(renderer, (), thinking=False) if len(each.messages) == 3][0]
+    prompt = next(each for each in tried_prompts(renderer, (), thinking=False) if len(each.messages) == 3)
     changed = {}
     for name, (old, new) in {"spelt": ("Who", "Who"), "blanks": ("Me.", "Me. "), "other": ("user", "human")}.items():
         text = renderer.decode(prompt.tokens).replace(old, new)

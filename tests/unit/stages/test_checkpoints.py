@@ -31,7 +31,11 @@ async def train(model: Path, folder: Path, until: int, highest: bool) -> int:
     store = SqliteStore(folder / "store.sqlite")
     trainer = LocalTrainer(load(model), config, [], name="policy", total_steps=len(REWARDS))
     checkpoints = Checkpoints(
-        trainer=trainer, store=store, stage="rl", folder=folder / "rl", keeping=Keeping(train=config, last_step=len(REWARDS))
+        trainer=trainer,
+        store=store,
+        stage="rl",
+        folder=folder / "rl",
+        keeping=Keeping(train=config, last_step=len(REWARDS)),
     )
     done, state = await checkpoints.resume()
     store.truncate("rl", done)

@@ -11,7 +11,7 @@ from sparring.protocols import Renderer, Store
 from sparring.recipe.run_config import RunConfig
 from sparring.record.order import conversation, tools_of
 from sparring.render.chat_template import read_chat_template
-from sparring.render.exported import Comparison, Prompt, settled
+from sparring.render.exported import Prompt, TemplateComparison, settled
 from sparring.render.tokenizer import load_tokenizer, read_json
 from sparring.rollout.replay import prompt_of
 from sparring.stages.context import LIVE, ORDER, POLICY, renderer_of
@@ -87,7 +87,7 @@ def _prompts(trajectory: Trajectory) -> Iterator[Prompt]:
             )
 
 
-def _said(comparison: Comparison, text: str, renderer: Renderer) -> Iterator[str]:
+def _said(comparison: TemplateComparison, text: str, renderer: Renderer) -> Iterator[str]:
     """Yield what the export says of its template."""
     if not comparison.count:
         yield "the chat template has the run's settings; no recorded prompt was there to hold it against"

@@ -87,5 +87,5 @@ def _check(config: RunConfig, where: str, metric: str, names: tuple[str, ...] | 
     if beside and not config.eval.every and any(fnmatchcase(metric, f"{beside[0]}/eval/{name}") for name in HELD_OUT):
         do = "set eval.every, or name a metric of training"
         raise refusal(where, "a metric that the run has", f"{metric}, without evaluation beside training", do)
-    known = ", ".join(name for name in dict.fromkeys(names) if not name.startswith(("time/", "engine/")))
-    raise refusal(where, f"a metric of the run: {known}", repr(metric), "name one of these; * stands for any name")
+    allowed = ", ".join(name for name in dict.fromkeys(names) if not name.startswith(("time/", "engine/")))
+    raise refusal(where, f"a metric of the run: {allowed}", repr(metric), "name one of these; * stands for any name")

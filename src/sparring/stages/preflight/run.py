@@ -30,6 +30,7 @@ from sparring.stages.preflight.memory import check_memory, shapes_of
 from sparring.stages.preflight.metric_names import check_metrics
 from sparring.stages.preflight.policy import check_model
 from sparring.stages.preflight.rendering import check_rendering
+from sparring.stages.preflight.sizes import check_sizes
 from sparring.stages.rl import ANNOTATIONS, correction_chosen
 from sparring.stages.runtime.baselines import check_against
 from sparring.stages.runtime.evaluation import held_out
@@ -54,7 +55,7 @@ async def check(context: Context) -> list[str]:
     facts += check_lora(context) + check_critic(context) + check_implicit(context)
     facts += check_reward_model(context, context.given()) + check_collect(context) + check_distill(context)
     facts += check_roles(context)
-    facts += check_memory(context, shapes)
+    facts += check_sizes(config, shape) + check_memory(context, shapes)
     _sampling(context)
     facts += check_engine(context, shape)
     if "rl" in config.run.stages:

@@ -24,7 +24,7 @@ DAMAGED = "damaged-"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Keeping:
-    """When a stage saves, and what it keeps.
+    """Rule by which a stage saves, and of what it keeps.
 
     Attributes:
         train: `[train]` of the stage: `save_every`, `keep_last`, `best_metric`.
@@ -45,9 +45,7 @@ class Keeping:
     def of(cls, config: RunConfig, train: TrainConfig, last_step: int, *, saves: bool = True) -> Keeping:
         """Return that of a stage of a recipe, whose `[train]` with the stage's own keys is `train`."""
         passes_over = config.run.damaged == "pass_over"
-        return cls(
-            train=train, last_step=last_step, saves=saves, eval_every=config.eval.every, passes_over=passes_over
-        )
+        return cls(train=train, last_step=last_step, saves=saves, eval_every=config.eval.every, passes_over=passes_over)
 
 
 class Checkpoints:
@@ -173,7 +171,9 @@ class Checkpoints:
         if best is None:
             return {}
         metric, folder = self._keeping.train.best_metric, self._folder.parent / BEST
-        self._say(f"the best checkpoint is that of step {best['step']}: {metric} {best['value']:.4g}; its name is {folder}")
+        self._say(
+            f"the best checkpoint is that of step {best['step']}: {metric} {best['value']:.4g}; its name is {folder}"
+        )
         return {"best": best}
 
     def _retain(self) -> dict[str, Any] | None:
@@ -181,9 +181,8 @@ class Checkpoints:
         from sparring.train.checkpoint import retain
 
         train, refs = self._keeping.train, self._refs or []
-        known = rated(self._store, self._stage, refs, train.best_metric)
         retained = retain(
-            known,
+            rated(self._store, self._stage, refs, train.best_metric),
             keep_last=train.keep_last,
             best_metric=train.best_metric,
             best_is_highest=train.best_is_highest,

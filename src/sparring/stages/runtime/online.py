@@ -161,11 +161,8 @@ class OnlineTraining:
             if await stopping.after(step.version, metrics, evaluator):
                 await checkpoints.save_last()
 
-        share = EvalShare(
-            scheduler.places, config.eval.share, config.eval.max_concurrent_rollouts, lambda: window.next_index
-        )
         batches_of = self._batches(objective, stopping.left(range(done + 1, last_step + 1)), log)
-        async with self._beside(judges, share, done, trained) as evaluator:
+        async with self._beside(judges, self._share(scheduler, window), done, trained) as evaluator:
             await stopping.resume(done, evaluator)
             with fewer_collections():
                 clock = StepClock(self._spans)
@@ -179,6 +176,12 @@ class OnlineTraining:
         model = {"model": str(context.output(stage))}
         return {**totals.as_dict(), **model, **stopping.result(), **checkpoints.finish()}
 
+    def _share(self, scheduler: Scheduler, window: Window) -> EvalShare:
+        """Return what an evaluation beside training may have of the rollouts in flight."""
+        config = self._context.config.eval
+        most = config.max_concurrent_rollouts
+        return EvalShare(scheduler.places, config.share, most, lambda: window.next_index)
+
     def _stopping(self) -> Stopping:
         """Return the part that ends the stage early; steps that are repeated are all done."""
         context = self._context
@@ -191,9 +194,7 @@ class OnlineTraining:
         """Return what opens the evaluator beside training."""
         context, engine = self._context, timed(self._served, self._spans, EVAL_SPANS)
         runner = rollout_runner(context, engine, self.source, self._others)
-        return periodic_evaluator(
-            runner, context, judges, share=share, stage=self._stage, done=done, trained=trained
-        )
+        return periodic_evaluator(runner, context, judges, share=share, stage=self._stage, done=done, trained=trained)
 
     def _updates(self) -> ServesWeights:
         """Return the part that serves what the policy's trainer publishes."""

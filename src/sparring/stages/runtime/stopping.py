@@ -1,5 +1,5 @@
-"""End of a live stage before its last step. Whether it has come follows from the recorded values alone, so a run that is
-resumed ends after the same step."""
+"""End of a live stage before its last step. Whether it has come follows from the recorded values alone, so a run that
+is resumed ends after the same step."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class Stopping:
         return bool(self.reason)
 
     def result(self) -> dict[str, object]:
-        """Return `stopped`, the step and the reason, of a stage that ended so."""
-        return {"stopped": {"step": self.step, "reason": self.reason}} if self.reason else {}
+        """Return `ended_early`, the step and the reason, of a stage that ended so."""
+        return {"ended_early": {"step": self.step, "reason": self.reason}} if self.reason else {}
 
     def _recorded(self) -> list[tuple[int, dict[str, float]]]:
         return self._store.metrics(self._stage)
@@ -89,8 +89,8 @@ class Stopping:
         assert self._config is not None, "who asks looks for a metric"
         stage = f"{self._stage}/eval"
         name = self._config.metric.removeprefix(f"{stage}/")
-        found = self._store.metrics(stage, after=first - 1)
-        return [(step, values[name]) for step, values in found if name in values]
+        results = self._store.metrics(stage, after=first - 1)
+        return [(step, values[name]) for step, values in results if name in values]
 
     def _look(self, step: int, value: float) -> None:
         config = self._config
