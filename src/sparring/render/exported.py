@@ -25,6 +25,8 @@ FORMS: tuple[Form, ...] = ("own", "switched", "session", "mixed")
 """Forms of an exported template, the plainest first: the checkpoint's own; with the run's `thinking` as its default;
 called as a session does; called so only where no thought would be dropped, as sessions do that follow the template."""
 
+DECIDING = 32
+"""Recorded prompts that decide which form a template takes."""
 SWITCH = "enable_thinking"
 """Variable by which templates are told whether the model thinks."""
 MARK = "sparring-mark-7f3b"
@@ -311,8 +313,9 @@ def settled(
         tools: of its world.
     """
     own, ends = own_source(source), ends_of(renderer)
+    first = prompts[:DECIDING]
     tried = list(tried_prompts(renderer, tools, thinking=thinking))
-    best: tuple[tuple[int, int, int], str, TemplateComparison] | None = None
+    best: tuple[tuple[int, int, int], ChatTemplate] | None = None
     for form in FORMS:
         for calling in (True, False) if form in ("session", "mixed") and tools else (True,):
             text = template_in(form, own, thinking=thinking, ends=ends, calling=calling)
@@ -320,12 +323,12 @@ def settled(
                 template = ChatTemplate(text, special, where=f"the exported chat template ({form})")
             except BadInput:  # a template that cannot stand in a macro
                 continue
-            of_run = compare(template, prompts, encode, renderer)
+            of_run = compare(template, first, encode, renderer)
             of_tried = compare(template, tried, encode, renderer)
             rank = (-len(of_run.other), of_run.same + of_run.spelt, of_tried.same + of_tried.spelt)
             if best is None or rank > best[0]:
-                best = rank, text, of_run
-            if rank == (0, len(prompts), len(tried)):
-                return text, of_run
+                best = rank, template
+            if rank == (0, len(first), len(tried)):
+                return text, compare(template, prompts, encode, renderer)
     assert best is not None, "the checkpoint's own template was read before"
-    return best[1], best[2]
+    return best[1].source, compare(best[1], prompts, encode, renderer)
