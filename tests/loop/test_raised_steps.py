@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -50,6 +51,24 @@ def test_a_finished_run_goes_on(given: Path, tmp_path: Path, capsys: pytest.Capt
     assert run(given, "short", 5, "rollout.group_size=2") == 2
     said = capsys.readouterr().err
     assert "rollout.group_size (3 -> 2)" in said and "rl.steps (" not in said
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_run_that_was_killed_goes_on_with_more(
+    given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], lag: int
+) -> None:
+    """Behind its last checkpoint: that step is trained again from the record, and the rest is new. Asynchronous too."""
+    folder, settings = tmp_path / "runs/tiny", ('run.stages=["rl"]', "rl.train.save_every=1", f"rollout.max_lag={lag}")
+    assert run(given, "tiny", 2, *settings) == 0
+    before = bits(folder / "rl/model")
+    shutil.rmtree(folder / "rl/checkpoints/step-000002")
+    with closing(SqliteStore(folder / "store.sqlite")) as store:
+        store.put("stage/rl", None)
+    assert run(given, "tiny", 3, *settings) == 0
+    assert bits(find_checkpoint(folder / "rl/step-000002")) == before != bits(folder / "rl/model")
+    assert json.loads((folder / "summary.json").read_text())["raised"] == {"rl": [{"before": 2, "steps": 3}]}
+    assert main(["replay", str(folder)]) == 0
+    assert "weights of steps 1 to 3 are the recorded ones" in capsys.readouterr().out
 
 
 def test_a_schedule_keeps_its_length(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

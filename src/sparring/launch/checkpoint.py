@@ -3,12 +3,11 @@ of it by name (`runs/quickstart/rl/best`)."""
 
 from __future__ import annotations
 
-import re
 from contextlib import closing
 from pathlib import Path
 
 from sparring.errors import refusal
-from sparring.model.hub import local_folder
+from sparring.model.hub import SAVED, local_folder
 from sparring.model.peft import is_adapter
 from sparring.stages.context import APART, LIVE, ORDER, RunFiles
 
@@ -18,7 +17,6 @@ STORE = "store.sqlite"
 """Record of a run, in its folder."""
 PLACES = ("", "export", *(f"{stage}/model" for stage in reversed(ORDER) if stage not in (*APART, "export")))
 """Inside the folder that the user names, newest first."""
-STEP = re.compile(r"best|last|step-\d+")
 TRAINING = ("sft", "preference", *LIVE)
 """Stages whose checkpoints are the policy's."""
 
@@ -97,7 +95,7 @@ def _is_run(folder: Path) -> bool:
 
 def _named(path: Path) -> tuple[Path, str | None, str] | None:
     """Return run, stage and name of a saved step that a path means; None where it means none."""
-    if not STEP.fullmatch(path.name):
+    if not SAVED.fullmatch(path.name):
         return None
     above = path.parent.parent if path.parent.name == "checkpoints" else path.parent
     if _is_run(above):

@@ -112,7 +112,7 @@ def _write_template(out: Path, text: str) -> None:
     """Write the template into both places that other tools read it from."""
     (out / TEMPLATE).write_text(text, encoding="utf-8")
     settings = read_json(out / TOKENIZER)
-    if settings.get("chat_template") != text:
+    if settings and settings.get("chat_template") != text:
         _write(out / TOKENIZER, {**settings, "chat_template": text})
 
 
