@@ -1,4 +1,4 @@
-"""The chat format of a teacher beside that of the student, on whose prompts it judges."""
+"""The chat format of a model that judges the policy's prompts, beside the policy's: a teacher above all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparring.recipe.run_config import RunConfig
 from sparring.render.exported import parting, tried_prompts
 from sparring.render.load import load_renderer
 from sparring.stages.context import POLICY, Context, renderer_of
-from sparring.stages.models.reference import AVERAGE
+from sparring.stages.models.reference import AVERAGE, is_held, reference_model
 
 
 def student_folder(context: Context) -> Path | None:
@@ -42,14 +42,7 @@ def check_format(context: Context, name: str) -> list[str]:
     if name in (POLICY, AVERAGE) or config.distill.tokenizers == "any" or student is None:
         return []
     spec, policy = config.models[name], config.models[POLICY]
-    if spec.thinking and not policy.thinking and not _is_read(config, name):
-        do = 'leave it out; set models.policy.thinking, or let it write its own prompts: distill.tokenizers = "any"'
-        expected = "false, as of models.policy, whose prompts this teacher judges"
-        raise refusal(f"models.{name}.thinking", expected, "true", do)
-    if spec.renderer not in ("auto", policy.renderer) and not _is_read(config, name):
-        expected = f"{policy.renderer!r}, as of models.policy, whose prompts this teacher judges"
-        do = 'leave it out, or let it write its own prompts: distill.tokenizers = "any"'
-        raise refusal(f"models.{name}.renderer", expected, repr(spec.renderer), do)
+    _check_read(config, name)
     render, tools = config.render, context.factory.make().tools
     try:
         student_format = renderer_of(config, student)
@@ -68,6 +61,37 @@ def check_format(context: Context, name: str) -> list[str]:
                 f"distill: warning: the chat template of {name} writes another prompt than the student's, {where}; {do}"
             ]
     return []
+
+
+def check_read(config: RunConfig) -> None:
+    """Refuse settings of the chat format of a model that reads the policy's own tokens: a reference, a critic, an
+    implicit reward model, a reward model.
+
+    Raises:
+        BadInput: nobody reads such a setting.
+    """
+    if "rl" not in config.run.stages:
+        return
+    beside = [section.model for section in (config.rl.critic, config.rl.implicit) if section is not None]
+    reference = [reference_model(config)] if is_held(config) else []
+    for name in sorted({*beside, *reference, *filter(None, [config.rl.reward_model])} & config.models.keys()):
+        if name != POLICY:
+            _check_read(config, name)
+
+
+def _check_read(config: RunConfig, name: str) -> None:
+    """Refuse settings of a model's chat format that are not the policy's, where it writes no prompt of its own."""
+    spec, policy = config.models[name], config.models[POLICY]
+    if _is_read(config, name):
+        return
+    taught = name in config.distill.teachers.values()
+    do = "leave it out" + (', or let it write its own prompts: distill.tokenizers = "any"' if taught else "")
+    if spec.thinking and not policy.thinking:
+        expected = "false, as of models.policy, whose prompts this model judges"
+        raise refusal(f"models.{name}.thinking", expected, "true", do)
+    if spec.renderer not in ("auto", policy.renderer):
+        expected = f"{policy.renderer!r}, as of models.policy, whose prompts this model judges"
+        raise refusal(f"models.{name}.renderer", expected, repr(spec.renderer), do)
 
 
 def _is_read(config: RunConfig, name: str) -> bool:

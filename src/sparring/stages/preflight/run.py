@@ -21,6 +21,7 @@ from sparring.stages.models.objective import check_imitation, check_online
 from sparring.stages.models.reference import check_reference
 from sparring.stages.models.reward_scorers import check_reward_model
 from sparring.stages.models.role_models import check_roles
+from sparring.stages.models.teacher_format import check_read
 from sparring.stages.models.teachers import check_collect, check_distill, check_teachers_answer
 from sparring.stages.preflight.engine import check_engine
 from sparring.stages.preflight.environment import check_environment, check_shown, first_tasks
@@ -48,6 +49,7 @@ async def check(context: Context) -> list[str]:
     """
     config = context.config
     facts = _stages(context) + check_metrics(config)
+    check_read(config)
     if context.given() is not None:
         outline_of(context.given())
     shapes = shapes_of(config, context.given())
