@@ -9,7 +9,7 @@ from typing import Any
 
 from sparring.errors import refusal
 from sparring.model.config import LoraConfig
-from sparring.model.peft import base_of, is_adapter, read_config, write
+from sparring.model.peft import base_of, is_adapter, read, read_config, write
 from sparring.stages.context import APART, POLICY, Context
 
 ALONE = {"vllm": "vLLM", "openai": "an OpenAI-compatible server"}
@@ -49,11 +49,18 @@ def show_adapter(context: Context, stage: str) -> None:
     if stage in APART or not written.is_relative_to(context.folder) or not is_adapter(written):
         return
     out = context.folder / TRAINED
+    if out.exists() and not (context.folder / START).exists() and _is_untrained(out):
+        os.rename(out, context.folder / START)  # of a run begun before the two had names of their own
     staging = out.with_name(out.name + ".tmp")
     shutil.rmtree(staging, ignore_errors=True)
     shutil.copytree(written, staging)
     shutil.rmtree(out, ignore_errors=True)
     os.rename(staging, out)
+
+
+def _is_untrained(folder: Path) -> bool:
+    """Return whether an adapter changes nothing yet: every factor B is 0."""
+    return not any(bool(tensor.any()) for name, tensor in read(folder).items() if ".lora_B" in name)
 
 
 def fresh(base: Path, lora: LoraConfig, seed: int) -> dict[str, Any]:
