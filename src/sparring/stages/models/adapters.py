@@ -44,9 +44,12 @@ def start_adapter(folder: Path) -> Path:
 
 
 def show_adapter(context: Context, stage: str) -> None:
-    """Copy the adapter that a stage has written to `<run>/lora`, whole or not at all."""
+    """Copy the adapter that a stage has written to `<run>/lora`, whole or not at all; not one that nothing has
+    trained."""
     written = context.output(stage)
     if stage in APART or not written.is_relative_to(context.folder) or not is_adapter(written):
+        return
+    if _is_untrained(written):
         return
     out = context.folder / TRAINED
     if out.exists() and not (context.folder / START).exists() and _is_untrained(out):
