@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from safetensors.torch import load_file
 from sparring.cli.main import main
 from sparring.model.load import load
 from sparring.model.peft import base_of, read_config
+from sparring.stages.models.adapters import start_adapter
+from sparring.store.sqlite import SqliteStore
 from sparring.testing.tiny_models import tiny_model
 
 TINY = Path(__file__).parent / "tiny.toml"
@@ -47,13 +50,36 @@ def test_every_step_was_exact(whole):
 
 
 def test_one_adapter_goes_through_the_stages_beside_an_untouched_base(whole):
-    untrained, imitated, reinforced = (adapter(whole, stage) for stage in ("lora", "sft/model", "rl/model"))
+    untrained, imitated, reinforced = (adapter(whole, stage) for stage in ("lora_start", "sft/model", "rl/model"))
     assert untrained.keys() == imitated.keys() == reinforced.keys()
     for name in untrained:
         assert len({untrained[name], imitated[name], reinforced[name]}) == 3, name
-    for stage in ("lora", "sft/model", "rl/model"):
+    assert adapter(whole, "lora") == reinforced
+    for stage in ("lora", "lora_start", "sft/model", "rl/model"):
         assert base_of(whole / "tiny" / stage) == str(whole / "tiny/init/model")
         assert read_config(whole / "tiny" / stage).rank == 4
+
+
+@pytest.mark.parametrize("stages", ['["init", "sft"]', '["init", "sft", "rl"]'])
+def test_a_run_begun_before_keeps_its_start(whole, tmp_path, stages):
+    """Such a run has its untrained adapter in the place of the trained one; it may have finished its first stage."""
+    folder = tmp_path / "tiny"
+    if "rl" in stages:
+        shutil.copytree(whole / "tiny", folder)
+        for name in ("lora", "rl", "eval", "export", "config.toml"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / "config.toml").unlink()
+        (folder / "lora_start").rename(folder / "lora")
+        with closing(SqliteStore(folder / "store.sqlite")) as store:
+            store.put("stage/rl", None)
+            store.truncate("rl", 0, first_group=0)
+    else:
+        shutil.copytree(whole / "tiny/lora_start", folder / "lora")
+    assert start_adapter(folder) == folder / "lora"
+    assert main(arguments(tmp_path, f"run.stages={stages}")) == 0
+    last = "rl/model" if "rl" in stages else "sft/model"
+    assert adapter(tmp_path, "lora_start") == adapter(whole, "lora_start")
+    assert adapter(tmp_path, "lora") == adapter(tmp_path, last) == adapter(whole, last)
 
 
 def test_a_checkpoint_holds_the_adapter_alone(whole):
@@ -89,7 +115,7 @@ def test_a_rollout_is_sampled_again(whole, capsys):
 @pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path, killed_and_finished):
     killed_and_finished(arguments(tmp_path), ["sft 3/6", "rl 3/6"])
-    for stage in ("lora", "sft/model", "rl/model"):
+    for stage in ("lora", "lora_start", "sft/model", "rl/model"):
         assert adapter(tmp_path, stage) == adapter(whole, stage)
     assert bits(tmp_path / "tiny/export/model.safetensors") == bits(whole / "tiny/export/model.safetensors")
 
@@ -130,7 +156,7 @@ def test_experts_learn_in_a_run(whole, tmp_path, capsys):
     assert {line["values"]["logprob_max_abs_diff"] for line in lines if line["stage"] == "rl" and "step" in line} == {
         0.0
     }
-    untrained, trained = adapter(tmp_path, "lora"), adapter(tmp_path, "rl/model")
+    untrained, trained = adapter(tmp_path, "lora_start"), adapter(tmp_path, "lora")
     assert untrained.keys() == trained.keys() and len(trained) == 12
     assert all(untrained[name] != trained[name] for name in trained)
     merged, adapted = load(tmp_path / "tiny/export"), load(tmp_path / "tiny/rl/model")

@@ -36,6 +36,6 @@ def test_other_credits_had_none(given: Path, capsys: pytest.CaptureFixture[str])
     recipe = given.with_name("other.toml")
     recipe.write_text(given.read_text().replace("[algo]\n", '[algo]\ncredit = "reinforce"\n'))
     begun(recipe)
-    main(["run", str(recipe), "--set", "rl.steps=99"])
+    main(["run", str(recipe), "--set", "rl.groups_per_step=99"])
     said = capsys.readouterr().err
-    assert "rl.steps" in said and "zero_variance_filter" not in said
+    assert "rl.groups_per_step" in said and "zero_variance_filter" not in said

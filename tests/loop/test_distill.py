@@ -236,6 +236,8 @@ def test_a_world_that_only_a_second_pass_scores_is_distilled(given: Path, checkp
             'eval.checkpoints: expected "distill", to compare it with its teachers',
         ),
         (("eval.teachers=true", 'run.stages=["init"]'), "eval.teachers: expected a stage distill"),
+        (("models.teacher.thinking=true",), "models.teacher.thinking: expected false, as of models.policy"),
+        (("models.teacher.renderer=template",), "models.teacher.renderer: expected 'auto', as of models.policy"),
         (("rollout.top_p=0.9",), "rollout.top_p: expected its default while the run distils"),
         (("rollout.min_turn_tokens=2",), "rollout.min_turn_tokens: expected its default"),
         (
@@ -277,3 +279,35 @@ def test_what_makes_sense_is_said(given: Path, checkpoint: Path) -> None:
             return check_distill(context)
 
     assert asyncio.run(checked()) == ["distill: reverse over token; teachers: teacher for odd"]
+
+
+OTHER = (
+    "{%- for m in messages %}{{ m.role|upper }}: {{ m.content }}<|im_end|>\n{%- endfor %}"
+    "{%- if add_generation_prompt %}ASSISTANT: {% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ((), "distill: warning: the chat template of teacher writes another prompt than the student's, 'USER"),
+        (('models.teacher.served={url="http://a/v1"}',), "the chat template of teacher writes another prompt"),
+        (('distill.tokenizers="any"', "models.teacher.thinking=true"), ""),
+        (("eval.teachers=true", "models.teacher.thinking=true", 'eval.checkpoints=["distill"]'), "writes another"),
+    ],
+)
+def test_a_teacher_of_another_format_is_told(
+    given: Path, checkpoint: Path, tmp_path: Path, settings: tuple[str, ...], said: str
+) -> None:
+    """Where it judges the student's prompts; not where it reads its own."""
+    other = tmp_path / "other"
+    shutil.copytree(checkpoint, other)
+    (other / "chat_template.jinja").write_text(OTHER)
+    file = recipe(given, {"teacher": other}, '{ "*" = "teacher" }')
+
+    async def checked() -> list[str]:
+        async with opened(resolve(read(file, words(*settings)[1::2]))) as context:
+            return check_distill(context)
+
+    facts = asyncio.run(checked())
+    assert said in facts[-1] and len(facts) == (2 if said else 1)

@@ -121,8 +121,8 @@ def test_the_dumped_config_runs_as_it_is(whole: Path, tmp_path: Path) -> None:
 
 
 def test_another_config_in_the_same_folder_is_refused(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments(whole, "rl.steps=7")) == 2
-    assert "rl.steps (6 -> 7)" in capsys.readouterr().err
+    assert main(arguments(whole, "sft.steps=7")) == 2
+    assert "sft.steps (6 -> 7)" in capsys.readouterr().err
 
 
 def test_two_runs_in_one_folder_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], wait_for) -> None:

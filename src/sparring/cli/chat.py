@@ -53,7 +53,7 @@ def add(subparsers: argparse._SubParsersAction) -> None:
         "chat", help="talk to a checkpoint in the terminal", description=f"Talk to a checkpoint, tools included. {HELP}"
     )
     parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", type=Path, help="a Hugging Face folder, or the folder of a run"
+        "checkpoint", metavar="CHECKPOINT", type=Path, help="a Hugging Face folder, a run, or a saved step of it"
     )
     parser.add_argument("--system", default="", help="a system message")
     parser.add_argument("--no-tools", action="store_true", help="offer no tools")

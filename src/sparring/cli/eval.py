@@ -29,7 +29,8 @@ def add(subparsers: argparse._SubParsersAction) -> None:
         "subjects",
         metavar="CHECKPOINT",
         nargs="+",
-        help="a Hugging Face folder, an adapter's, a run's; the URL of an endpoint; an evaluation.json of before",
+        help="a Hugging Face folder, an adapter's, a run's or a saved step of it (runs/quickstart/rl/best); "
+        "the URL of an endpoint; an evaluation.json of before",
     )
     parser.add_argument(
         "--env", metavar="NAME", help="an environment in place of the recipe's [env]; --set env.* adds to it"

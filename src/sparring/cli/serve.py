@@ -14,7 +14,11 @@ def add(subparsers: argparse._SubParsersAction) -> None:
         description="Serve a checkpoint over HTTP, token ids in and out, until Ctrl-C. "
         "Endpoints: docs/engine/server.md.",
     )
-    parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder or hub name, or the folder of a run")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a Hugging Face folder or hub name, a run, or a saved step of it like runs/quickstart/rl/best",
+    )
     parser.add_argument("--name", default="policy", help="what weight updates call the model")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one")
@@ -44,15 +48,14 @@ def run(args: argparse.Namespace) -> int:
     """
     from sparring.engine.adapters.client import read_api_key
     from sparring.errors import refusal
-    from sparring.launch.checkpoint import find_checkpoint
+    from sparring.launch.checkpoint import checkpoint_or_hub
     from sparring.launch.serve import ServeConfig, engine_config, serve
-    from sparring.model.hub import local_folder
     from sparring.observe.terminal import say
 
     if args.threads < 0:
         raise refusal("--threads", "0 (one per core) or more", str(args.threads), "correct it")
     config = ServeConfig(
-        folder=find_checkpoint(Path(args.model)) if Path(args.model).is_dir() else local_folder(args.model),
+        folder=checkpoint_or_hub(args.model),
         name=args.name,
         host=args.host,
         port=args.port,

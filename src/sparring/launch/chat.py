@@ -14,8 +14,7 @@ from sparring.engine.config import EngineConfig
 from sparring.errors import BadInput, EnvError, LimitReached
 from sparring.generation import Sampling
 from sparring.launch.chat_world import UNLIMITED, ChatSetting, ChatWorld, bare_setting, setting_of
-from sparring.launch.checkpoint import find_checkpoint
-from sparring.launch.run import CONFIG
+from sparring.launch.checkpoint import CONFIG, find_checkpoint, is_run_or_step, run_of
 from sparring.model.config import ModelConfig
 from sparring.model.hub import base_folder
 from sparring.recipe.load import load
@@ -42,7 +41,7 @@ class Chat:
         notes: what the user should know before the first question.
 
     Args:
-        path: a Hugging Face folder, or the folder of a run, whose world and tasks the chat then has.
+        path: a Hugging Face folder, or a run or a saved step of it, whose world and tasks the chat then has.
         tools: whether tools are offered.
         temperature: 0 is greedy.
         max_tokens: sampled tokens in one turn.
@@ -54,7 +53,8 @@ class Chat:
 
     def __init__(self, path: Path, *, tools: bool, temperature: float, max_tokens: int, seed: int) -> None:
         checkpoint = find_checkpoint(path)
-        recipe = load(path / CONFIG) if (path / CONFIG).is_file() else None
+        run = run_of(path) if is_run_or_step(path) else None
+        recipe = None if run is None else load(run / CONFIG)
         setting, self.notes = _setting(recipe, tools)
         policy = ModelConfig(path=str(checkpoint)) if recipe is None else recipe.models[POLICY]
         model = msgspec.structs.replace(policy, path=str(checkpoint), init=None, lora=None, served=None)

@@ -1,25 +1,115 @@
-"""The folder of a checkpoint, for verbs that take one: the folder itself, or the newest weights of a run."""
+"""The folder of a checkpoint, for verbs that take one: the folder itself, the newest weights of a run, or a saved step
+of it by name (`runs/quickstart/rl/best`)."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from sparring.errors import refusal
+from sparring.model.hub import SAVED, local_folder
 from sparring.model.peft import is_adapter
-from sparring.stages.context import APART, ORDER
+from sparring.stages.context import APART, LIVE, ORDER, RunFiles
 
+CONFIG = "config.toml"
+"""Recipe of a run, in its folder."""
+STORE = "store.sqlite"
+"""Record of a run, in its folder."""
 PLACES = ("", "export", *(f"{stage}/model" for stage in reversed(ORDER) if stage not in (*APART, "export")))
 """Inside the folder that the user names, newest first."""
+TRAINING = ("sft", "preference", *LIVE)
+"""Stages whose checkpoints are the policy's."""
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Return the Hugging Face or adapter folder that `path` means.
+    """Return the Hugging Face or adapter folder that `path` means: itself, the newest weights of the run's folder that
+    it is, or a saved step of a run: `RUN/STAGE/best`, `RUN/STAGE/last`, `RUN/STAGE/step-000146`, the folder of that
+    checkpoint; without a STAGE, of the last one that trains.
 
     Raises:
         BadInput: there is none.
+        StoreError: the saved step is damaged.
     """
     for place in PLACES:
         if (path / place / "config.json").is_file() or is_adapter(path / place):
             return path / place
+    named = _named(path)
+    if named is not None:
+        return _saved(*named)
     got = "a folder without config.json" if path.is_dir() else "no folder"
-    raise refusal(str(path), "a Hugging Face checkpoint folder or the folder of a run", got, "check the path")
+    do = "check the path; a saved step of a run is written like runs/quickstart/rl/best"
+    raise refusal(str(path), "a Hugging Face checkpoint folder or the folder of a run", got, do)
+
+
+def checkpoint_or_hub(name: str) -> Path:
+    """Return the folder that a name means: as `find_checkpoint`, or of a model on the hub.
+
+    Raises:
+        BadInput: there is none.
+    """
+    path = Path(name)
+    return find_checkpoint(path) if path.is_dir() or _named(path) is not None else local_folder(name)
+
+
+def export_checkpoint(path: Path, out: Path, dtype: str) -> list[str]:
+    """Write the checkpoint that `path` means as a Hugging Face folder; one that lies in a run with the chat format of
+    that run.
+
+    Args:
+        path: as `find_checkpoint` takes it.
+        out: the folder to write.
+        dtype: of the weights.
+
+    Returns:
+        What was found of the chat format, one sentence each.
+
+    Raises:
+        BadInput: there is no such checkpoint.
+        StoreError: it is damaged, or the disk is full.
+    """
+    from sparring.recipe.load import load
+    from sparring.stages.export import export_folder
+    from sparring.store.sqlite import SqliteStore
+
+    checkpoint, run = find_checkpoint(path), run_of(path)
+    if run is None:
+        return export_folder(checkpoint, out, dtype)
+    with closing(SqliteStore(run / STORE, read_only=True)) as store:
+        return export_folder(checkpoint, out, dtype, (load(run / CONFIG), store))
+
+
+def run_of(path: Path) -> Path | None:
+    """Return the folder of the run that a path lies in, itself or a saved step's name included; None where it lies in
+    none."""
+    return next((folder for folder in (path, *path.parents) if _is_run(folder)), None)
+
+
+def is_run_or_step(path: Path) -> bool:
+    """Return whether a path means a run, or a saved step of one by its name."""
+    return _is_run(path) or _named(path) is not None
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / CONFIG).is_file() and (folder / STORE).is_file()
+
+
+def _named(path: Path) -> tuple[Path, str | None, str] | None:
+    """Return run, stage and name of a saved step that a path means; None where it means none."""
+    if not SAVED.fullmatch(path.name):
+        return None
+    above = path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    if _is_run(above):
+        return above, None, path.name
+    return (above.parent, above.name, path.name) if above.name in TRAINING and _is_run(above.parent) else None
+
+
+def _saved(run: Path, stage: str | None, name: str) -> Path:
+    from sparring.recipe.load import load
+    from sparring.stages.runtime.saved import saved_step, weights_of
+    from sparring.store.sqlite import SqliteStore
+
+    with closing(SqliteStore(run / STORE, read_only=True)) as store:
+        files = RunFiles(config=load(run / CONFIG), folder=run, store=store)
+        trained = [each for each in reversed(TRAINING) if (run / each / "checkpoints").is_dir()]
+        where = stage or next(iter(trained), files.config.run.stages[-1])
+        return weights_of(files, where, saved_step(files, where, name))

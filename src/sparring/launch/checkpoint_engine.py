@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,9 +16,9 @@ from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.generation import Completion, GenerateRequest, Sampling
 from sparring.launch.block import block
-from sparring.launch.checkpoint import find_checkpoint
+from sparring.launch.checkpoint import checkpoint_or_hub
 from sparring.model.config import DType, Numerics
-from sparring.model.hub import base_folder, local_folder
+from sparring.model.hub import base_folder
 from sparring.render.load import load_renderer
 from sparring.types import Message, ToolSpec
 
@@ -59,7 +58,8 @@ class CheckpointEngine:
             print(reply.text, reply.completion.logprobs)
 
     Args:
-        checkpoint: a Hugging Face folder or hub name, an adapter's folder, or the folder of a run.
+        checkpoint: a Hugging Face folder or hub name, an adapter's folder, the folder of a run, or a saved step of it
+            like `runs/quickstart/rl/best`.
         dtype: of weights and computation.
         numerics: "exact": a row's bits depend on nothing else; "fast" where a model cannot be exact.
         thinking: whether the model thinks before it answers, where its format has a switch for it.
@@ -89,7 +89,7 @@ class CheckpointEngine:
         from sparring.model.load import load
 
         name = os.fspath(checkpoint)
-        self._folder = find_checkpoint(Path(name)) if Path(name).is_dir() else local_folder(name)
+        self._folder = checkpoint_or_hub(name)
         self._dtype, self._numerics = dtype, numerics
         self._config = EngineConfig(max_running=max_running)
         self._renderer = load_renderer(base_folder(self._folder), thinking=thinking)

@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 
 from sparring.errors import BadInput, refusal
-from sparring.launch.run import CONFIG, STORE, config_differences
+from sparring.launch.begun import config_differences
+from sparring.launch.checkpoint import CONFIG, STORE
 from sparring.model.hub import local_folder
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig

@@ -20,8 +20,8 @@ from sparring.envs.neighbours import with_neighbours
 from sparring.envs.rubrics.config import Function
 from sparring.errors import refusal
 from sparring.launch.block import block
-from sparring.launch.checkpoint import find_checkpoint
-from sparring.launch.run import CONFIG, answered_outside, opened
+from sparring.launch.checkpoint import CONFIG, find_checkpoint
+from sparring.launch.run import answered_outside, opened
 from sparring.model.config import ModelConfig, ServedConfig
 from sparring.observe.config import ObserveConfig
 from sparring.observe.evaluation import Evaluation, compare, verdict

@@ -14,7 +14,8 @@ import msgspec
 
 from sparring.errors import BadInput, refusal
 from sparring.launch.block import block
-from sparring.launch.run import CONFIG, STORE, opened
+from sparring.launch.checkpoint import CONFIG, STORE
+from sparring.launch.run import opened
 from sparring.protocols import Engine
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig, dump

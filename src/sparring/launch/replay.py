@@ -9,8 +9,8 @@ from pathlib import Path
 from sparring.cluster.inline import InlineCluster
 from sparring.errors import refusal
 from sparring.launch.block import block
+from sparring.launch.checkpoint import STORE
 from sparring.launch.repeat import Repeated, read_recipe, repeat_rollout
-from sparring.launch.run import STORE
 from sparring.model.hub import base_folder, local_folder
 from sparring.model.peft import is_adapter
 from sparring.recipe.run_config import RunConfig
@@ -18,6 +18,7 @@ from sparring.render.load import load_renderer
 from sparring.rollout.replay import replay
 from sparring.stages.context import APART, ORDER, POLICY
 from sparring.stages.export import write_weights
+from sparring.stages.models.adapters import start_adapter
 from sparring.store.sqlite import SqliteStore
 from sparring.types import Rollout
 
@@ -121,7 +122,7 @@ def _weights(
     finished = [s for s in ORDER[: ORDER.index(stage)] if store.get(f"stage/{s}") is not None and s not in APART]
     source = _output(config, folder, finished[-1] if finished else "init")
     if config.models[POLICY].lora is not None and not is_adapter(source):
-        source = folder / "lora"
+        source = start_adapter(folder)
     if versions == {0}:
         return source
     file = folder / stage / "checkpoints" / f"step-{max(versions):06d}" / "model.safetensors"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib
 import time
-import tomllib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,14 +14,15 @@ import msgspec
 
 from sparring.envs.splits import Same, identity
 from sparring.errors import naming_memory, refusal
+from sparring.launch.begun import claim, compare, raised
 from sparring.launch.block import block
-from sparring.launch.sameness import BY_MESSAGES, CONFIG, STORE, sameness_of
+from sparring.launch.checkpoint import CONFIG, STORE
+from sparring.launch.sameness import BY_MESSAGES, sameness_of
 from sparring.observe.progress import progress
 from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
-from sparring.observe.whole_file import write_whole
 from sparring.recipe.load import load
-from sparring.recipe.run_config import RunConfig, dump, resolve
+from sparring.recipe.run_config import RunConfig, resolve
 from sparring.stages.context import TOLD, Context
 from sparring.stages.data.contamination import SHOWN, note_shown
 from sparring.stages.runtime.baselines import remember_others
@@ -86,12 +86,13 @@ def _earlier(config: RunConfig, begun: tuple[str, ...]) -> list[RunConfig]:
 
 async def _run(config: RunConfig) -> Path:
     async with opened(config) as context:
-        if any(context.done(stage) is None for stage in config.run.stages):
+        changes = raised(context.folder, config)
+        if changes or any(context.done(stage) is None for stage in config.run.stages):
             from sparring.stages.preflight.run import check  # not before a folder in use or a wrong world is refused
 
             for fact in await check(context):
                 context.sink.event("check", fact)
-        _claim(context)  # not before: a run that was refused may be corrected and started again
+        claim(context, changes)  # not before: a run that was refused may be corrected and started again
         remember_others(context)
         with _telling_memory(context):
             async with answered_outside(config, context.folder, context.sink.event):
@@ -125,11 +126,14 @@ def _telling_memory(context: Context) -> Iterator[None]:
 
 async def _stage(context: Context, name: str) -> None:
     """Run one stage and record its result; its wall clock is kept even when it is stopped."""
+    from sparring.stages.models.adapters import show_adapter
+
     module = importlib.import_module(f"sparring.stages.{name}")
     started = time.monotonic()
     before = context.store.get(f"wall/{name}") or 0.0
     try:
         result = await module.run(context)
+        show_adapter(context, name)
     finally:
         context.store.put(f"wall/{name}", before + time.monotonic() - started)
         try:
@@ -172,7 +176,7 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
     store = SqliteStore(folder / STORE)
     judges.remember(store, partial(_who, config))
     try:
-        _compare(folder, config)
+        compare(folder, config, store)
         if same is identity and (folder / CONFIG).is_file():
             store.put(BY_MESSAGES, True)
         recipe = msgspec.to_builtins(config)
@@ -333,14 +337,6 @@ def _who(config: RunConfig, name: str) -> str:
     return repr((msgspec.to_builtins(spec), config.engine.kind, config.run.device, stats))
 
 
-def _claim(context: Context) -> None:
-    """Write the resolved config into a fresh folder."""
-    file = context.folder / CONFIG
-    if not file.exists():
-        context.store.put(BY_MESSAGES, True)
-        write_whole(file, dump(context.config).encode())
-
-
 def _check_recorded(folder: Path) -> None:
     """Refuse a folder with the weights of a run whose record is gone: it would silently begin anew.
 
@@ -356,53 +352,6 @@ def _check_recorded(folder: Path) -> None:
         raise refusal(str(folder / STORE), f"the record of the run that wrote {weights}", "an empty one", do)
 
 
-def _compare(folder: Path, config: RunConfig) -> None:
-    """Refuse a config other than the one that the folder's run was started with, or one that cannot be written as TOML.
-
-    Raises:
-        BadInput: the folder holds a run with another config.
-    """
-    dump(config)
-    if not (folder / CONFIG).exists():
-        return
-    begun = msgspec.to_builtins(resolve(load(folder / CONFIG)))
-    if "rl" in config.run.stages and _filtered_by_default(folder / CONFIG):
-        begun["algo"]["zero_variance_filter"] = True
-    differing = config_differences(begun, msgspec.to_builtins(config))
-    if differing:
-        raise refusal(
-            str(folder),
-            "the config that this run was started with",
-            f"a different one: {', '.join(differing[:4])}",
-            "choose another [run] name (--name), or remove the folder",
-        )
-
-
-def _filtered_by_default(file: Path) -> bool:
-    """Return True if a run filters groups of equal rewards though its config does not say so. Early runs did so by
-    default with these credits; their configs have no such key, all later ones do."""
-    algo = tomllib.loads(file.read_text(encoding="utf-8")).get("algo", {})
-    explicit = "zero_variance_filter" in algo or "kl_reward" in algo
-    return not explicit and algo.get("credit", {}).get("name") in ("grpo", "maxrl", "opo", "pass_at_k", "rloo")
-
-
-def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Return the keys in which two configs, as plain data, differ, as `path (old -> new)`. Progress display, the memory
-    check, addresses, the time of leases and what a resume does again do not count.
-
-    Args:
-        old: the first config, or its part under `path`.
-        new: the second.
-        path: of that part; empty for the config.
-    """
-    if path in ("observe", "run.memory", "run.redo", "rollout.gateway", "rollout.listen", "rollout.lease_s"):
-        return []
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        keys = sorted(old.keys() | new.keys())
-        return [d for key in keys for d in config_differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))]
-    return [] if old == new else [f"{path} ({old!r} -> {new!r})"]
-
-
 def check_recipe(config: RunConfig) -> list[str]:
     """Refuse a recipe for everything that can be known to be wrong before a run, as `sparring check`. Trains and leaves
     nothing.
@@ -416,7 +365,7 @@ def check_recipe(config: RunConfig) -> list[str]:
 
     async def checked() -> list[str]:
         check_directory(Path(config.run.directory))
-        _compare(Path(config.run.directory) / config.run.name, resolve(config))
+        facts = _compared(resolve(config))
         check_sinks(config.observe)
         with tempfile.TemporaryDirectory() as folder:
             run = msgspec.structs.replace(config.run, directory=folder)
@@ -425,6 +374,21 @@ def check_recipe(config: RunConfig) -> list[str]:
             async with opened(resolve(msgspec.structs.replace(config, run=run, observe=quiet)), begun) as context:
                 from sparring.stages.preflight.run import check  # torch: not before what `opened` refuses
 
-                return await check(context)
+                return [*facts, *await check(context)]
 
     return block(checked())
+
+
+def _compared(config: RunConfig) -> list[str]:
+    """Return what is to be said of a recipe for the run that its folder has, if it has one.
+
+    Raises:
+        BadInput: the folder has a run with another recipe.
+    """
+    from sparring.store.sqlite import SqliteStore
+
+    folder = Path(config.run.directory) / config.run.name
+    if not (folder / STORE).exists():
+        return compare(folder, config, None)
+    with closing(SqliteStore(folder / STORE, read_only=True)) as store:
+        return compare(folder, config, store)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from sparring.dashboard.evaluations import FOLDERS
 from sparring.envs.splits import Same, identity, identity_by_words
+from sparring.launch.checkpoint import CONFIG, STORE
 from sparring.store.cut import is_blank
 from sparring.store.sqlite import SqliteStore
 
-CONFIG, STORE = "config.toml", "store.sqlite"
 BY_MESSAGES = "tasks/same_by_messages"
 """The store's key of a run whose tasks are told by their messages; early runs have none."""
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from sparring.errors import InfraError, boundary, refusal
 from sparring.model.peft import base_of, is_adapter
 
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "tokenizer.model")
+SAVED = re.compile(r"best|last|step-\d+")
+"""Names of saved steps of a run."""
 ANSWER_S = 10.0
 """Seconds that the hub may take to answer whether it has a model."""
 
@@ -27,7 +30,10 @@ def local_folder(name: str) -> Path:
     if folder.exists():
         raise refusal(where, "a Hugging Face checkpoint folder", "a folder without config.json", "correct the path")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise refusal(where, "a Hugging Face checkpoint folder or a hub name", "no such folder", "correct the path")
+        do = "correct the path"
+        if SAVED.fullmatch(folder.name):
+            do += f"; a saved step of a run is written out first: sparring export {name} FOLDER"
+        raise refusal(where, "a Hugging Face checkpoint folder or a hub name", "no such folder", do)
     try:
         with boundary(InfraError, "hub"):
             return _cached(name) or _fetched(name)

@@ -37,6 +37,7 @@ FACTS: Mapping[type[msgspec.Struct], Facts] = {
             "steps": _RUN,
             "groups_per_step": _RUN,
             "train": _RUN,
+            "stop": _RUN,
             "teachers": _RUN,
             "over": "On-Policy Distillation: the sampled token",
             "divergence": "On-Policy Distillation",

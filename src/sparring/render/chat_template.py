@@ -18,13 +18,16 @@ from sparring.render.tokenizer import read_json
 # A template that prints today's date would make a resumed run differ from an uninterrupted one; it prints this day.
 _TODAY = datetime.datetime(2025, 1, 1)
 
+_CHOICE = "{{% if tools +%}}{}{{%+ else +%}}{}{{%+ endif %}}"
+
 
 class ChatTemplate:
-    """One compiled template. `source` is its text, `for_tools` the variant used when tools are given (often the
-    same)."""
+    """One compiled template. `source` is its text, `for_tools` the variant used when tools are given (often the same),
+    `whole_source` one text for both."""
 
     def __init__(self, source: str, special: Mapping[str, str], *, for_tools: str | None = None, where: str) -> None:
         self.source = source
+        self.whole_source = source if for_tools in (None, source) else _CHOICE.format(for_tools, source)
         self.where = where
         self._special = dict(special)
         environment = _environment()
@@ -38,14 +41,15 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]],
         *,
         generation: bool,
-        thinking: bool,
+        thinking: bool | None,
     ) -> str:
-        """Render the conversation as the template writes it.
+        """Render the conversation as the template writes it; with `thinking` None as it is by default.
 
         Raises:
             BadInput: the template refuses this conversation.
         """
         template = self._with_tools if tools else self._plain
+        switch = {} if thinking is None else {"enable_thinking": thinking}
         with boundary(
             BadInput, self.where, "a chat template that takes this conversation", "correct it, or the conversation"
         ):
@@ -53,7 +57,7 @@ class ChatTemplate:
                 messages=list(messages),
                 tools=list(tools) or None,
                 add_generation_prompt=generation,
-                enable_thinking=thinking,
+                **switch,
                 **self._special,
             )
 

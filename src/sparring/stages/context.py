@@ -45,23 +45,12 @@ class Repetition:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Context:
-    """The parts that all stages of a run share. Whoever made it closes them.
-
-    Attributes:
-        repetition: of recorded steps, where a stage runs for that; None where it trains.
-    """
+class RunFiles:
+    """Files of a run, by its recipe and its record: which weights a stage begins with, and which it wrote."""
 
     config: RunConfig
     folder: Path
     store: Store
-    sink: Sink
-    cluster: Cluster
-    boxes: Boxes
-    factory: EnvFactory
-    harness: Harness
-    judges: Judges
-    repetition: Repetition | None = None
 
     def output(self, stage: str) -> Path:
         """Return the Hugging Face or adapter folder that `stage` writes (whether or not it exists yet)."""
@@ -107,16 +96,24 @@ class Context:
 
     def renderer(self, path: Path) -> Renderer:
         """Return the renderer of the checkpoint folder `path`, or of an adapter's base."""
-        from sparring.render.load import load_renderer
+        return renderer_of(self.config, path)
 
-        spec = self.config.models[POLICY]
-        return load_renderer(
-            base_folder(path),
-            spec.renderer,
-            spec.thinking,
-            self.config.render.control_tokens,
-            self.config.render.thoughts,
-        )
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context(RunFiles):
+    """The parts that all stages of a run share. Whoever made it closes them.
+
+    Attributes:
+        repetition: of recorded steps, where a stage runs for that; None where it trains.
+    """
+
+    sink: Sink
+    cluster: Cluster
+    boxes: Boxes
+    factory: EnvFactory
+    harness: Harness
+    judges: Judges
+    repetition: Repetition | None = None
 
     def with_boxes(self, boxes: Boxes) -> Context:
         """Return the same run with other boxes (such as a tool host that is switched off)."""
@@ -126,3 +123,11 @@ class Context:
         """Return the same run with the model `name` of the recipe in the policy's place."""
         models = {**self.config.models, POLICY: self.config.models[name]}
         return replace(self, config=msgspec.structs.replace(self.config, models=models))
+
+
+def renderer_of(config: RunConfig, path: Path) -> Renderer:
+    """Return the policy's renderer of a recipe, of the checkpoint folder `path`, or of an adapter's base."""
+    from sparring.render.load import load_renderer
+
+    spec, render = config.models[POLICY], config.render
+    return load_renderer(base_folder(path), spec.renderer, spec.thinking, render.control_tokens, render.thoughts)

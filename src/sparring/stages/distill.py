@@ -12,6 +12,7 @@ from sparring.stages.context import POLICY, Context
 from sparring.stages.models.reference import AVERAGE
 from sparring.stages.models.teachers import teacher_annotator, teacher_folder
 from sparring.stages.runtime.online import OnlineObjective, OnlineTraining
+from sparring.stages.runtime.raised import first_steps
 from sparring.stages.runtime.training_tasks import training_tasks
 
 STAGE = "distill"
@@ -57,7 +58,6 @@ def _losses(context: Context) -> TrainPlan:
             teachers = {name: str(teacher_folder(context, name)) for name in sorted(set(stage.teachers.values()))}
     averages = {AVERAGE: stage.decay} if AVERAGE in stage.teachers.values() else {}
     teachers |= dict.fromkeys(averages)
+    total = first_steps(context.store, STAGE, stage.steps)
     losses = [loss, *([ImitateLoss(scale=stage.observations)] if stage.observations else [])]
-    return TrainPlan(
-        losses=losses, total_steps=stage.steps, overrides=stage.train, teachers=teachers, averages=averages
-    )
+    return TrainPlan(losses=losses, total_steps=total, overrides=stage.train, teachers=teachers, averages=averages)

@@ -10,12 +10,15 @@ from typing import Any
 
 from sparring.model.hub import base_folder
 from sparring.model.peft import base_of, is_adapter, read, read_config, write
-from sparring.protocols import Trainer
+from sparring.protocols import Store, Trainer
+from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import Context
+from sparring.stages.models.exported_format import write_format
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Copy the newest weights of the run to `<run>/export`, cast to `[export] dtype`.
+    """Copy the newest weights of the run to `<run>/export`, cast to `[export] dtype`, with a chat template that writes
+    the run's prompts.
 
     Returns:
         `model`: the folder; `bytes`: its size.
@@ -23,13 +26,23 @@ async def run(context: Context) -> dict[str, Any]:
     context.sink.start("export", 1)
     source = context.input("export")
     out = context.folder / "export"
-    export_folder(source, out, context.config.export.dtype)
+    for line in export_folder(source, out, context.config.export.dtype, (context.config, context.store)):
+        context.sink.event("export", line)
     return {"model": str(out), "bytes": sum(file.stat().st_size for file in out.iterdir())}
 
 
-def export_folder(source: Path, out: Path, dtype: str) -> None:
+def export_folder(source: Path, out: Path, dtype: str, run: tuple[RunConfig, Store] | None = None) -> list[str]:
     """Write `source` as a Hugging Face folder of `dtype` weights at `out`, whole or not at all; an adapter merged into
     its base.
+
+    Args:
+        source: a Hugging Face or adapter folder.
+        out: the folder to write.
+        dtype: of the weights.
+        run: recipe and record of the run that `source` is of, whose chat format the folder gets; None: of none.
+
+    Returns:
+        What was found of the chat format, one sentence each.
 
     Raises:
         StoreError: the disk is full or cannot be written.
@@ -43,7 +56,15 @@ def export_folder(source: Path, out: Path, dtype: str) -> None:
     state = model.state()
     if is_adapter(source):
         state = Adapter(read(source), model.dtype, model.device).merged(state, targets_of(model.module))
-    _replace(out, lambda to: save(state, base_folder(source), to))
+    findings: list[str] = []
+
+    def written(to: Path) -> None:
+        save(state, base_folder(source), to)
+        if run is not None:
+            findings.extend(write_format(to, base_folder(source), *run))
+
+    _replace(out, written)
+    return findings
 
 
 async def write_model(trainer: Trainer, source: Path, out: Path) -> None:

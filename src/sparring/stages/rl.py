@@ -19,6 +19,7 @@ from sparring.stages.models.implicit_reward import IMPLICIT, implicit_folder, op
 from sparring.stages.models.objective import credit_chosen, imitation_scale, preference_loss
 from sparring.stages.models.reference import reference_beside
 from sparring.stages.runtime.online import OnlineObjective, OnlineTraining
+from sparring.stages.runtime.raised import rl_optimiser_steps
 from sparring.stages.runtime.training_tasks import training_tasks
 
 STAGE = "rl"
@@ -34,7 +35,7 @@ async def run(context: Context) -> dict[str, Any]:
         `critic`, `implicit`.
     """
     config = context.config
-    training = OnlineTraining(context, STAGE, config.rl, _losses(config))
+    training = OnlineTraining(context, STAGE, config.rl, _losses(context))
     context.sink.event(STAGE, correction_chosen(config))
     critic, implicit = open_critic(context, training.source), open_implicit(context, training.source)
     for role, beside in ((CRITIC, critic), (IMPLICIT, implicit)):
@@ -74,11 +75,11 @@ def _plan(config: RunConfig) -> Plan:
     )
 
 
-def _losses(config: RunConfig) -> TrainPlan:
+def _losses(context: Context) -> TrainPlan:
     from sparring.algo.loss.imitate import ImitateLoss
     from sparring.algo.loss.policy import PolicyLoss
 
-    total = config.rl.steps * config.rl.passes * config.rl.minibatches
+    config, total = context.config, rl_optimiser_steps(context)
     loss = preference_loss(config) or PolicyLoss(config.algo)
     scale, beside = imitation_scale(config), reference_beside(config)._asdict()
     losses = [loss, *([ImitateLoss(scale=scale)] if scale else [])]

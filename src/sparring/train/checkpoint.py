@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from sparring.errors import StoreError, refusal
+from sparring.train.best import best_of
 from sparring.types import CheckpointRef
 from sparring.weights.checksum import checksum
 
@@ -23,6 +23,10 @@ OPTIMISER = "optimiser.safetensors"
 AVERAGE = "average-{}.safetensors"
 """File of a moving average, by its name."""
 MANIFEST = "trainer.json"
+WAY_OUT = (
+    "restore it from a copy, or pass it over, which removes nothing and trains the steps behind the one before it "
+    "again: the same command with --set run.damaged=pass_over"
+)
 
 
 def write(path: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], manifest: Mapping[str, Any]) -> None:
@@ -80,39 +84,38 @@ def read(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Any]
         for name in manifest["checksums"]:
             tensors[name] = load_file(path / name, device=str(device))
     except (OSError, ValueError, KeyError, SafetensorError) as cause:
-        raise StoreError(f"checkpoint {path}: cannot be read ({cause}); restore an earlier one") from cause
+        raise StoreError(f"checkpoint {path}: cannot be read ({cause}); {WAY_OUT}") from cause
     for name, expected in manifest["checksums"].items():
         if (actual := checksum(tensors[name])) != expected:
-            raise StoreError(
-                f"checkpoint {path}: expected checksum {expected} of {name}, got {actual}; restore an earlier one"
-            )
+            raise StoreError(f"checkpoint {path}: expected checksum {expected} of {name}, got {actual}; {WAY_OUT}")
     return manifest, tensors
 
 
 def retain(
-    refs: Sequence[CheckpointRef], *, keep_last: int, best_metric: str = "", best_is_highest: bool = True
+    refs: Sequence[CheckpointRef],
+    *,
+    keep_last: int,
+    best_metric: str = "",
+    best_is_highest: bool = True,
+    also: Collection[int] = (),
 ) -> list[CheckpointRef]:
     """Delete all checkpoint folders but the last `keep_last` and the best one.
 
-    Call it after the manifest of the newest is in the store. The best is decided among those that have `best_metric`;
-    the earlier one wins a tie.
+    Call it after the manifest of the newest is in the store.
 
     Args:
         refs: the checkpoints of one stage, oldest first.
         keep_last: how many of the newest stay.
         best_metric: key of `CheckpointRef.metrics`; empty keeps no best.
         best_is_highest: whether a higher value is better.
+        also: steps of others that stay.
 
     Returns:
         What is left, oldest first.
     """
-    retained = list(refs[-keep_last:])
-    sign = 1.0 if best_is_highest else -1.0
-    rated = [ref for ref in refs if not math.isnan(ref.metrics.get(best_metric, math.nan))]
-    if rated:
-        best = max(rated, key=lambda ref: sign * ref.metrics[best_metric])
-        if best not in retained:
-            retained.insert(0, best)
+    best = best_of(refs, best_metric, best_is_highest)
+    latest = {ref.step for ref in refs[-keep_last:]}
+    retained = [ref for ref in refs if ref.step in latest or ref is best or ref.step in also]
     for path in {ref.path for ref in refs} - {ref.path for ref in retained}:
         shutil.rmtree(path, ignore_errors=True)
     return retained

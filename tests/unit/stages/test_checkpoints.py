@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from sparring.errors import StoreError
 from sparring.model.load import load
-from sparring.stages.runtime.checkpoints import Checkpoints
+from sparring.stages.runtime.checkpoints import Checkpoints, Keeping
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.tiny_models import tiny_model
 from sparring.train.config import TrainConfig
@@ -27,7 +31,11 @@ async def train(model: Path, folder: Path, until: int, highest: bool) -> int:
     store = SqliteStore(folder / "store.sqlite")
     trainer = LocalTrainer(load(model), config, [], name="policy", total_steps=len(REWARDS))
     checkpoints = Checkpoints(
-        trainer=trainer, store=store, stage="rl", folder=folder / "rl", config=config, last_step=len(REWARDS)
+        trainer=trainer,
+        store=store,
+        stage="rl",
+        folder=folder / "rl",
+        keeping=Keeping(train=config, last_step=len(REWARDS)),
     )
     done, state = await checkpoints.resume()
     store.truncate("rl", done)
@@ -74,8 +82,7 @@ def test_another_trainer_comes_and_goes_with_the_first(tmp_path: Path) -> None:
                 store=store,
                 stage="rl",
                 folder=tmp_path / "rl",
-                config=TrainConfig(save_every=1, keep_last=2),
-                last_step=4,
+                keeping=Keeping(train=TrainConfig(save_every=1, keep_last=2), last_step=4),
                 beside={"critic": critic},
             )
             done, _ = await checkpoints.resume()
@@ -120,7 +127,7 @@ def test_a_save_does_not_look_at_every_checkpoint_there_ever_was(tmp_path: Path)
             trainer = LocalTrainer(load(model), config, [], name="policy", total_steps=8)
             folder = tmp_path / "rl"
             checkpoints = Checkpoints(
-                trainer=trainer, store=counted, stage="rl", folder=folder, config=config, last_step=8
+                trainer=trainer, store=counted, stage="rl", folder=folder, keeping=Keeping(train=config, last_step=8)
             )
             done, _ = await checkpoints.resume()
             for number in range(done, until):
@@ -137,3 +144,83 @@ def test_a_save_does_not_look_at_every_checkpoint_there_ever_was(tmp_path: Path)
     asyncio.run(life(5))
     asyncio.run(life(8))
     assert len(list((tmp_path / "rl/checkpoints").iterdir())) == 3
+
+
+def test_the_best_by_held_out_tasks_is_kept_until_its_evaluation_has_spoken(tmp_path: Path) -> None:
+    """What is evaluated is saved, whatever `save_every` says; a checkpoint stays as long as its result is to come, and
+    an evaluation that was left out says nothing."""
+    model = tiny_model("qwen3", tmp_path / "model")
+    train = TrainConfig(save_every=0, keep_last=1, best_metric="rl/eval/success")
+    keeping = Keeping(train=train, last_step=10, eval_every=2)
+    said: list[str] = []
+
+    async def life() -> dict[str, Any]:
+        with closing(SqliteStore(tmp_path / "store.sqlite")) as store:
+            trainer = LocalTrainer(load(model), train, [], name="policy", total_steps=10)
+            checkpoints = Checkpoints(
+                trainer=trainer, store=store, stage="rl", folder=tmp_path / "rl", keeping=keeping, say=said.append
+            )
+            for number in range(1, 11):
+                await checkpoints.after(await trainer.step(), {"rollout/reward": float(number)}, {})
+                if number == 5:
+                    assert folders(tmp_path) == ["step-000002", "step-000004"], "neither is evaluated yet"
+                    store.metric("rl/eval", 2, {"success": 0.5})
+                if number == 7:  # that of step 4 was left out
+                    store.metric("rl/eval", 6, {"success": 0.25})
+                    assert folders(tmp_path) == ["step-000002", "step-000004", "step-000006"]
+            assert folders(tmp_path) == ["step-000002", "step-000008", "step-000010"]
+            store.metric("rl/eval", 8, {"success": 0.75})
+            store.metric("rl/eval", 10, {"success": 0.75})
+            result = checkpoints.finish()
+            await trainer.close()
+            return result
+
+    best = {"step": 8, "metric": "rl/eval/success", "value": 0.75}
+    assert asyncio.run(life()) == {"best": best}
+    assert folders(tmp_path) == ["step-000008", "step-000010"]
+    assert json.loads((tmp_path / "rl/best.json").read_text()) == best and "step 8" in said[-1]
+
+
+def folders(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "rl/checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("damaged", [(3,), (3, 2), (3, 2, 1)])
+def test_a_damaged_checkpoint_is_passed_over_where_that_is_asked_for(tmp_path: Path, damaged: tuple[int, ...]) -> None:
+    """Also where it is the critic's part that is damaged, and where none is left: what was read before is not kept."""
+    model = tiny_model("qwen3", tmp_path / "model")
+    train = TrainConfig(save_every=1, keep_last=3)
+
+    async def life(passes_over: bool, until: int) -> tuple[int, int]:
+        with closing(SqliteStore(tmp_path / "store.sqlite")) as store:
+            policy, critic = (
+                LocalTrainer(load(model), train, [], name=name, total_steps=3) for name in ("policy", "critic")
+            )
+            try:
+                checkpoints = Checkpoints(
+                    trainer=policy,
+                    store=store,
+                    stage="rl",
+                    folder=tmp_path / "rl",
+                    keeping=Keeping(train=train, last_step=3, passes_over=passes_over),
+                    beside={"critic": critic},
+                )
+                done, state = await checkpoints.resume()
+                assert state == ({"step": done} if done else {}) and policy.version == done
+                for step in range(done + 1, until + 1):
+                    await checkpoints.after(await policy.step(), {}, {"step": step})
+                return done, policy.version
+            finally:
+                for trainer in (policy, critic):
+                    await trainer.close()
+
+    assert asyncio.run(life(False, 3)) == (0, 3)
+    for step in damaged:
+        os.truncate(tmp_path / f"rl/checkpoints/step-{step:06d}/critic/model.safetensors", 100)
+    with pytest.raises(StoreError, match="run.damaged=pass_over"):
+        asyncio.run(life(False, 3))
+    left = 3 - len(damaged)
+    assert asyncio.run(life(True, left)) == (left, left)
+    aside = [name for name in folders(tmp_path) if name.startswith("damaged")]
+    assert aside == [f"damaged-step-{step:06d}" for step in sorted(damaged)], "nothing is removed"
+    assert asyncio.run(life(False, 3)) == (left, 3)

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from sparring.recipe.sections.overrides import TrainOverrides
+from sparring.recipe.sections.stop import StopConfig
 
 
 class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,6 +34,9 @@ class DistillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     train: TrainOverrides = {}
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
+
+    stop: StopConfig | None = None
+    """End before the last step. None: all steps are done."""
 
     teachers: dict[str, str] = {}
     """Teachers by domain: the tag of a task, else its environment, else "*" for all that no other is for; each the name

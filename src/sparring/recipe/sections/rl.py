@@ -36,6 +36,7 @@ class CriticConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 from sparring.recipe.sections.overrides import TrainOverrides
+from sparring.recipe.sections.stop import StopConfig
 
 
 class ImplicitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +67,9 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     train: TrainOverrides = {}
     """Keys of `[train]` that this stage replaces, such as `learning_rate`."""
+
+    stop: StopConfig | None = None
+    """End before the last step. None: all steps are done."""
 
     minibatches: int = 1
     """Optimiser steps that a pass over a step's groups is made of; weights are published after the last."""

@@ -47,6 +47,10 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     was recorded, to the same weights; sample: what was recorded of them counts no longer, for a machine whose processor
     or libraries compute other bits."""
 
+    damaged: Literal["refuse", "pass_over"] = "refuse"
+    """Treatment of a newest checkpoint that cannot be read. refuse: the run ends and says so; pass_over: it goes on
+    from the one before, and trains the steps behind that again from what was recorded."""
+
     cluster: Literal["inline"] = "inline"
     """Placement of the parts in processes."""
 

@@ -9,26 +9,61 @@ from typing import Any
 
 from sparring.errors import refusal
 from sparring.model.config import LoraConfig
-from sparring.model.peft import base_of, is_adapter, read_config, write
-from sparring.stages.context import POLICY, Context
+from sparring.model.peft import base_of, is_adapter, read, read_config, write
+from sparring.stages.context import APART, POLICY, Context
 
 ALONE = {"vllm": "vLLM", "openai": "an OpenAI-compatible server"}
 """Engines that serve a model without adapters, as messages call them."""
 
 
+TRAINED, START = "lora", "lora_start"
+"""In a run's folder: the adapter that was trained last, and the untrained one that training began with."""
+
+
 def trained_folder(context: Context, source: Path) -> Path:
     """Return the folder that a stage trains and serves that starts from `source`: `source` itself; or, where the run
-    trains adapters and `source` is a whole model, `<run>/lora`, a fresh adapter of it."""
+    trains adapters and `source` is a whole model, `<run>/lora_start`, a fresh adapter of it."""
     lora = context.config.models[POLICY].lora
     if lora is None or is_adapter(source):
         return source
-    out = context.folder / "lora"
+    out = context.folder / START
+    if not out.exists() and (before := start_adapter(context.folder)).exists():
+        os.rename(before, out)
     if not out.exists():
         staging = out.with_name(out.name + ".tmp")
         shutil.rmtree(staging, ignore_errors=True)
         write(fresh(source, lora, context.config.run.seed), lora, source, staging)
         os.rename(staging, out)
     return out
+
+
+def start_adapter(folder: Path) -> Path:
+    """Return the folder of the adapter that the run in `folder` began with, whether or not it is there. Runs begun
+    before the two had names of their own have it in the place of the trained one."""
+    return folder / START if (folder / START).exists() else folder / TRAINED
+
+
+def show_adapter(context: Context, stage: str) -> None:
+    """Copy the adapter that a stage has written to `<run>/lora`, whole or not at all; not one that nothing has
+    trained."""
+    written = context.output(stage)
+    if stage in APART or not written.is_relative_to(context.folder) or not is_adapter(written):
+        return
+    if _is_untrained(written):
+        return
+    out = context.folder / TRAINED
+    if out.exists() and not (context.folder / START).exists() and _is_untrained(out):
+        os.rename(out, context.folder / START)  # of a run begun before the two had names of their own
+    staging = out.with_name(out.name + ".tmp")
+    shutil.rmtree(staging, ignore_errors=True)
+    shutil.copytree(written, staging)
+    shutil.rmtree(out, ignore_errors=True)
+    os.rename(staging, out)
+
+
+def _is_untrained(folder: Path) -> bool:
+    """Return whether an adapter changes nothing yet: every factor B is 0."""
+    return not any(bool(tensor.any()) for name, tensor in read(folder).items() if ".lora_B" in name)
 
 
 def fresh(base: Path, lora: LoraConfig, seed: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from sparring.protocols import Trainer, TrainPlan
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.auxiliary import check_asked
 from sparring.stages.models.reward_scorers import check_reads_policy
+from sparring.stages.runtime.raised import rl_optimiser_steps
 
 CRITIC = "critic"
 """The role of its batches and checkpoints."""
@@ -34,7 +35,7 @@ def open_critic(context: Context, source: Path) -> Trainer | None:
     folder = critic_folder(context, source)
     plan = TrainPlan(
         losses=[ValueLoss(clip=section.clip)],
-        total_steps=config.rl.steps * config.rl.passes * config.rl.minibatches,
+        total_steps=rl_optimiser_steps(context),
         overrides=section.train,
         head="scalar" if _is_scalar(folder) else "new scalar",
         role=CRITIC,

@@ -13,6 +13,7 @@ from sparring.protocols import Trainer, TrainPlan
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.auxiliary import check_asked
 from sparring.stages.models.reward_scorers import check_reads_policy
+from sparring.stages.runtime.raised import rl_optimiser_steps
 
 IMPLICIT = "implicit"
 """The role of its batches and checkpoints, and the annotation with its log-probabilities."""
@@ -29,7 +30,7 @@ def open_implicit(context: Context, source: Path) -> Trainer | None:
     assert scale is not None, "check_implicit has seen the run"
     plan = TrainPlan(
         losses=[ImplicitReward(beta=scale)],
-        total_steps=config.rl.steps * config.rl.passes * config.rl.minibatches,
+        total_steps=rl_optimiser_steps(context),
         overrides=section.train,
         role=IMPLICIT,
     )

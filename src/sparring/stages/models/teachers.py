@@ -20,6 +20,7 @@ from sparring.render.load import load_renderer
 from sparring.render.tokenizer import load_tokenizer
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.context_length import max_context, outline_of
+from sparring.stages.models.teacher_format import check_format, student_folder
 from sparring.stages.models.reference import AVERAGE, HeldTeacher, check_name
 from sparring.stages.preflight.judges import check_answers
 from sparring.types import Message
@@ -196,7 +197,8 @@ def check_distill(context: Context) -> list[str]:
         _check_teacher(context, f"distill.teachers.{domain}", name)
     _check_whole(context)
     names = ", ".join(f"{name} for {domain}" for domain, name in sorted(stage.teachers.items()))
-    return [f"distill: {stage.divergence} over {stage.over}; teachers: {names}"]
+    formats = [line for name in sorted(set(stage.teachers.values())) for line in check_format(context, name)]
+    return [f"distill: {stage.divergence} over {stage.over}; teachers: {names}", *formats]
 
 
 def _check_key(spec: ModelConfig) -> None:
@@ -239,7 +241,7 @@ def _check_teacher(context: Context, where: str, name: str) -> None:
         raise refusal(f"models.{name}.served", 'a teacher on this machine with distill.over = "vocabulary"', got, do)
     _check_key(spec)
     folder = teacher_folder(context, name)
-    student = _student_folder(context)
+    student = student_folder(context)
     if stage.tokenizers == "any":
         return
     if student is not None and _vocabulary(folder) == _vocabulary(student):
@@ -262,14 +264,6 @@ def _check_whole(context: Context) -> None:
         if getattr(rollout, key) != getattr(defaults, key):
             expected = "its default while the run distils, because teachers score the distribution without truncation"
             raise refusal(f"rollout.{key}", expected, repr(getattr(rollout, key)), "leave it out")
-
-
-def _student_folder(context: Context) -> Path | None:
-    """Return the folder of the student's tokenizer before the run; None where one is trained."""
-    init = context.config.models[POLICY].init
-    if init is None:
-        return context.given()
-    return None if init.tokenizer is None else local_folder(init.tokenizer)
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:

@@ -22,15 +22,18 @@ from sparring.stages.models.objective import check_imitation, check_online
 from sparring.stages.models.reference import check_reference
 from sparring.stages.models.reward_scorers import check_reward_model
 from sparring.stages.models.role_models import check_roles
+from sparring.stages.models.teacher_format import check_read
 from sparring.stages.models.teachers import check_collect, check_distill, check_teachers_answer
 from sparring.stages.preflight.engine import check_engine
 from sparring.stages.preflight.environment import check_environment, check_repeats, check_shown, first_tasks
 from sparring.stages.preflight.harness import players_of
 from sparring.stages.preflight.judges import check_judges
 from sparring.stages.preflight.memory import check_memory, shapes_of
+from sparring.stages.preflight.metric_names import check_metrics
 from sparring.stages.preflight.parts import check_parts
 from sparring.stages.preflight.policy import check_model
 from sparring.stages.preflight.rendering import check_rendering
+from sparring.stages.preflight.sizes import check_sizes
 from sparring.stages.rl import ANNOTATIONS, correction_chosen
 from sparring.stages.runtime.baselines import check_against
 from sparring.stages.runtime.evaluation import held_out
@@ -48,7 +51,8 @@ async def check(context: Context) -> list[str]:
         BadInput: the run would fail, and why.
     """
     config = context.config
-    facts = _stages(context)
+    facts = _stages(context) + check_metrics(config)
+    check_read(config)
     if context.given() is not None:
         outline_of(context.given())
     shapes = shapes_of(config, context.given())
@@ -56,7 +60,7 @@ async def check(context: Context) -> list[str]:
     facts += check_lora(context) + check_critic(context) + check_implicit(context)
     facts += check_reward_model(context, context.given()) + check_collect(context) + check_distill(context)
     facts += check_roles(context)
-    facts += check_memory(context, shapes)
+    facts += check_sizes(config, shape) + check_memory(context, shapes)
     _sampling(context)
     facts += check_engine(context, shape)
     if "rl" in config.run.stages:

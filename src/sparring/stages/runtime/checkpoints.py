@@ -1,16 +1,51 @@
-"""Checkpoints of a stage: written in time, and gone on from."""
+"""Checkpoints of a stage: written in time, gone on from, and the best one marked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from sparring.errors import StoreError
 from sparring.protocols import Store, Trainer
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.runtime.saved import BEST, WEIGHTS, best_saved, evaluated_steps, is_held_out, rated
 from sparring.train.config import TrainConfig
 from sparring.types import CheckpointRef, StepResult
+
+DAMAGED = "damaged-"
+"""Before the name of a checkpoint's folder that was passed over."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Keeping:
+    """Rule by which a stage saves, and of what it keeps.
+
+    Attributes:
+        train: `[train]` of the stage: `save_every`, `keep_last`, `best_metric`.
+        last_step: the stage's last step, which is always saved.
+        saves: False where steps are repeated: nothing is saved or moved.
+        eval_every: steps between evaluations beside the stage; 0: none. Where one of their figures is the best metric,
+            what they evaluate is saved.
+        passes_over: go on from the checkpoint before one that is damaged.
+    """
+
+    train: TrainConfig
+    last_step: int
+    saves: bool = True
+    eval_every: int = 0
+    passes_over: bool = False
+
+    @classmethod
+    def of(cls, config: RunConfig, train: TrainConfig, last_step: int, *, saves: bool = True) -> Keeping:
+        """Return that of a stage of a recipe, whose `[train]` with the stage's own keys is `train`."""
+        passes_over = config.run.damaged == "pass_over"
+        return cls(train=train, last_step=last_step, saves=saves, eval_every=config.eval.every, passes_over=passes_over)
 
 
 class Checkpoints:
@@ -24,11 +59,10 @@ class Checkpoints:
         store: holds the manifests.
         stage: the stage's name.
         folder: `<run>/<stage>`.
-        config: `[train]`: `save_every`, `keep_last`, `best_metric`.
-        last_step: the stage's last step, which is always saved.
+        keeping: when to save, and what stays.
         beside: other trainers of the stage by role. Each has a folder of that name inside the checkpoint's, so that
             they come and go with it.
-        saves: False where steps are repeated: nothing is saved.
+        say: takes a sentence for the user.
     """
 
     def __init__(
@@ -38,19 +72,17 @@ class Checkpoints:
         store: Store,
         stage: str,
         folder: Path,
-        config: TrainConfig,
-        last_step: int,
+        keeping: Keeping,
         beside: Mapping[str, Trainer] = MappingProxyType({}),
-        saves: bool = True,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._trainer = trainer
         self._store = store
         self._stage = stage
         self._folder = folder / "checkpoints"
-        self._config = config
-        self._last_step = last_step
+        self._keeping = keeping
         self._beside = beside
-        self._saves = saves
+        self._say = say
         self._refs: list[CheckpointRef] | None = None
         self._unsaved: tuple[StepResult, Mapping[str, float], Mapping[str, Any]] | None = None
 
@@ -59,18 +91,42 @@ class Checkpoints:
 
         Returns:
             The number of finished steps and the state that was saved with them; (0, {}) for a fresh stage.
+
+        Raises:
+            StoreError: it is damaged, and not to be passed over.
         """
-        last = self._store.last_checkpoint(self._stage)
-        if last is None:
-            return 0, {}
-        ref, state = last
-        await self._trainer.restore(ref)
-        for role, other in self._beside.items():
-            await other.restore(_of(role, ref))
-        return ref.step, state
+        while (last := self._store.last_checkpoint(self._stage)) is not None:
+            ref, state = last
+            try:
+                self._verify(ref)
+                await self._trainer.restore(ref)
+                for role, other in self._beside.items():
+                    await other.restore(_of(role, ref))
+                return ref.step, state
+            except StoreError as error:
+                if not (self._keeping.passes_over and self._keeping.saves):
+                    raise
+                aside = Path(ref.path).with_name(DAMAGED + Path(ref.path).name)
+                shutil.rmtree(aside, ignore_errors=True)
+                os.rename(ref.path, aside)
+                do = f"passed over, and kept as {aside.name}; the steps behind the one before are trained again"
+                self._say(f"the checkpoint of step {ref.step} is damaged: {do} ({str(error).partition(';')[0]})")
+        return 0, {}
+
+    def _verify(self, ref: CheckpointRef) -> None:
+        """Read a checkpoint that may be passed over before anything takes it: what is restored in part would stay.
+
+        Raises:
+            StoreError: it is damaged.
+        """
+        from sparring.train.checkpoint import read
+
+        for role in self._beside if self._keeping.passes_over else ():
+            read(Path(_of(role, ref).path))
 
     async def after(self, step: StepResult, metrics: Mapping[str, float], state: Mapping[str, Any]) -> None:
-        """Save when it is time to: every `save_every` steps and after the last.
+        """Save when it is time to: every `save_every` steps, after the last, and where an evaluation of it decides
+        which is the best.
 
         Args:
             step: the step that has just finished.
@@ -78,17 +134,16 @@ class Checkpoints:
             state: what a resume needs beside the weights, such as the task source's position.
         """
         self._unsaved = (step, metrics, state)
-        every = self._config.save_every
-        if step.version == self._last_step or every and step.version % every == 0:
+        every = self._keeping.train.save_every
+        due = every and step.version % every == 0 or self._is_evaluated(step.version)
+        if step.version == self._keeping.last_step or due:
             await self.save_last()
 
     async def save_last(self) -> None:
         """Save the step that finished last, where that was not saved yet: for a run that ends early and is to be gone
         on with. The trainer has to stand where it stood after that step."""
-        if self._unsaved is None or not self._saves:
+        if self._unsaved is None or not self._keeping.saves:
             return
-        from sparring.train.checkpoint import retain
-
         step, metrics, state = self._unsaved
         path = self._folder / f"step-{step.version:06d}"
         ref = await self._trainer.save(str(path), stage=self._stage, metrics=metrics)
@@ -100,16 +155,62 @@ class Checkpoints:
             self._refs = list(self._store.checkpoints(self._stage))
         else:
             self._refs = [other for other in self._refs if other.step != ref.step] + [ref]
-        retained = retain(
-            self._refs,
-            keep_last=self._config.keep_last,
-            best_metric=self._config.best_metric,
-            best_is_highest=self._config.best_is_highest,
+        self._retain()
+
+    def finish(self) -> dict[str, Any]:
+        """Drop what is no longer needed now that every evaluation is done, and name the best checkpoint.
+
+        Returns:
+            `best`: its step, the metric and its value; nothing where no checkpoint has the metric.
+        """
+        if not self._keeping.saves:
+            return {}
+        if self._refs is None:
+            self._refs = list(self._store.checkpoints(self._stage))
+        best = self._retain()
+        if best is None:
+            return {}
+        metric, folder = self._keeping.train.best_metric, self._folder.parent / BEST
+        self._say(
+            f"the best checkpoint is that of step {best['step']}: {metric} {best['value']:.4g}; its name is {folder}"
         )
-        deleted = {other.step for other in self._refs} - {other.step for other in retained}
+        return {"best": best}
+
+    def _retain(self) -> dict[str, Any] | None:
+        """Delete checkpoints that are not kept, with the weights that were written of them, and mark the best."""
+        from sparring.train.checkpoint import retain
+
+        train, refs = self._keeping.train, self._refs or []
+        retained = retain(
+            rated(self._store, self._stage, refs, train.best_metric),
+            keep_last=train.keep_last,
+            best_metric=train.best_metric,
+            best_is_highest=train.best_is_highest,
+            also=self._under_way(refs),
+        )
+        deleted = {other.step for other in refs} - {other.step for other in retained}
         if deleted:
             self._store.retire(self._stage, deleted)
-        self._refs = retained
+        for step in deleted:
+            shutil.rmtree(self._folder.parent / WEIGHTS / f"step-{step:06d}", ignore_errors=True)
+        self._refs = [ref for ref in refs if ref.step not in deleted]
+        best = best_saved(retained, train)
+        if best is not None:
+            file = self._folder.parent / f"{BEST}.json"
+            staging = file.with_name(file.name + ".tmp")
+            staging.write_text(json.dumps(best) + "\n", encoding="utf-8")
+            staging.rename(file)
+        return best
+
+    def _is_evaluated(self, step: int) -> bool:
+        """Return whether an evaluation of a step's weights may decide which checkpoint is the best."""
+        every, metric = self._keeping.eval_every, self._keeping.train.best_metric
+        return bool(every) and step % every == 0 and is_held_out(self._stage, metric)
+
+    def _under_way(self, refs: list[CheckpointRef]) -> set[int]:
+        """Return the steps whose evaluation may still say which is the best."""
+        latest = max(evaluated_steps(self._store, self._stage), default=0)
+        return {ref.step for ref in refs if ref.step > latest and self._is_evaluated(ref.step)}
 
 
 def _of(role: str, ref: CheckpointRef) -> CheckpointRef:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-import msgspec
 import xxhash
 
 from sparring.loop import run_loop
 from sparring.protocols import Trainer
 from sparring.stages.context import POLICY, Context
-from sparring.stages.runtime.checkpoints import Checkpoints
+from sparring.stages.runtime.checkpoints import Checkpoints, Keeping
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.stages.runtime.reports import StepReports
+from sparring.stages.runtime.saved import train_of
 from sparring.types import Batch, StepResult
 
 T = TypeVar("T")
@@ -65,8 +65,8 @@ async def supervise(
         store=context.store,
         stage=stage,
         folder=context.folder / stage,
-        config=msgspec.structs.replace(context.config.train, **section.train),
-        last_step=section.steps,
+        keeping=Keeping.of(context.config, train_of(context.config, stage), section.steps),
+        say=lambda text: context.sink.event(stage, text),
     )
     done, state = await checkpoints.resume()
     context.store.truncate(stage, done)
@@ -92,7 +92,7 @@ async def supervise(
 
     with fewer_collections():
         await run_loop(rows(), batches, {POLICY: trainer}, {}, _OpenWindow(), after_step)
-    return totals
+    return {**totals, **checkpoints.finish()}
 
 
 def epochs(units: Sequence[T], steps: range, per_step: int, seed: int, stage: str) -> Iterator[list[T]]:

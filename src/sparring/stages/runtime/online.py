@@ -9,12 +9,11 @@ A stage adds what is its own: its losses (`plan`), and how rollouts become somet
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
-
-import msgspec
 
 from sparring.algo.annotate.observations import observation_targets
 from sparring.algo.annotate.provenance import SampleProvenance
@@ -26,6 +25,7 @@ from sparring.observe.spans import Spans
 from sparring.protocols import Annotator, Credit, Scorer, TaskSource, Trainer, TrainPlan
 from sparring.recipe.sections.distill import DistillConfig
 from sparring.recipe.sections.rl import RlConfig
+from sparring.rollout.evaluator import Evaluator
 from sparring.rollout.group_log import GroupLog
 from sparring.rollout.load import EvalShare, Places
 from sparring.rollout.scheduler import Scheduler
@@ -36,12 +36,14 @@ from sparring.stages.export import write_model
 from sparring.stages.models.adapters import trained_folder
 from sparring.stages.models.reward_scorers import scorers
 from sparring.stages.models.role_models import open_role_engines
-from sparring.stages.runtime.checkpoints import Checkpoints
+from sparring.stages.runtime.checkpoints import Checkpoints, Keeping
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.stages.runtime.periodic_evaluation import periodic_evaluator
 from sparring.stages.runtime.reports import StepReports
 from sparring.stages.runtime.rollouts import rollout_runner
+from sparring.stages.runtime.saved import train_of
 from sparring.stages.runtime.shown_samples import sample_rows
+from sparring.stages.runtime.stopping import Stopping
 from sparring.stages.runtime.timing import ENGINE_SPANS, EVAL_SPANS, TRAINER_SPANS, EngineCounters, StepClock
 from sparring.stages.runtime.totals import Totals
 from sparring.stages.runtime.training_tasks import data_files, domain_metrics
@@ -129,7 +131,7 @@ class OnlineTraining:
         judges = scorers(context)
         log = GroupLog(context.store, stage, data_files(context))
         scheduler = self._scheduler(objective, window, judges, log)
-        checkpoints = self._checkpoints()
+        checkpoints, stopping = self._checkpoints(self._section.steps), self._stopping()
         self.trainers[POLICY] = VersionLog(context.store, stage).logged(self.trainers[POLICY])
         updates = self._updates()
         kept = {"credit": objective.credit, **objective.kept}
@@ -159,14 +161,12 @@ class OnlineTraining:
             with self._spans.span("saving"):
                 await checkpoints.after(step, metrics, states)
             evaluator.after(step.version)
+            if await stopping.after(step.version, metrics, evaluator):
+                await checkpoints.save_last()
 
-        runner = rollout_runner(context, timed(self._served, self._spans, EVAL_SPANS), self.source, self._others)
-        share = EvalShare(
-            scheduler.places, config.eval.share, config.eval.max_concurrent_rollouts, lambda: window.next_index
-        )
-        beside = periodic_evaluator(runner, context, judges, share=share, stage=stage, done=done, trained=trained)
-        batches_of = self._batches(objective, range(done + 1, last_step + 1), log)
-        async with beside as evaluator:
+        batches_of = self._batches(objective, stopping.left(range(done + 1, last_step + 1)), log)
+        async with self._beside(judges, self._share(scheduler, window), done, trained) as evaluator:
+            await stopping.resume(done, evaluator)
             with fewer_collections():
                 clock = StepClock(self._spans)
                 try:
@@ -176,7 +176,28 @@ class OnlineTraining:
                     raise
         if context.repetition is None:
             await write_model(self.trainers[POLICY], self.source, context.output(stage))
-        return {**totals.as_dict(), "model": str(context.output(stage))}
+        model = {"model": str(context.output(stage))}
+        return {**totals.as_dict(), **model, **stopping.result(), **checkpoints.finish()}
+
+    def _share(self, scheduler: Scheduler, window: Window) -> EvalShare:
+        """Return what an evaluation beside training may have of the rollouts in flight."""
+        config = self._context.config.eval
+        most = config.max_concurrent_rollouts
+        return EvalShare(scheduler.places, config.share, most, lambda: window.next_index)
+
+    def _stopping(self) -> Stopping:
+        """Return the part that ends the stage early; steps that are repeated are all done."""
+        context = self._context
+        config = self._section.stop if context.repetition is None else None
+        return Stopping(config, self._stage, context.store, lambda text: context.sink.event(self._stage, text))
+
+    def _beside(
+        self, judges: Sequence[Scorer], share: EvalShare, done: int, trained: int
+    ) -> AbstractAsyncContextManager[Evaluator]:
+        """Return what opens the evaluator beside training."""
+        context, engine = self._context, timed(self._served, self._spans, EVAL_SPANS)
+        runner = rollout_runner(context, engine, self.source, self._others)
+        return periodic_evaluator(runner, context, judges, share=share, stage=self._stage, done=done, trained=trained)
 
     def _reports(self) -> StepReports:
         """Return what reports each step to the sinks, with some of its rollouts."""
@@ -226,7 +247,7 @@ class OnlineTraining:
         )
 
     def _batches(
-        self, objective: OnlineObjective, steps: range, log: GroupLog
+        self, objective: OnlineObjective, steps: Iterable[int], log: GroupLog
     ) -> Callable[[AsyncIterator[Group]], AsyncIterator[Batch]]:
         """Return what makes the batches of `steps` of scored groups, and records which groups each step takes."""
 
@@ -250,16 +271,15 @@ class OnlineTraining:
 
         return batches_of
 
-    def _checkpoints(self) -> Checkpoints:
-        """Return the checkpoints of the stage."""
-        context = self._context
+    def _checkpoints(self, last_step: int) -> Checkpoints:
+        """Return the checkpoints of the stage, which ends with `last_step`."""
+        context, train = self._context, train_of(self._context.config, self._stage)
         return Checkpoints(
-            saves=context.repetition is None,
             trainer=self.trainers[POLICY],
             store=context.store,
             stage=self._stage,
             folder=context.folder / self._stage,
-            config=msgspec.structs.replace(context.config.train, **self._section.train),
-            last_step=self._section.steps,
+            keeping=Keeping.of(context.config, train, last_step, saves=context.repetition is None),
             beside={role: trainer for role, trainer in self.trainers.items() if role != POLICY},
+            say=lambda text: context.sink.event(self._stage, text),
         )

@@ -11,8 +11,9 @@ import msgspec
 
 from sparring.observe.evaluation import Evaluation, compare, kept, narrowed
 from sparring.observe.whole_file import write_whole
-from sparring.stages.context import Context
+from sparring.stages.context import LIVE, Context
 from sparring.stages.runtime.baselines import last_evaluated, others
+from sparring.stages.runtime.raised import raises_key
 
 EVALUATED = ("init", "sft", "preference", "rl", "distill")
 """Stages whose weights may have been evaluated."""
@@ -47,12 +48,27 @@ def write_summary(context: Context) -> dict[str, Any]:
         "tokens_trained": account.get("trained", supervised.get("tokens_trained")),
         "tokens": account,
         "lag_max": rl.get("lag_max"),
+        "best": _of_stages(context, "best"),
+        "ended_early": _of_stages(context, "ended_early"),
+        "raised": {stage: _raises(context, stage) for stage in LIVE if _raises(context, stage)},
         "overlap_share": rl["overlap_s"] / rl["step_s"] if rl.get("step_s") else None,
         "wall_s": {stage: context.store.get(f"wall/{stage}") or 0.0 for stage in context.config.run.stages},
         "peak_rss_bytes": _peak_rss(context),
     }
     write_whole(context.folder / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
     return summary
+
+
+def _of_stages(context: Context, key: str) -> dict[str, Any]:
+    """Return what the results of stages have under a key, by stage."""
+    results = {stage: context.done(stage) or {} for stage in context.config.run.stages}
+    return {stage: result[key] for stage, result in results.items() if key in result}
+
+
+def _raises(context: Context, stage: str) -> list[dict[str, int]]:
+    """Return the numbers of steps that a stage had before and since, for each time that they were raised."""
+    raises = context.store.get(raises_key(stage)) or ()
+    return [{key: each[key] for key in ("before", "steps")} for each in raises]
 
 
 def _overall(result: Mapping[str, Any] | None) -> dict[str, Any]:

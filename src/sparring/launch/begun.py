@@ -1,0 +1,195 @@
+"""The recipe that a run was begun with, against the one that it is given now: the same, but for what changes nothing
+and for more steps (`rl.steps`, `distill.steps`)."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sparring.errors import refusal
+from sparring.launch.checkpoint import CONFIG
+from sparring.launch.sameness import BY_MESSAGES
+from sparring.observe.whole_file import write_whole
+from sparring.protocols import Store
+from sparring.recipe.load import load
+from sparring.recipe.run_config import RunConfig, dump, resolve
+from sparring.stages.context import LIVE, Context
+from sparring.stages.runtime.raised import first_steps, raises_key
+from sparring.stages.runtime.saved import train_of
+from sparring.train.config import TrainConfig
+
+NO_DIFFERENCE = (
+    *("observe", "run.memory", "run.redo", "run.damaged"),
+    *("rollout.gateway", "rollout.listen", "rollout.lease_s"),
+)
+"""Settings that do not make another run of one: what is shown, addresses, and what a resume does."""
+BEGUN = "config.begun.toml"
+"""In the run's folder, once its steps were raised: the recipe that it was begun with."""
+AFTER = {"rl": ("distill", "eval", "export"), "distill": ("eval", "export")}
+"""Stages behind a live one, which use what it wrote."""
+
+
+def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
+    """Refuse a config other than the one that the folder's run was started with, but for more steps of a live stage; or
+    one that cannot be written as TOML.
+
+    Args:
+        folder: of the run.
+        config: resolved.
+        store: of the run; None where it has none yet.
+
+    Returns:
+        What is to be said of more steps, one sentence each.
+
+    Raises:
+        BadInput: the folder holds a run with another config, or the stage cannot go on.
+    """
+    dump(config)
+    begun = _begun(folder, config)
+    if begun is None:
+        return []
+    changes = raised(folder, config)
+    differing = [
+        difference
+        for difference in config_differences(begun, msgspec.to_builtins(config))
+        if not any(difference.startswith(f"{stage}.steps (") for stage in changes)
+    ]
+    if differing:
+        raise refusal(
+            str(folder),
+            "the config that this run was started with",
+            f"a different one: {', '.join(differing[:4])}",
+            "choose another [run] name (--name), or remove the folder; of a run that has begun, only rl.steps and "
+            "distill.steps may be raised",
+        )
+    return check_raised(store, config, changes) if changes and store is not None else []
+
+
+def raised(folder: Path, config: RunConfig) -> dict[str, tuple[int, int]]:
+    """Return the live stages of which a recipe has more steps than the run in its folder: steps before and now."""
+    begun = _begun(folder, config)
+    if begun is None:
+        return {}
+    counts = {stage: (begun[stage]["steps"], getattr(config, stage).steps) for stage in LIVE}
+    return {stage: (old, new) for stage, (old, new) in counts.items() if stage in config.run.stages and new > old}
+
+
+def claim(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
+    """Write the resolved config into a fresh folder, or into one whose run has more steps from now on."""
+    file = context.folder / CONFIG
+    if changes:
+        raise_steps(context, changes)
+    if not file.exists():
+        context.store.put(BY_MESSAGES, True)
+    if changes or not file.exists():
+        write_whole(file, dump(context.config).encode())
+
+
+def _begun(folder: Path, config: RunConfig) -> dict[str, Any] | None:
+    """Return the recipe that the folder's run has, as plain data; None where it has none."""
+    file = folder / CONFIG
+    if not file.exists():
+        return None
+    begun: dict[str, Any] = msgspec.to_builtins(resolve(load(file)))
+    if "rl" in config.run.stages and _filtered_by_default(file):
+        begun["algo"]["zero_variance_filter"] = True
+    return begun
+
+
+def check_raised(store: Store, config: RunConfig, changes: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Refuse more steps for a stage whose weights a later stage has trained on, and for one whose schedule has ended at
+    a learning rate of 0.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: the stage cannot go on.
+    """
+    facts = []
+    for stage, (before, now) in changes.items():
+        where, length = f"{stage}.steps", first_steps(store, stage, before)
+        for later in AFTER[stage]:
+            if later in LIVE and (store.get(f"stage/{later}") is not None or store.checkpoints(later)):
+                expected = f"{before}, because stage {later} has trained on what it wrote"
+                raise refusal(where, expected, str(now), "start a new run from these weights: models.policy.path")
+        ends = {name: train for name, train in _trained(config, stage).items() if train.schedule != "constant"}
+        for name, train in ends.items():
+            if train.min_ratio == 0:
+                expected = f"{before}, or a schedule of {name} that ends above 0 (train.min_ratio)"
+                got = f"{now} with schedule {train.schedule}, whose learning rate is 0 after step {length}"
+                raise refusal(where, expected, got, "start a new run from these weights: models.policy.path")
+        rates = [
+            f"schedule {train.schedule} of {name} keeps its length of {length} steps, and "
+            f"{train.learning_rate * train.min_ratio:.3g} from there on"
+            for name, train in ends.items()
+        ]
+        facts.append("; ".join([f"{where}: {before} -> {now}", *(rates or ["the learning rate stays as it is"])]))
+    return facts
+
+
+def raise_steps(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
+    """Let a run go on with more steps: the change is recorded, and what later stages made of the weights before counts
+    no longer. Call it before the folder gets its new recipe.
+
+    Args:
+        context: of the run.
+        changes: stage -> steps before and now.
+    """
+    store, folder = context.store, context.folder
+    for stage, (before, now) in changes.items():
+        record = list(store.get(raises_key(stage)) or ())
+        results = {name: store.get(f"stage/{name}") for name in (stage, "eval", "export")}
+        if not record or record[-1]["steps"] != now:
+            store.put(raises_key(stage), [*record, {"before": before, "steps": now, "results": results}])
+        for name in (stage, *AFTER[stage]):
+            store.put(f"stage/{name}", None)
+        for label in (stage, "no_tool", *_teachers(context.config)):
+            store.put(f"eval/{label}", None)
+            store.truncate(f"eval/{label}", 0, first_group=0)
+        context.sink.event("run", f"{stage}.steps: {before} -> {now}; the recipe before is {BEGUN}")
+    if not (folder / BEGUN).exists():
+        write_whole(folder / BEGUN, (folder / CONFIG).read_bytes())
+
+
+def _trained(config: RunConfig, stage: str) -> dict[str, TrainConfig]:
+    """Return `[train]` of every model that a stage trains, by its role."""
+    beside = {"critic": config.rl.critic, "implicit": config.rl.implicit} if stage == "rl" else {}
+    others = {role: section.train for role, section in beside.items() if section is not None}
+    return {
+        "the policy": train_of(config, stage),
+        **{f"the {role}": msgspec.structs.replace(config.train, **train) for role, train in others.items()},
+    }
+
+
+def _teachers(config: RunConfig) -> list[str]:
+    return [f"teacher/{name}" for name in sorted(set(config.distill.teachers.values()))]
+
+
+def _filtered_by_default(file: Path) -> bool:
+    """Return True if a run filters groups of equal rewards though its config does not say so. Early runs did so by
+    default with these credits; their configs have no such key, all later ones do."""
+    algo = tomllib.loads(file.read_text(encoding="utf-8")).get("algo", {})
+    explicit = "zero_variance_filter" in algo or "kl_reward" in algo
+    return not explicit and algo.get("credit", {}).get("name") in ("grpo", "maxrl", "opo", "pass_at_k", "rloo")
+
+
+def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Return the keys in which two configs, as plain data, differ, as `path (old -> new)`. Progress display, the memory
+    check, addresses, the time of leases and what a resume does again do not count.
+
+    Args:
+        old: the first config, or its part under `path`.
+        new: the second.
+        path: of that part; empty for the config.
+    """
+    if path in NO_DIFFERENCE:
+        return []
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = sorted(old.keys() | new.keys())
+        return [d for key in keys for d in config_differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))]
+    return [] if old == new else [f"{path} ({old!r} -> {new!r})"]

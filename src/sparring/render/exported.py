@@ -1,0 +1,334 @@
+"""Chat template of an exported folder: it writes the prompts of the run without being told the run's settings.
+
+A session renders its first prompt whole; every later prompt is the ids so far and what the format adds behind a reply
+(`Renderer.bridge`), so thoughts stay where they were sampled. A checkpoint's own template renders every conversation
+whole, and may drop thoughts or cue none. The template that is written here holds the checkpoint's own as a macro, calls
+it as a session does, and has the run's `thinking` as its default.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sparring.errors import BadInput
+from sparring.protocols import Renderer
+from sparring.render.chat_template import ChatTemplate
+from sparring.render.demonstrate import demonstration_tokens
+from sparring.render.dialect import message_dicts, tool_dicts
+from sparring.types import Message, ToolCall, ToolSpec
+
+Form = Literal["own", "switched", "session", "mixed"]
+FORMS: tuple[Form, ...] = ("own", "switched", "session", "mixed")
+"""Forms of an exported template, the plainest first: the checkpoint's own; with the run's `thinking` as its default;
+called as a session does; called so only where no thought would be dropped, as sessions do that follow the template."""
+
+DECIDING = 32
+"""Recorded prompts that decide which form a template takes."""
+SWITCH = "enable_thinking"
+"""Variable by which templates are told whether the model thinks."""
+MARK = "sparring-mark-7f3b"
+BEGIN, END = "{#+ sparring: the checkpoint's own template +#}", "{#+ sparring: its end +#}"
+"""Around the checkpoint's own template; the signs keep the blanks beside them."""
+
+_SESSION = """{%- macro sparring_cut(text, ends) -%}
+    {%- set found = namespace(at=-1) -%}
+    {%- for end in ends -%}
+        {%- if text.rfind(end) >= 0 and text.rfind(end) + end | length > found.at -%}
+            {%- set found.at = text.rfind(end) + end | length -%}
+        {%- endif -%}
+    {%- endfor -%}
+    {{- found.at -}}
+{%- endmacro -%}
+{%- set sparring = namespace(replies=[], question=-1, thought=false, text='', whole=false) -%}
+{%- set sparring_end = add_generation_prompt is defined and add_generation_prompt -%}
+{%- for message in messages -%}
+    {%- if message.role == 'assistant' -%}{%- set sparring.replies = sparring.replies + [loop.index0] -%}{%- endif -%}
+    {%- if message.role == 'user' -%}{%- set sparring.question = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for at in sparring.replies -%}
+    {%- if at < sparring.question and messages[at].reasoning_content -%}{%- set sparring.thought = true -%}{%- endif -%}
+{%- endfor -%}
+{%- if not sparring.replies or sparring.replies[0] == 0 or (sparring.thought and @MIXED@) -%}
+    {%- set sparring.whole = true -%}
+{%- else -%}
+    {%- set sparring_who = [{'role': 'user', 'content': '?'}] -%}
+    {%- set sparring_cue = sparring_own(sparring_who, none, true, @SWITCH@) -%}
+    {%- set sparring.text = sparring_own(messages[:sparring.replies[0]], tools, true, @SWITCH@) -%}
+    {%- for at in sparring.replies -%}
+        {%- set till = messages | length if loop.last else sparring.replies[loop.index] -%}
+        {%- set reply = sparring_own(sparring_who + [messages[at]], none, false, @SWITCH@) -%}
+        {%- set cut = sparring_cut(reply, @ENDS@) | int -%}
+        {%- if not reply.startswith(sparring_cue) or cut < sparring_cue | length -%}
+            {%- set sparring.whole = true -%}
+        {%- elif at + 1 == messages | length and not sparring_end -%}
+            {%- set sparring.text = sparring.text + reply[sparring_cue | length:] -%}
+        {%- else -%}
+            {%- set new = messages[at + 1:till] -%}
+            {%- set calls = namespace(made=[]) -%}
+            {%- for message in new -%}
+                {%- if message.role == 'tool' and @CALLING@ -%}
+                    {%- set function = {'name': message.name or 'tool', 'arguments': {'x': @MARK@}} -%}
+                    {%- set id = message.tool_call_id or 'call00000' -%}
+                    {%- set calls.made = calls.made + [{'type': 'function', 'id': id, 'function': function}] -%}
+                {%- endif -%}
+            {%- endfor -%}
+            {%- if calls.made -%}
+                {%- set stand_in = {'role': 'assistant', 'content': '', 'tool_calls': calls.made} -%}
+            {%- else -%}
+                {%- set stand_in = {'role': 'assistant', 'content': @MARK@} -%}
+            {%- endif -%}
+            {%- set prompted = sparring_end or not loop.last -%}
+            {%- set follows = sparring_own(sparring_hi + [stand_in] + new, tools, prompted, @SWITCH@) -%}
+            {%- set behind = namespace(text='', at=-1) -%}
+            {%- set behind.text = follows[follows.find(@MARK@) + @MARK@ | length:] -%}
+            {%- for end in @ENDS@ -%}
+                {%- set found = behind.text.find(end) -%}
+                {%- if found >= 0 and (behind.at < 0 or found + end | length < behind.at) -%}
+                    {%- set behind.at = found + end | length -%}
+                {%- endif -%}
+            {%- endfor -%}
+            {%- if @MARK@ not in follows or behind.at < 0 -%}{%- set sparring.whole = true -%}{%- endif -%}
+            {%- set sparring.text = sparring.text + reply[sparring_cue | length:cut] + behind.text[behind.at:] -%}
+        {%- endif -%}
+    {%- endfor -%}
+{%- endif -%}
+{%- if sparring.whole -%}
+    {{- sparring_own(messages, tools, sparring_end, @SWITCH@) -}}
+{%- else -%}
+    {{- sparring.text -}}
+{%- endif -%}
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """A prompt as the run wrote it.
+
+    Attributes:
+        name: of the turn, for messages; empty for one that was made up to try a template.
+        messages: the conversation.
+        tools: of the request.
+        tokens: its ids.
+    """
+
+    name: str
+    messages: Sequence[Message]
+    tools: Sequence[ToolSpec]
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TemplateComparison:
+    """Comparison of what a template writes by default with the prompts of a run.
+
+    Attributes:
+        same: number of prompts of which every id is the same.
+        spelt: of the same text in other ids: sampled ids are seldom others than a tokenizer's, and text that looks like
+            a control token is no control token.
+        replies: that differ in an earlier reply alone, which a message cannot say as it was sampled: blanks, a
+            malformed call.
+        other: names of those that differ otherwise.
+        shown: recorded and written text of the first of these, where they part.
+    """
+
+    same: int
+    spelt: int
+    replies: int
+    other: tuple[str, ...]
+    shown: tuple[str, str] = ("", "")
+
+    @property
+    def count(self) -> int:
+        """Number of prompts."""
+        return self.same + self.spelt + self.replies + len(self.other)
+
+
+def own_source(source: str) -> str:
+    """Return the checkpoint's own template within one that was exported before; of any other, itself."""
+    if BEGIN in source and END in source:
+        return source.partition(BEGIN)[2].rpartition(END)[0]
+    return source
+
+
+def template_in(form: Form, source: str, *, thinking: bool, ends: Sequence[str], calling: bool = True) -> str:
+    """Return a checkpoint's template in another form.
+
+    Args:
+        form: one of `FORMS`.
+        source: the checkpoint's own template.
+        thinking: what it takes by default.
+        ends: texts that end a reply.
+        calling: whether a tool's answer is to follow a call, of a format that takes one.
+    """
+    if form == "own":
+        return source
+    default = f"{{%- if {SWITCH} is not defined -%}}{{%- set {SWITCH} = {str(thinking).lower()} -%}}{{%- endif -%}}\n"
+    own = source.removesuffix("\n")  # which Jinja leaves out at the end of a template, and not before a tag
+    if form == "switched":
+        return f"{default}{BEGIN}{own}{END}"
+    parameters = f"messages, tools, add_generation_prompt, {SWITCH}"
+    macro = f"{{%- macro sparring_own({parameters}) +%}}{BEGIN}{own}{END}{{%+ endmacro -%}}\n"
+    values = {
+        "@MIXED@": str(form == "mixed").lower(),
+        "@CALLING@": str(calling).lower(),
+        "@SWITCH@": SWITCH,
+        "@MARK@": f"'{MARK}'",
+        "@ENDS@": json.dumps(list(ends), ensure_ascii=False),
+    }
+    session = _SESSION
+    for name, value in values.items():
+        session = session.replace(name, value)
+    tools = "{%- if tools is not defined -%}{%- set tools = none -%}{%- endif -%}\n"
+    hi = "{%- set sparring_hi = [{'role': 'user', 'content': 'hi'}] -%}\n"
+    return f"{default}{tools}{hi}{macro}{session}"
+
+
+def ends_of(renderer: Renderer) -> tuple[str, ...]:
+    """Return the texts that end a reply of the format, in words or by a call."""
+    return tuple(dict.fromkeys(text for id in renderer.stop_ids if (text := renderer.decode([id]))))
+
+
+def compare(
+    template: ChatTemplate, prompts: Sequence[Prompt], encode: Callable[[str], Sequence[int]], renderer: Renderer
+) -> TemplateComparison:
+    """Compare what a template writes by default with the prompts of a run.
+
+    Args:
+        template: as the library would read it.
+        prompts: of the run.
+        encode: text -> ids, as the tokenizer of the folder does.
+        renderer: of the run.
+    """
+    same = spelt = replies = 0
+    other: list[str] = []
+    shown = ("", "")
+    for prompt in prompts:
+        text = written(template, prompt)
+        tokens = None if text is None else tuple(encode(text))
+        recorded = renderer.decode(prompt.tokens)
+        if tokens == tuple(prompt.tokens):
+            same += 1
+        elif text == recorded:
+            spelt += 1
+        elif (
+            text is not None and any(m.role == "assistant" for m in prompt.messages) and _anew(renderer, prompt) == text
+        ):
+            replies += 1
+        else:
+            shown = shown if other else parting(recorded, text or "nothing: the template refuses the conversation")
+            other.append(prompt.name)
+    return TemplateComparison(same=same, spelt=spelt, replies=replies, other=tuple(other), shown=shown)
+
+
+def written(template: ChatTemplate, prompt: Prompt) -> str | None:
+    """Return a prompt as a template writes it by default; None where the template refuses it."""
+    try:
+        messages, tools = message_dicts(prompt.messages), tool_dicts(prompt.tools)
+        return template.text(messages, tools, generation=True, thinking=None)
+    except BadInput:
+        return None
+
+
+def parting(left: str, right: str, around: int = 40) -> tuple[str, str]:
+    """Return two texts from shortly before they part, cut short."""
+    at = next((n for n, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), 0)
+    start = max(0, min(at, len(left), len(right)) - around)
+    return left[start : at + around], right[start : at + around]
+
+
+def _anew(renderer: Renderer, prompt: Prompt) -> str | None:
+    try:
+        return renderer.decode(renderer.render(prompt.messages, prompt.tools).tokens)
+    except BadInput:
+        return None
+
+
+def tried_prompts(renderer: Renderer, tools: Sequence[ToolSpec], *, thinking: bool) -> Iterator[Prompt]:
+    """Yield prompts as sessions of this renderer write them, to try a template: first ones, after replies, after calls
+    and one or several answers.
+
+    Args:
+        renderer: of the run.
+        tools: of its world.
+        thinking: whether replies have thoughts.
+    """
+    for messages in _conversations(tools, "I think." if thinking else None):
+        last = Message(role="assistant", content="Well.", reasoning="So." if thinking else None)
+        try:
+            rendered = demonstration_tokens(renderer, [*messages, last], tools)
+            tokens = rendered.tokens[: _start_of_last(rendered.sampled)]
+        except BadInput:  # the format rewrites history there, or has no such reply: a session begins anew
+            try:
+                tokens = renderer.render(messages, tools).tokens
+            except BadInput:
+                continue
+        yield Prompt(name="", messages=messages, tools=tools, tokens=tokens)
+
+
+def _start_of_last(sampled: Sequence[bool]) -> int:
+    """Return the place where the last run of sampled ids begins."""
+    end = max(at for at, own in enumerate(sampled) if own)
+    return next((at + 1 for at in range(end, -1, -1) if not sampled[at]), 0)
+
+
+def _conversations(tools: Sequence[ToolSpec], thought: str | None) -> Iterator[list[Message]]:
+    question, next_question = Message(role="user", content="Who?"), Message(role="user", content="And then?")
+    answer = Message(role="assistant", content="Me.", reasoning=thought)
+    yield [question]
+    yield [Message(role="system", content="Be brief."), question]
+    yield [question, answer, next_question]
+    yield [question, answer, next_question, answer, next_question]
+    if not tools:
+        return
+    calls = [ToolCall(id=f"call0000{n}", name=tools[0].name, arguments={"at": f"it {n}"}) for n in range(2)]
+    for made in (calls[:1], calls):
+        reply = Message(role="assistant", reasoning=thought, tool_calls=tuple(made))
+        answers = [Message(role="tool", content=f"{n}.", tool_call_id=c.id, name=c.name) for n, c in enumerate(made)]
+        yield [question, reply, *answers]
+        yield [question, reply, *answers, answer, next_question]
+
+
+def settled(
+    source: str,
+    special: Mapping[str, str],
+    prompts: Sequence[Prompt],
+    renderer: Renderer,
+    encode: Callable[[str], Sequence[int]],
+    *,
+    thinking: bool,
+    tools: Sequence[ToolSpec],
+) -> tuple[str, TemplateComparison]:
+    """Return the plainest form of a checkpoint's template that writes most of the run's prompts, and how it does.
+
+    Args:
+        source: the checkpoint's template.
+        special: its named special tokens.
+        prompts: of the run; may be empty.
+        renderer: of the run.
+        encode: text -> ids.
+        thinking: the run's.
+        tools: of its world.
+    """
+    own, ends = own_source(source), ends_of(renderer)
+    first = prompts[:DECIDING]
+    tried = list(tried_prompts(renderer, tools, thinking=thinking))
+    best: tuple[tuple[int, int, int], ChatTemplate] | None = None
+    for form in FORMS:
+        for calling in (True, False) if form in ("session", "mixed") and tools else (True,):
+            text = template_in(form, own, thinking=thinking, ends=ends, calling=calling)
+            try:
+                template = ChatTemplate(text, special, where=f"the exported chat template ({form})")
+            except BadInput:  # a template that cannot stand in a macro
+                continue
+            of_run = compare(template, first, encode, renderer)
+            of_tried = compare(template, tried, encode, renderer)
+            rank = (-len(of_run.other), of_run.same + of_run.spelt, of_tried.same + of_tried.spelt)
+            if best is None or rank > best[0]:
+                best = rank, template
+            if rank == (0, len(first), len(tried)):
+                return text, compare(template, prompts, encode, renderer)
+    assert best is not None, "the checkpoint's own template was read before"
+    return best[1].source, compare(best[1], prompts, encode, renderer)

@@ -1,0 +1,131 @@
+"""Chat format of an exported folder: the template writes the prompts of the run, and generation begins as in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sparring.protocols import Renderer, Store
+from sparring.recipe.run_config import RunConfig
+from sparring.record.order import conversation, tools_of
+from sparring.render.chat_template import read_chat_template
+from sparring.render.exported import Prompt, TemplateComparison, settled
+from sparring.render.tokenizer import load_tokenizer, read_json
+from sparring.rollout.replay import prompt_of
+from sparring.stages.context import LIVE, ORDER, POLICY, renderer_of
+from sparring.types import Trajectory
+
+TRIED = 400
+"""Recorded prompts that an exported template is held against."""
+
+TEMPLATE, TOKENIZER, GENERATION = "chat_template.jinja", "tokenizer_config.json", "generation_config.json"
+KEPT = ("bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "_from_model_config")
+"""Settings of a generation_config.json that say nothing of how tokens are drawn."""
+
+
+def write_format(out: Path, source: Path, config: RunConfig, store: Store) -> list[str]:
+    """Write chat template and generation settings of a run into an exported folder.
+
+    Args:
+        out: the folder, which has the files of `source`.
+        source: the checkpoint folder that tokenizer and template come from.
+        config: of the run.
+        store: its record, whose prompts the template is held against.
+
+    Returns:
+        What was found, one sentence each: how many recorded prompts the template writes, and what it cannot.
+    """
+    renderer = renderer_of(config, source)
+    _write_generation(out, config, renderer)
+    tokenizer = load_tokenizer(source)
+    own = read_chat_template(source, tokenizer.special)
+    if own is None:
+        return [f"no chat template is written: {source} has none, and the run's prompts are those of {renderer.name}"]
+    prompts = list(recorded_prompts(store))
+    text, comparison = settled(
+        own.whole_source,
+        tokenizer.special,
+        prompts,
+        renderer,
+        tokenizer.encode,
+        thinking=config.models[POLICY].thinking,
+        tools=next((prompt.tools for prompt in prompts if prompt.tools), ()),
+    )
+    _write_template(out, text)
+    return list(_said(comparison, text, renderer))
+
+
+def recorded_prompts(store: Store) -> Iterator[Prompt]:
+    """Yield prompts of the policy as the newest live stage of a run recorded them, else an evaluation; at most
+    `TRIED`."""
+    stages = [*(stage for stage in reversed(ORDER) if stage in LIVE), "eval", *(f"eval/{s}" for s in reversed(ORDER))]
+    count = 0
+    for stage in stages:
+        for group in store.groups(stage=stage):
+            for rollout in group.rollouts:
+                for trajectory in rollout.trajectories:
+                    for prompt in _prompts(trajectory):
+                        yield prompt
+                        count += 1
+                        if count == TRIED:
+                            return
+        if count:
+            return
+
+
+def _prompts(trajectory: Trajectory) -> Iterator[Prompt]:
+    segments = trajectory.segments
+    for segment in segments:
+        if segment.model == POLICY and segment.is_turn:
+            yield Prompt(
+                name=f"{trajectory.id}#{segment.index}",
+                messages=conversation(segments, segment.index)[:-1],
+                tools=tools_of(segments, segment.index),
+                tokens=prompt_of(trajectory, segment),
+            )
+
+
+def _said(comparison: TemplateComparison, text: str, renderer: Renderer) -> Iterator[str]:
+    """Yield what the export says of its template."""
+    if not comparison.count:
+        yield "the chat template has the run's settings; no recorded prompt was there to hold it against"
+    else:
+        yield f"the chat template writes {comparison.same} of {comparison.count} recorded prompts id by id"
+    if comparison.spelt:
+        do = "sampled ids are not the tokenizer's own, or text looks like a control token"
+        yield f"the chat template writes {comparison.spelt} prompts as the same text in other ids: {do}"
+    if comparison.replies:
+        what = "an earlier reply was sampled in another way than its message is written (blanks, a malformed call)"
+        yield f"the chat template writes {comparison.replies} prompts otherwise, because {what}"
+    if comparison.other:
+        left, right = comparison.shown
+        where = f"the first is that of {comparison.other[0]}: the run wrote {left!r}, the template {right!r}"
+        do = f"serve the model with this project, or with a renderer that writes what {renderer.name} does"
+        yield f"the chat template does not write {len(comparison.other)} recorded prompts; {where}; {do}"
+    if "strftime_now" in text:
+        yield "the chat template writes the day on which it is used; the run wrote 1 January 2025 in every prompt"
+
+
+def _write_template(out: Path, text: str) -> None:
+    """Write the template into both places that other tools read it from."""
+    (out / TEMPLATE).write_text(text, encoding="utf-8")
+    settings = read_json(out / TOKENIZER)
+    if settings and settings.get("chat_template") != text:
+        _write(out / TOKENIZER, {**settings, "chat_template": text})
+
+
+def _write_generation(out: Path, config: RunConfig, renderer: Renderer) -> None:
+    """Write the ids that end a turn, and how the run sampled, as defaults of generation."""
+    before, rollout = read_json(out / GENERATION), config.rollout
+    kept: dict[str, Any] = {key: before[key] for key in KEPT if key in before}
+    greedy = rollout.temperature == 0
+    drawn = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k}
+    drawn |= {"min_p": rollout.min_p} if rollout.min_p else {}
+    sampling = {"do_sample": False} if greedy else {"do_sample": True, **drawn}
+    _write(out / GENERATION, {**kept, "eos_token_id": list(renderer.stop_ids), **sampling})
+
+
+def _write(file: Path, value: dict[str, Any]) -> None:
+    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

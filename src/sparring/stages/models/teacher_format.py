@@ -1,0 +1,104 @@
+"""The chat format of a model that judges the policy's prompts, beside the policy's: a teacher above all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparring.errors import BadInput, refusal
+from sparring.model.hub import base_folder, local_folder
+from sparring.recipe.run_config import RunConfig
+from sparring.render.exported import parting, tried_prompts
+from sparring.render.load import load_renderer
+from sparring.stages.context import POLICY, Context, renderer_of
+from sparring.stages.models.reference import AVERAGE, is_held, reference_model
+
+
+def student_folder(context: Context) -> Path | None:
+    """Return the folder of the student's tokenizer before the run; None where one is trained."""
+    init = context.config.models[POLICY].init
+    if init is None:
+        return context.given()
+    return None if init.tokenizer is None else local_folder(init.tokenizer)
+
+
+def check_format(context: Context, name: str) -> list[str]:
+    """Refuse settings of a teacher's format that nobody reads, and compare its own prompts with those that it judges.
+
+    A teacher with the student's tokenizer judges the ids that the student read and sampled. Its own chat template and
+    its `thinking` have no part in that; with `distill.tokenizers` = "any" they have.
+
+    Args:
+        context: of the run.
+        name: of the teacher in `[models]`.
+
+    Returns:
+        A sentence where its own format would write other prompts; nothing where that cannot be known.
+
+    Raises:
+        BadInput: a setting is not read.
+    """
+    config = context.config
+    student = student_folder(context)
+    if name in (POLICY, AVERAGE) or config.distill.tokenizers == "any" or student is None:
+        return []
+    spec, policy = config.models[name], config.models[POLICY]
+    _check_read(config, name)
+    render, tools = config.render, context.factory.make().tools
+    try:
+        student_format = renderer_of(config, student)
+        folder = base_folder(local_folder(str(spec.path)))
+        own_format = load_renderer(folder, spec.renderer, policy.thinking, render.control_tokens, render.thoughts)
+    except BadInput:  # no template of its own: it never wrote a prompt
+        return []
+    own = {_key(prompt.messages): prompt for prompt in tried_prompts(own_format, tools, thinking=policy.thinking)}
+    for prompt in tried_prompts(student_format, tools, thinking=policy.thinking):
+        other = own.get(_key(prompt.messages))
+        if other is not None and other.tokens != prompt.tokens:
+            left, right = parting(student_format.decode(prompt.tokens), own_format.decode(other.tokens))
+            where = f"{right!r} in place of {left!r}"
+            do = "it judges replies to prompts that it has not learned on"
+            return [
+                f"distill: warning: the chat template of {name} writes another prompt than the student's, {where}; {do}"
+            ]
+    return []
+
+
+def check_read(config: RunConfig) -> None:
+    """Refuse settings of the chat format of a model that reads the policy's own tokens: a reference, a critic, an
+    implicit reward model, a reward model.
+
+    Raises:
+        BadInput: nobody reads such a setting.
+    """
+    if "rl" not in config.run.stages:
+        return
+    beside = [section.model for section in (config.rl.critic, config.rl.implicit) if section is not None]
+    reference = [reference_model(config)] if is_held(config) else []
+    for name in sorted({*beside, *reference, *filter(None, [config.rl.reward_model])} & config.models.keys()):
+        if name != POLICY:
+            _check_read(config, name)
+
+
+def _check_read(config: RunConfig, name: str) -> None:
+    """Refuse settings of a model's chat format that are not the policy's, where it writes no prompt of its own."""
+    spec, policy = config.models[name], config.models[POLICY]
+    if _is_read(config, name):
+        return
+    taught = name in config.distill.teachers.values()
+    do = "leave it out" + (', or let it write its own prompts: distill.tokenizers = "any"' if taught else "")
+    if spec.thinking and not policy.thinking:
+        expected = "false, as of models.policy, whose prompts this model judges"
+        raise refusal(f"models.{name}.thinking", expected, "true", do)
+    if spec.renderer not in ("auto", policy.renderer):
+        expected = f"{policy.renderer!r}, as of models.policy, whose prompts this model judges"
+        raise refusal(f"models.{name}.renderer", expected, repr(spec.renderer), do)
+
+
+def _is_read(config: RunConfig, name: str) -> bool:
+    """Return whether a model speaks in prompts of its own somewhere in the run."""
+    collects = config.collect.by_domain.values() if "collect" in config.run.stages else ()
+    return config.eval.teachers or name in {*config.rollout.roles.values(), *config.judging, *collects}
+
+
+def _key(messages: object) -> str:
+    return repr(messages)

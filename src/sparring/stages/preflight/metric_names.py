@@ -1,0 +1,91 @@
+"""Preflight of the metrics that decide something: which checkpoint is the best, and when a stage ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from sparring.errors import refusal
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import LIVE
+from sparring.stages.runtime.saved import is_held_out, train_of
+
+TRAINED = (
+    *("loss_*", "learning_rate", "grad_norm", "updated", "tokens_trained", "tokens_forward", "tokens_shared"),
+    *("micro_batches", "forward_backward_s", "step_s", "accuracy", "margin", "reward_*", "chosen_*", "rejected_*"),
+    *("kto_shift", "logprob_*", "optimiser_steps"),
+)
+"""Metrics of every stage that trains; a star stands for any name."""
+
+SAMPLED = (
+    *("rollout/reward", "rollout/reward/*", "rollout/success", "rollout/success/*", "rollout/part/*"),
+    *("rollout/completed", "rollout/truncated", "rollout/policy_failed", "rollout/turns", "rollout/tool_calls"),
+    *("rollout/tokens", "rollout/tokens_mean", "rollout/auxiliary_tokens", "rollout/lost_tokens", "rollout/branches"),
+    *("rollout/lag_mean", "rollout/lag_max", "rollout/groups", "rollout/left_rate", "rollout/infra_failure_rate"),
+    *("rollout/admitted_tokens_mean", "rollout/length_bias", "rollout/admitted_success", "rollout/success_bias"),
+    *("rollout/domain_bias/*", "rollout/places", "rollout/outages", "rollout/outage_s", "rollout/tasks_left_out"),
+    *("rollout/rebuilt", "rollout/started_over", "rollout/harness_failed", "rollout/workers_lost"),
+    *("rollout/rewards_missing", "rollout/rewards_expired", "rollout/wall_s_mean", "rollout/wall_s_max"),
+    *("rollout/world_share", "rollout/*/reward", "rollout/*/success", "rollout/*/share", "rollout/*/trained_part"),
+    *("entropy", "approx_kl", "clip_fraction", "ratio", "mismatch_*", "correction_*", "version_lag_max", "kl*"),
+    *("tokens_dropped", "divergence", "distill_gap", "teacher/*", "critic/*", "implicit/*", "judge/*", "pools/*"),
+    *("time/*", "engine/*"),
+)
+"""Metrics that stages of live training have beside these."""
+
+HELD_OUT = (
+    *("success", "success_low", "success_high", "success_error", "success/*", "turns", "tasks", "lost"),
+    *("reward", "reward_low", "reward_high", "reward_error", "reward/*"),
+)
+"""Figures of the evaluation beside a stage, each behind `<stage>/eval/`."""
+
+STAGES = ("sft", "preference", "reward_model", *LIVE)
+
+
+def names_of(config: RunConfig, stage: str) -> tuple[str, ...]:
+    """Return the metrics by which a stage of a run can be judged; a star stands for any name."""
+    held_out = tuple(f"{stage}/eval/{name}" for name in HELD_OUT) if config.eval.every else ()
+    return (*held_out, *SAMPLED, *TRAINED) if stage in LIVE else TRAINED
+
+
+def check_metrics(config: RunConfig) -> list[str]:
+    """Refuse `train.best_metric` and `stop.metric` of names that no stage of the run reports.
+
+    Returns:
+        What was found, one sentence each.
+
+    Raises:
+        BadInput: there is such a name.
+    """
+    stages = [stage for stage in STAGES if stage in config.run.stages]
+    general, default = config.train.best_metric, type(config.train)().best_metric
+    followed = [stage for stage in stages if "best_metric" not in getattr(config, stage).train]
+    every = [name for stage in followed for name in names_of(config, stage)]
+    if followed and general not in ("", default):
+        _check(config, "train.best_metric", general, every)
+    for stage in set(stages) - set(followed):
+        metric = train_of(config, stage).best_metric
+        if metric:
+            _check(config, f"{stage}.train.best_metric", metric, names_of(config, stage))
+    return list(_stops(config))
+
+
+def _stops(config: RunConfig) -> Iterator[str]:
+    for stage in LIVE:
+        stop = getattr(config, stage).stop
+        if stop is None or stage not in config.run.stages:
+            continue
+        _check(config, f"{stage}.stop.metric", stop.metric, names_of(config, stage))
+        waits = ", for whose evaluation updates wait" if is_held_out(stage, stop.metric) else ""
+        yield f"{stage}: may end before step {getattr(config, stage).steps}, by {stop.metric}{waits}"
+
+
+def _check(config: RunConfig, where: str, metric: str, names: tuple[str, ...] | list[str]) -> None:
+    if any(fnmatchcase(metric, name) for name in names):
+        return
+    beside = [stage for stage in LIVE if is_held_out(stage, metric)]
+    if beside and not config.eval.every and any(fnmatchcase(metric, f"{beside[0]}/eval/{name}") for name in HELD_OUT):
+        do = "set eval.every, or name a metric of training"
+        raise refusal(where, "a metric that the run has", f"{metric}, without evaluation beside training", do)
+    allowed = ", ".join(name for name in dict.fromkeys(names) if not name.startswith(("time/", "engine/")))
+    raise refusal(where, f"a metric of the run: {allowed}", repr(metric), "name one of these; * stands for any name")

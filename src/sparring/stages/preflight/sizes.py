@@ -1,0 +1,67 @@
+"""Preflight of sizes: what is asked of a turn, a group and a step can be held."""
+
+from __future__ import annotations
+
+import os
+
+from sparring.errors import refusal
+from sparring.model.outline import Outline
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import LIVE
+from sparring.stages.preflight.memory import GIB
+
+ROLLOUT, TOKEN = 2048, 16
+"""Bytes of a recorded rollout of one turn, and of each of its tokens with its text and log-probability: measured, and
+less than what a step takes."""
+
+
+def check_sizes(config: RunConfig, shape: Outline) -> list[str]:
+    """Refuse turns longer than the model's context, and groups or steps whose record alone fills the memory;
+    `run.memory = "warn"` only warns of these.
+
+    Args:
+        config: of the run.
+        shape: of the policy.
+
+    Returns:
+        The warnings, one sentence each.
+
+    Raises:
+        BadInput: there is one.
+    """
+    rollout = config.rollout
+    if rollout.max_turn_tokens > shape.max_positions and rollout.max_turn_tokens != type(rollout)().max_turn_tokens:
+        expected = f"at most {shape.max_positions}, the positions of the model"
+        do = "lower it: a turn ends with the context anyway"
+        raise refusal("rollout.max_turn_tokens", expected, str(rollout.max_turn_tokens), do)
+    here, warnings = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), []
+    for stage in LIVE:
+        if stage not in config.run.stages:
+            continue
+        groups = getattr(config, stage).groups_per_step
+        group = held_by(config, shape, groups=1, lag=0)
+        step = held_by(config, shape, groups=groups, lag=rollout.max_lag)
+        if step <= here:
+            continue
+        many = group > here
+        key = "rollout.group_size" if many else f"{stage}.groups_per_step"
+        size = group if many else step
+        what = f"{rollout.group_size} rollouts" if many else f"{groups} groups of {rollout.group_size} rollouts"
+        at_once = "" if many or not rollout.max_lag else f", of {rollout.max_lag + 1} steps at once"
+        expected = f"rollouts whose record fits into the {here / GIB:.1f} GiB of this machine"
+        got = f"{what}{at_once}, which take {size / GIB:,.1f} GiB or more"
+        do = f"lower {key}" + ("" if many else ", rollout.group_size or env.limits.max_tokens")
+        if config.run.memory == "refuse":
+            raise refusal(key, expected, got, f'{do}; or set run.memory = "warn" to begin all the same')
+        warnings.append(f"{key}: warning: expected {expected}, got {got}; {do}")
+    return warnings
+
+
+def held_by(config: RunConfig, shape: Outline, *, groups: int, lag: int) -> int:
+    """Return the bytes that the record of so many groups takes, of `lag` further steps too: of rollouts that sample as
+    much as they may."""
+    rollout = config.rollout
+    limits = [environment.limits for environment in config.environments.values()]
+    sampled = max(min(each.max_tokens, each.max_turns * rollout.max_turn_tokens) for each in limits)
+    tokens = min(sampled, shape.max_positions)
+    return groups * (lag + 1) * rollout.group_size * (ROLLOUT + TOKEN * tokens)
