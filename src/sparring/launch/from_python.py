@@ -92,8 +92,9 @@ def evaluate(
 
     Args:
         config: whose environment asks.
-        checkpoints: each a Hugging Face folder, an adapter's, a run's or a saved step of it (`runs/quickstart/rl/best`),
-            the URL of an endpoint, or the `evaluation.json` of an earlier evaluation. A baseline comes first.
+        checkpoints: each a Hugging Face folder, an adapter's, a run's or a saved step of it
+            (`runs/quickstart/rl/best`), the URL of an endpoint, or the `evaluation.json` of an earlier evaluation. A
+            baseline comes first.
         tasks: how many, in place of `[eval] tasks`.
         samples: of each task, in place of `[eval] samples`.
         ks: for which k pass@k and pass^k are reported, in place of `[eval] ks`.

@@ -48,8 +48,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Checkpoints kept, beside the best."""
 
     best_metric: str = "rollout/reward"
-    """The metric whose best checkpoint is kept: one of each step, or a figure of the evaluation beside training, such as
-    `rl/eval/success`; what is evaluated is saved then, too. The checkpoint's name is `<run>/rl/best`."""
+    """The metric whose best checkpoint is kept: one of each step, or a figure of the evaluation beside training, such
+    as `rl/eval/success`; what is evaluated is saved then, too. The checkpoint's name is `<run>/rl/best`."""
 
     best_is_highest: bool = True
     """Treat a higher `best_metric` as better."""

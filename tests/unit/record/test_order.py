@@ -16,7 +16,7 @@ from sparring.record.recorder import RecordedSession, Recorder
 from sparring.record.replies import RecordedReplies
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
-from sparring.testing.conversations import SYSTEM, TOOL, answer, call, say, user
+from sparring.testing.conversations import SYSTEM, TOOL, answer, say, user
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import toy_renderer, toy_task
 from sparring.types import Evidence, Limits, Message, Outcome, Segment

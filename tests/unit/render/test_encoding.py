@@ -1,6 +1,5 @@
 """Encoding by `fastokens`: the ids are those of the `tokenizers` library, or it is not used."""
 
-import json
 import os
 import random
 import threading
