@@ -445,13 +445,25 @@ def test_values_between_tags_are_texts_where_the_schema_says_so_and_json_elsewhe
             return "refused"
         return renderer.parse(tokens, [tool]).tool_calls[0].arguments[key]
 
-    assert [reads("text", value) for value in ("1", '"x"', " a\n")] == ["1", '"x"', "a"]
-    assert [reads("limit", value) for value in ("1", "null", "nullable", '["x"]', '"x"', "1.5", "[x")] == [
-        *(1, None, "nullable", ["x"]),
-        *["refused"] * 3,
+    assert [reads("text", value) for value in ("1", '"x"', " a\n")] == ["1", '"x"', " a\n"]
+    assert [reads("limit", value) for value in ("1", "null", "None", "nullable", '["x"]', '"x"', "1.5", "[x")] == [
+        *(1, None, None, "nullable", ["x"], '"x"'),
+        *["refused"] * 2,
     ]
-    assert [reads("or", value) for value in ('"x"', "null", "x")] == ["x", None, "refused"]
-    assert [reads("any", value) for value in ('{"a": 1}', "1", "x")] == [{"a": 1}, 1, "refused"]
+    assert [reads("or", value) for value in ('"x"', "null", "None", " x\n", "1")] == [
+        '"x"',
+        None,
+        None,
+        " x\n",
+        "refused",
+    ]
+    assert [reads("any", value) for value in ('{"a": 1}', "1", "True", "x", "{x")] == [
+        {"a": 1},
+        1,
+        True,
+        "x",
+        "refused",
+    ]
     assert [reads("code", value) for value in ("ab", "abcd", "")] == ["ab", "refused", "refused"]
     assert [reads("kind", value) for value in ("a", "ab", "b c", "b")] == ["a", "ab", "b c", "refused"]
     assert [reads("count", value) for value in ("9", "10", '"1"')] == [9, "refused", "refused"]

@@ -42,6 +42,7 @@ class Writing:
         tagged: whether each argument stands between tags; else all are one JSON object.
         ends: tags that the parser finds in text, not by their ids: no value may write one.
         id: of a call, where the format writes it in the place of the name.
+        words: whether the format writes Python's words for what is true, false or null between tags.
         sorts: whether the format sorts keys in JSON.
         quote: the control token around texts, in a format whose arguments are like JSON but for texts and keys.
         thought_end: what ends the thought that a prompt has begun, in a format that writes no thoughts itself.
@@ -52,6 +53,7 @@ class Writing:
     tagged: bool = False
     ends: tuple[str, ...] = ()
     id: str = "call_{number}"
+    words: bool = False
     sorts: bool = False
     quote: str = ""
     thought_end: tuple[str, str] | None = None
@@ -60,6 +62,7 @@ class Writing:
 
 
 _PARAMETER = Writing(tagged=True, ends=("</parameter>",))
+_PYTHON_PARAMETER = replace(_PARAMETER, words=True)
 _ARGUMENT_IDS = Writing(tagged=True)
 _ARGUMENT = Writing(tagged=True, ends=("</arg_value>",))
 _KIMI = Writing(id="functions.{name}:{number}")
@@ -70,8 +73,8 @@ _COMMENTARY = (
 
 WRITINGS: Mapping[str, Writing] = {
     "template": Writing(ends=(OPEN, CLOSE)),
-    **dict.fromkeys(("qwen3.5", "qwen3.6", "qwen3.8", "prime-qwen3"), _PARAMETER),
-    **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), _PARAMETER),
+    **dict.fromkeys(("qwen3.6", "qwen3.8"), _PARAMETER),
+    **dict.fromkeys(("qwen3.5", "prime-qwen3", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), _PYTHON_PARAMETER),
     "minimax-m2": Writing(tagged=True, ends=("</parameter>", "</invoke>")),
     **dict.fromkeys(("glm-4.5", "glm-5", "glm-5.1", "glm-5.3", "hy3"), _ARGUMENT_IDS),
     **dict.fromkeys(("laguna-m.1", "laguna-s-2.1", "laguna-xs-2.1", "laguna-xs.2"), _ARGUMENT),
@@ -129,6 +132,7 @@ class CallFormat:
         other: what may stand before the name of a call, behind a thought or a text, and behind the name, in the place
             of what the format writes; None where there is one way.
         ends: tags that no value may write.
+        words: whether Python's words may stand between tags in the place of JSON's.
         sorts: whether keys are sorted in JSON.
         control: the control tokens, as text and id, in the order of their characters.
     """
@@ -147,6 +151,7 @@ class CallFormat:
     trails: bool
     other: tuple[str, str] | None
     ends: tuple[str, ...]
+    words: bool
     sorts: bool
     control: tuple[tuple[str, int], ...]
 
@@ -318,6 +323,7 @@ def _rendered(renderer: Renderer, writing: Writing) -> CallFormat | None:
         trails=trails,
         other=None if writing.other is None else (read(writing.other[0]), read(writing.other[1])),
         ends=writing.ends,
+        words=writing.words,
         sorts=writing.sorts,
         control=_control(renderer),
     )
