@@ -12,6 +12,7 @@ from sparring.generation import GenerateRequest, Rendered
 from sparring.render.control import MARK
 from sparring.render.escaping import TextEscaper
 from sparring.render.library_parser import LibraryParser
+from sparring.render.places import TemplatePlaces
 from sparring.render.reading import HoldingReader, TaggedReader
 from sparring.render.text_rules import TextRules
 from sparring.render.thoughts import drops_thoughts, has_dropped, with_thoughts
@@ -43,6 +44,7 @@ class LibraryRenderer:
         self.tokenizer = tokenizer
         self.name = name
         self._stop_ids = tuple(library.get_stop_token_ids())
+        self._places = TemplatePlaces(self._written)
         self._text_rules = TextRules(tokenizer, self._stop_ids, self)
         without = library.render(_PROBE).token_ids
         with_prompt = library.render(_PROBE, add_generation_prompt=True).token_ids
@@ -67,7 +69,7 @@ class LibraryRenderer:
         """Render a whole conversation as ids [T], ending where the next reply begins when `generation`.
 
         Raises:
-            BadInput: the format refuses the conversation.
+            BadInput: the format refuses the conversation, or has no place for tools.
         """
         key = _key(messages, tools, generation)
         remembered = None if key is None else self._remembered.get(key)
@@ -85,7 +87,9 @@ class LibraryRenderer:
 
     def plain(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
         """Return a conversation as the format itself writes it. Raises as `render` does."""
-        return self._rendered(self._escaper.messages(messages), self._escaper.tools(tools), generation)
+        self._places.check(tools)
+        arranged = self._places.arranged(messages)
+        return self._rendered(self._escaper.messages(arranged), self._escaper.tools(tools), generation)
 
     def bridge(
         self,
@@ -108,7 +112,7 @@ class LibraryRenderer:
         bridged = self._library.bridge_to_next_turn(
             list(prompt),
             [*reply, *(() if close is None else (close,))],
-            self._escaper.answers(new),
+            self._escaper.answers(self._places.following(new)),
             tools=self._escaper.tools(tools) or None,
         )
         if bridged is None:
@@ -156,6 +160,9 @@ class LibraryRenderer:
         ]
         self._unmark_generation_prompts(tokens, sampled)
         return Rendered(tokens=tokens, sampled=tuple(sampled))
+
+    def _written(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> str:
+        return self.decode(self._rendered(messages, tools, generation).tokens)
 
     def _end(self, reply: dict[str, Any]) -> int | None:
         """Return the id with which the format itself ends this reply; None where the next turn's beginning is its

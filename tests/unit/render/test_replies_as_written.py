@@ -10,7 +10,7 @@ import pytest
 from sparring.render.calls.between_tags import LAYOUTS
 from sparring.render.calls.kinds import kinds_of, value_of
 from sparring.render.tags import FORMAT_TAGS
-from sparring.testing.formats import FORMATS, format_renderer
+from sparring.testing.formats import FORMATS, NO_TOOLS, format_renderer
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message, ToolCall, ToolSpec
 
@@ -34,8 +34,6 @@ EDIT = ToolSpec(
     },
 )
 USER = Message(role="user", content="Who?")
-NO_TOOLS = ("deepseek-r1", "deepseek-v3")
-"""Formats that have no place for tools."""
 
 
 def renderer_of(name: str, thinking: bool = False) -> Any:
