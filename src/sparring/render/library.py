@@ -14,6 +14,7 @@ from sparring.render.escaping import TextEscaper
 from sparring.render.library_parser import LibraryParser
 from sparring.render.places import TemplatePlaces
 from sparring.render.reading import HoldingReader, TaggedReader
+from sparring.render.tags import around_call
 from sparring.render.text_rules import TextRules
 from sparring.render.thoughts import drops_thoughts, has_dropped, with_thoughts
 from sparring.render.tokenizer import FileTokenizer
@@ -33,17 +34,25 @@ _REMEMBERED_TOKENS = 8192
 
 class LibraryRenderer:
     """Adapter of one hand-written renderer of the library. `name` is the library's own name of it; `keeps_thoughts`:
-    whether the thoughts of earlier replies stay where they are, also where the format itself drops them."""
+    whether the thoughts of earlier replies stay where they are, also where the format itself drops them; `stop_ids`:
+    those that the checkpoint names as ends of a generation, beside the format's own."""
 
     def __init__(
-        self, library: Any, tokenizer: FileTokenizer, name: str, escaper: TextEscaper, *, keeps_thoughts: bool = False
+        self,
+        library: Any,
+        tokenizer: FileTokenizer,
+        name: str,
+        escaper: TextEscaper,
+        *,
+        keeps_thoughts: bool = False,
+        stop_ids: Sequence[int] = (),
     ) -> None:
         self._library = library
         own = MARK in tokenizer.decode(library.render([{"role": "user", "content": MARK}]).token_ids)
-        self._escaper = escaper.without_marks() if own else escaper
+        self._escaper = (escaper.without_marks() if own else escaper).between(around_call(name))
         self.tokenizer = tokenizer
         self.name = name
-        self._stop_ids = tuple(library.get_stop_token_ids())
+        self._stop_ids = tuple(dict.fromkeys((*library.get_stop_token_ids(), *stop_ids)))
         self._places = TemplatePlaces(self._written)
         self._text_rules = TextRules(tokenizer, self._stop_ids, self)
         without = library.render(_PROBE).token_ids

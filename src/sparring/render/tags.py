@@ -182,6 +182,20 @@ class Marks:
             yield begin, len(ids), False
 
 
+def around_call(name: str) -> tuple[str, str]:
+    """Return what a format writes around the text of a call; nothing where that is not known.
+
+    Args:
+        name: the library's own name of the format.
+    """
+    tags = FORMAT_TAGS.get(name)
+    if tags is None or tags.call is None:
+        return "", ""
+    begin, end = tags.section or ("", "")
+    blank = "" if tags.section else "\n"
+    return f"{begin}{tags.call[0]}{blank}", f"{blank}{tags.call[1]}{end}"
+
+
 def marks_of(name: str, added: Mapping[str, int], stop: Sequence[int]) -> Marks | None:
     """Return the marks of a format; None where it has none that are known, or its calls have no ids of their own.
 

@@ -129,6 +129,9 @@ def test_what_writes_no_added_token_has_the_ids_that_the_library_gives_it(name, 
     config = config_from_name(name)
     if "enable_thinking" in type(config).model_fields:
         config = type(config)(enable_thinking=thinking)
+    efforts = {"hy3": ("no_think", "high"), "inkling": ("none", 0.9)}
+    if name in efforts:
+        config = type(config)(reasoning_effort=efforts[name][thinking])
     theirs = create_renderer(ours.tokenizer, config)
     for conversation in CONVERSATIONS:
         messages = [without_tags(message) for message in conversation]

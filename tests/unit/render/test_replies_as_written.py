@@ -3,6 +3,7 @@ tools."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -155,3 +156,24 @@ def test_without_tools_a_reply_is_text(name: str, thinking: bool) -> None:
         assert message.content == f"I say {renderer.decode(call)} then"
     else:
         assert message.content.startswith("I say ") and '"args":{"old":"a"}' in message.content
+
+
+@pytest.mark.parametrize("name", ["template", *(name for name in FORMATS if name not in NO_TOOLS)])
+def test_a_malformed_call_of_a_history_keeps_its_name_in_the_formats_own_markup(name: str) -> None:
+    renderer = renderer_of(name)
+    id = "functions.edit:0" if name.startswith("kimi") else "call_0"
+    answer = Message(role="tool", content="No.", tool_call_id=id, name="edit")
+    for raw, expected in (("", {}), (" \n", {}), ('{"old": ', {"INVALID_JSON": '{"old": '})):
+        malformed = ToolCall(id=id, name="edit", arguments=None, raw=raw)
+        spoken = [USER, Message(role="assistant", tool_calls=(malformed,)), answer]
+        made = [USER, Message(role="assistant", tool_calls=(replace(malformed, arguments=expected, raw=""),)), answer]
+        assert renderer.render(spoken, [EDIT]).tokens == renderer.render(made, [EDIT]).tokens
+
+
+@pytest.mark.parametrize("name", [name for name, tags in FORMAT_TAGS.items() if tags.call and name not in NO_TOOLS])
+def test_a_whole_call_that_was_malformed_goes_between_the_tags_of_its_format(name: str) -> None:
+    renderer = renderer_of(name)
+    raw = '{"name": "edit", "arguments": {'
+    said = Message(role="assistant", tool_calls=(ToolCall(id="call_0", name="edit", arguments=None, raw=raw),))
+    tokens = renderer.render([USER, said], [EDIT], generation=False).tokens
+    assert renderer.tokenizer.added_tokens[FORMAT_TAGS[name].call[0]] in tokens[-60:] and raw in renderer.decode(tokens)

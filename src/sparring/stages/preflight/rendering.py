@@ -17,7 +17,7 @@ from sparring.stages.context import POLICY, Context
 from sparring.stages.data.demonstrations import Conversation, rendered, too_long
 from sparring.stages.init import trained_tokenizer
 from sparring.stages.models.context_length import max_context
-from sparring.types import Task, ToolSpec
+from sparring.types import Message, Task, ToolSpec
 
 SOME = 200
 """Demonstrations and training tasks that are tried; a stage refuses the others when it meets them."""
@@ -54,6 +54,7 @@ def check_rendering(
     with _renderer(context, shape, shown) as renderer:
         proven = check_round_trip(renderer, tools, context.config.render.control_tokens)
         facts = [f"render: {fact}" for fact in proven]
+        facts += _thinks(context, renderer)
         facts += [f"render: {fact}" for fact in _brought(held, tools, renderer)] + _sampling(context, shape, renderer)
         _compiles(held, renderer)
         demonstrated = [conversation.task for conversation in shown if conversation.task is not None]
@@ -80,6 +81,16 @@ def check_rendering(
             f"context: {len(lengths) - len(fitting)} of {len(lengths)} prompts do not fit and cannot be trained"
         )
     return facts
+
+
+def _thinks(context: Context, renderer: Renderer) -> list[str]:
+    """Say where prompts begin a thought though the model is not to think: the format has no switch for it."""
+    prompt = renderer.render([Message(role="user", content="Who?")], ()).tokens
+    controls = {*renderer.control_ids.values(), *renderer.stop_ids}
+    words = [token for token in prompt if token not in controls]
+    if context.config.models[POLICY].thinking or renderer.parse(words, (), prompt=prompt).reasoning is None:
+        return []
+    return ["render: every reply begins inside a thought: models.policy.thinking = false has no effect in this format"]
 
 
 def _brought(held: Sequence[Conversation], own: Sequence[ToolSpec], renderer: Renderer) -> list[str]:
