@@ -30,6 +30,9 @@ VERSION_TWICE = re.compile(r"/v1(?:beta)?(?=/v1(?:beta)?/)")
 WITHOUT_VERSION = frozenset(("/chat/completions", "/responses", "/models", "/messages"))
 """Paths that a client asks for whose base URL lacks the version."""
 
+_FIELDS = frozenset(("tools",))
+"""Places of what a renderer refuses that are fields of a request in every dialect."""
+
 
 class RefusedField(BadInput):
     """Refusal of what a client asks for; `where` is the field of its request."""
@@ -63,6 +66,8 @@ def client_error(error: SparringError) -> ClientError:
         return ClientError(status=400, message=text, field=error.where)
     if isinstance(error, LimitReached):
         return ClientError(status=400, message=text, too_long=error.too_long)
+    if isinstance(error, BadInput) and error.where in _FIELDS:
+        return ClientError(status=400, message=text, field=error.where)
     final = isinstance(error, (BadInput, PolicyFailure, RequestRefused))
     return ClientError(status=400 if final else 503, message=text)
 

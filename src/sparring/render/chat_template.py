@@ -51,7 +51,7 @@ class ChatTemplate:
         template = self._with_tools if tools else self._plain
         switch = {} if thinking is None else {"enable_thinking": thinking}
         with boundary(
-            BadInput, self.where, "a chat template that takes this conversation", "correct it, or the conversation"
+            BadInput, "chat template", "a chat template that takes this conversation", "correct it, or the conversation"
         ):
             return template.render(
                 messages=list(messages),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from sparring.errors import refusal
 from sparring.generation import Rendered
 from sparring.protocols import Renderer
+from sparring.render.thoughts import followers, last_stop
 from sparring.types import Message, ToolSpec
 
 _QUESTION = Message(role="user", content="?")
@@ -32,7 +33,12 @@ def reply_tokens(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec] =
             repr(renderer.decode(conversation.tokens)[-120:]),
             "leave out the reasoning, switch thinking, or name a renderer that knows this model",
         )
-    return conversation.tokens[len(prompt) : marked[-1] + 1]
+    ends = [at for at in marked if conversation.tokens[at] in renderer.stop_ids]  # a newline may stand behind it
+    tokens = conversation.tokens[len(prompt) : (ends or marked)[-1] + 1]
+    if ends:
+        return tokens
+    followed = renderer.render([_QUESTION, reply, *followers(reply)], tools, generation=False).tokens
+    return (*tokens, *last_stop(followed, renderer.stop_ids))
 
 
 def demonstration_tokens(

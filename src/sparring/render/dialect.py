@@ -13,6 +13,12 @@ from sparring.types import Message, ToolCall, ToolSpec
 _NAME = re.compile(r'\s*(?:\{\s*"name"\s*:\s*"([^"\\\s]{1,128})"|<function=([^<>\s]{1,128})>)')
 """Beginning of a call that names its tool, in JSON and in tags."""
 
+_CALL = re.compile(r'\s*(?:\{\s*"name"\s*:|<function=|<invoke name=|function<｜tool▁sep｜>|functions\.|call:)')
+"""Beginning of the text of a whole call, in the formats that have its name there."""
+
+UNREAD = "INVALID_JSON"
+"""Argument that holds the text of arguments that do not parse."""
+
 
 def tool_dicts(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
     """Convert tool schemas to the function-calling form that templates print."""
@@ -25,10 +31,20 @@ def tool_dicts(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
     ]
 
 
-def message_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Convert messages to the chat-completions form. A malformed tool call goes back into the text it was written
-    as."""
-    return [_message_dict(message) for message in messages]
+def message_dicts(
+    messages: Sequence[Message], around: tuple[str, str] = ("<tool_call>\n", "\n</tool_call>")
+) -> list[dict[str, Any]]:
+    """Convert messages to the chat-completions form.
+
+    A malformed call whose text has its tool's name goes back into that text, between the tags of the format, and so
+    does one without a name. Of one whose text is its arguments alone, as clients send them, the name is kept: it is a
+    call of its tool with that text as its one argument, or with none where the text is blank.
+
+    Args:
+        messages: of a conversation.
+        around: what stands around the text of a malformed call.
+    """
+    return [_message_dict(message, around) for message in messages]
 
 
 def tool_call(id: str, name: Any, arguments: Any, raw: str) -> ToolCall:
@@ -43,16 +59,25 @@ def tool_call(id: str, name: Any, arguments: Any, raw: str) -> ToolCall:
     return ToolCall(id=id, name=name if named else written, arguments=None, raw=raw)
 
 
-def _message_dict(message: Message) -> dict[str, Any]:
-    malformed = [f"<tool_call>\n{call.raw}\n</tool_call>" for call in message.tool_calls if call.arguments is None]
+def _arguments(call: ToolCall) -> Mapping[str, Any] | None:
+    """Return the arguments with which a call is written; None where it is written as it was."""
+    whole_call = not call.name or _CALL.match(call.raw) or call.raw.lstrip().startswith(call.name)
+    if call.arguments is not None or whole_call:
+        return call.arguments
+    return {UNREAD: call.raw} if call.raw.strip() else {}
+
+
+def _message_dict(message: Message, around: tuple[str, str]) -> dict[str, Any]:
+    written = [(call, _arguments(call)) for call in message.tool_calls]
+    malformed = [call.raw.join(around) for call, arguments in written if arguments is None]
     content = "\n".join(filter(None, [message.content, *malformed]))
     out: dict[str, Any] = {"role": message.role, "content": content}
     if message.reasoning:
         out["reasoning_content"] = message.reasoning
     calls = [
-        {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": dict(call.arguments)}}
-        for call in message.tool_calls
-        if call.arguments is not None
+        {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": dict(arguments)}}
+        for call, arguments in written
+        if arguments is not None
     ]
     if calls:
         out["tool_calls"] = calls

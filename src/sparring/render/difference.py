@@ -19,6 +19,7 @@ from sparring.generation import GenerateRequest, Rendered
 from sparring.render.chat_template import ChatTemplate
 from sparring.render.escaping import TextEscaper
 from sparring.render.hermes import THINK, THINK_END, parse_reply
+from sparring.render.places import TemplatePlaces
 from sparring.render.reading import HoldingReader, TextReader
 from sparring.render.text_rules import TextRules
 from sparring.render.thoughts import drops_thoughts, has_dropped, with_thoughts
@@ -54,6 +55,7 @@ class TemplateRenderer:
         self.tokenizer = tokenizer
         self._thinking = thinking
         self._added = tokenizer.added_tokens
+        self._places = TemplatePlaces(self._written)
         self._end = self._end_of_turn()
         ends = (self._added[self._end], *stop_ids)
         self._stop_ids = tuple(dict.fromkeys(ends))
@@ -77,7 +79,7 @@ class TemplateRenderer:
         sampled.
 
         Raises:
-            BadInput: the template refuses the conversation.
+            BadInput: the template refuses the conversation, or has no place for tools.
         """
         rendered = None
         if self._mends_thoughts and has_dropped(messages):
@@ -86,6 +88,8 @@ class TemplateRenderer:
 
     def plain(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
         """Return a conversation as the template itself writes it. Raises as `render` does."""
+        self._places.check(tools)
+        messages = self._places.arranged(messages)
         text = self._text(self._escaper.messages(messages), tools, generation)
         tokens: list[int] = []
         sampled: list[bool] = []
@@ -113,23 +117,25 @@ class TemplateRenderer:
             return None
         if self._drops_thoughts and THINK_END in self.decode(completion) and any(m.role == "user" for m in new):
             return None
-        added = self._added_text(self._escaper.answers(new), tools)
+        added = self._added_text(self._escaper.answers(self._places.following(new)), tools)
         if added is None:
             return None
         close = "" if ended else (THINK_END if thinks else "") + self._end
         return (*prompt, *completion, *self._encode(close), *self._encode(added))
 
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message:
-        """Parse sampled ids as a reply; every sequence parses."""
+        """Parse sampled ids as a reply; every sequence parses. Without tools, nothing is a call."""
         end = next((at for at, token in enumerate(completion) if token in self._stop_ids), len(completion))
-        return parse_reply(self.decode(completion[:end]), thinking=self._opens_thought(prompt))
+        text = self.decode(completion[:end])
+        return parse_reply(text, thinking=self._opens_thought(prompt), calls=bool(tools))
 
     def reader(self, tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> TextReader | HoldingReader:
         """Return the reader of a reply that is sampled now; of a tokenizer that is not one of bytes, it says nothing
         before the end."""
         if not self.tokenizer.decodes_bytes:
             return HoldingReader()
-        return TextReader(self.decode, self._stop_ids, thinking=self._opens_thought(prompt))
+        thinking = self._opens_thought(prompt)
+        return TextReader(self.decode, self._stop_ids, thinking=thinking, calls=bool(tools))
 
     def thought_length(self, completion: Sequence[int]) -> int:
         """Count the ids of a reply's thought, up to and including the id in which its end is written out."""
@@ -171,6 +177,9 @@ class TemplateRenderer:
 
     def _text(self, messages: Sequence[dict[str, Any]], tools: Sequence[ToolSpec], generation: bool) -> str:
         return self._template.text(messages, self._escaper.tools(tools), generation=generation, thinking=self._thinking)
+
+    def _written(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> str:
+        return self._template.text(messages, tools, generation=generation, thinking=self._thinking)
 
     def _encode(self, text: str) -> list[int]:
         """Encode a text that continues another: some tokenizers add a space at the very start, so an anchor is put

@@ -5,6 +5,7 @@ The tags around thoughts and calls are the template's; what stands in a thought 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import operator
@@ -43,6 +44,7 @@ class TextEscaper:
         self._tokens = tokens
         self._marked = tokens.marked
         self._allowed = frozenset(allowed)
+        self._around = ("<tool_call>\n", "\n</tool_call>")
         self._latest: tuple[tuple[ToolSpec, ...], list[dict[str, Any]]] = ((), [])
         self._bare = {bare for text in tokens.ids if (bare := text.strip(_BRACKETS)) != text} - {"", *_SCHEMA}
 
@@ -52,15 +54,21 @@ class TextEscaper:
         other._marked, other._bare = str, set()
         return other
 
+    def between(self, around: tuple[str, str]) -> TextEscaper:
+        """Return the same for a format that has other tags around a call than Hermes'."""
+        other = copy.copy(self)
+        other._around = around
+        return other
+
     def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Convert a conversation from its beginning."""
         opening = list(itertools.takewhile(lambda message: message.role != "assistant", messages))
         escaped = [message if message.role in self._allowed else self._message(message) for message in opening]
-        return message_dicts(escaped) + self.answers(messages[len(opening) :])
+        return message_dicts(escaped, self._around) + self.answers(messages[len(opening) :])
 
     def answers(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Convert the messages that follow a reply."""
-        return message_dicts([self._message(message) for message in messages])
+        return message_dicts([self._message(message) for message in messages], self._around)
 
     def tools(self, tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
         """Convert tool schemas. An environment has the same objects in all its rollouts: they are converted once."""

@@ -17,17 +17,18 @@ THINK, THINK_END = "<think>", "</think>"
 _BLOCK = re.compile(f"{OPEN}(.*?){CLOSE}", re.DOTALL)
 
 
-def parse_reply(text: str, *, thinking: bool) -> Message:
+def parse_reply(text: str, *, thinking: bool, calls: bool = True) -> Message:
     """Parse a reply's text as a message; every text parses.
 
     Args:
         text: what was sampled, without the token that ended it.
         thinking: whether the prompt ended inside an open thought.
+        calls: whether there are tools to call; else what looks like a call is text.
     """
     reasoning, text = _thought(text, thinking)
-    content, *blocks = text.split(OPEN)
-    calls = tuple(call_in(number, block) for number, block in enumerate(blocks))
-    return Message(role="assistant", content=content.strip(), reasoning=reasoning or None, tool_calls=calls)
+    content, *blocks = text.split(OPEN) if calls else [text]
+    made = tuple(call_in(number, block) for number, block in enumerate(blocks))
+    return Message(role="assistant", content=content.strip(), reasoning=reasoning or None, tool_calls=made)
 
 
 def plain_parts(text: str) -> list[tuple[str, bool]]:

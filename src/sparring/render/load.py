@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,10 @@ _FAMILIES = (
         ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>"),
     ),
 )
+
+
+_EFFORTS: Mapping[str, tuple[str | float, str | float]] = {"hy3": ("no_think", "high"), "inkling": ("none", 0.9)}
+"""Formats that are told by an effort whether to think: the one without and the one with thoughts."""
 
 
 def load_renderer(
@@ -70,7 +74,7 @@ def load_renderer(
         escaper,
         thinking=thinking,
         keeps_thoughts=thoughts == "kept",
-        stop_ids=_end_ids(Path(path), tokenizer),
+        stop_ids=(*_end_ids(Path(path), tokenizer), *_eos(tokenizer)),
     )
 
 
@@ -88,6 +92,8 @@ def _library_renderer(
     if config is not None:
         fields = type(config).model_fields
         settings: dict[str, Any] = {"enable_thinking": thinking} if "enable_thinking" in fields else {}
+        if name in _EFFORTS:
+            settings["reasoning_effort"] = _EFFORTS[name][thinking]
         if thoughts == "kept" and settings.get("enable_thinking", True) and "thinking_retention" in fields:
             settings["thinking_retention"] = "all"
         config = type(config)(**settings) if settings else config
@@ -95,7 +101,8 @@ def _library_renderer(
         BadInput, f"renderer {name}", f"a tokenizer of its family in {tokenizer.name_or_path}", "name another"
     ):
         library = create_renderer(tokenizer, config)
-        return LibraryRenderer(library, tokenizer, name, escaper, keeps_thoughts=thoughts == "kept")
+        ends, keeps = _end_ids(Path(tokenizer.name_or_path), tokenizer), thoughts == "kept"
+        return LibraryRenderer(library, tokenizer, name, escaper, keeps_thoughts=keeps, stop_ids=ends)
 
 
 def _recognise(
@@ -140,7 +147,19 @@ def _agrees(renderer: LibraryRenderer, template: ChatTemplate, thinking: bool) -
 
 
 def _end_ids(folder: Path, tokenizer: FileTokenizer) -> list[int]:
-    """Return the ids that the checkpoint itself names as ends of a generation."""
-    named = read_json(folder / "generation_config.json").get("eos_token_id")
-    ids = named if isinstance(named, list) else [named]
-    return [id for id in (*ids, tokenizer.eos_token_id) if isinstance(id, int)]
+    """Return the ids that the checkpoint itself names as ends of a generation, in generation_config.json and in
+    config.json, of which Hugging Face makes a generation config where there is none. Of the latter, those that are no
+    added token are left out: a library's default may be any word."""
+    config, added = read_json(folder / "config.json"), set(tokenizer.added_tokens.values())
+    inner = config.get("text_config")
+    named = [*_ids(config), *(_ids(inner) if isinstance(inner, Mapping) else ())]
+    return [*_ids(read_json(folder / "generation_config.json")), *(id for id in named if id in added)]
+
+
+def _eos(tokenizer: FileTokenizer) -> list[int]:
+    return [id for id in (tokenizer.eos_token_id,) if isinstance(id, int)]
+
+
+def _ids(config: Mapping[str, Any]) -> list[int]:
+    named = config.get("eos_token_id")
+    return [id for id in (named if isinstance(named, list) else [named]) if isinstance(id, int)]

@@ -45,6 +45,11 @@ class Decoding:
         self._waiting, self._next = [], 0
         return text
 
+    @property
+    def waits(self) -> bool:
+        """Return True if ids wait for others."""
+        return bool(self._waiting)
+
     def rest(self) -> str:
         """Return the text of the ids that wait, which no other id follows."""
         waiting, self._waiting, self._next = self._waiting, [], 0
@@ -56,27 +61,30 @@ class Shown:
 
     Args:
         blanks: characters that do not count; None for all blanks.
+
+    Attributes:
+        begun: whether more than blanks came.
     """
 
     def __init__(self, blanks: str | None = None) -> None:
         self._chars = blanks
-        self._begun = False
+        self.begun = False
         self._waiting = ""
 
     def add(self, text: str) -> str:
         """Return the text that is decided; blanks alone decide nothing."""
         text = self._waiting + text
-        if not self._begun:
+        if not self.begun:
             text = text.lstrip(self._chars)
-            self._begun = bool(text.strip())
-        body = text.rstrip(self._chars) if self._begun else ""
+            self.begun = bool(text.strip())
+        body = text.rstrip(self._chars) if self.begun else ""
         self._waiting = text[len(body) :]
         return body
 
     def rest(self) -> str:
-        """Return what counts of the blanks that waited, when the text is at its end."""
+        """Return what counts of the blanks that waited, when the text is at its end; blanks alone are no text."""
         waiting, self._waiting = self._waiting, ""
-        return waiting.strip(self._chars)
+        return waiting.rstrip(self._chars) if self.begun else ""
 
 
 class TaggedReader:
@@ -108,9 +116,9 @@ class TaggedReader:
         self._decoding = Decoding(decode)
         self._shown = {"reasoning": Shown(), "text": Shown(marks.tags.blanks)}
         self._state = "thought" if thinking else "start"
+        self._may_call = thinking  # a reply that begins with a call has thought nothing
         self._num_ids = 0
         self._beginning = ""  # text of which it is not decided what it begins
-        self._tail = ""  # the last characters of a thought, which may spell its end
         self._waiting = ""  # characters that may spell a tag
         self._call: list[int] = []
         self._ends = True  # whether the end of a call would end this one
@@ -205,11 +213,15 @@ class TaggedReader:
         elif token == marks.think:
             if marks.tags.thinks_again:
                 self._end_run("reasoning", pieces)
-        elif token in marks.opens and (marks.tags.ends_thought or marks.tags.goes_on):
-            self._end_run("reasoning", pieces)  # it ends the thought, unless the thought's own end comes later
+            self._may_call = False
+        elif token in marks.opens and self._nothing_thought():
             self._hold()
-        else:
+        else:  # a call that is drafted there is text of the thought
             self._add([token], pieces)
+
+    def _nothing_thought(self) -> bool:
+        """Return whether a thought that the prompt began holds blanks alone so far."""
+        return self._may_call and not self._shown["reasoning"].begun and not self._decoding.waits
 
     def _add_tag_to_text(self, token: int, pieces: list[ReplyPiece]) -> None:
         """Take a tag of a thought, behind no thought that is open."""
@@ -259,14 +271,17 @@ class TaggedReader:
         return ""
 
     def _show(self, kind: str, text: str, pieces: list[ReplyPiece]) -> None:
-        if kind == "reasoning":
-            self._tail = self._tail[-len(THINK_END) :] + text
-            if THINK_END in self._tail:
-                self._hold()  # spelled, not the tag: formats differ in what it ends
         if self._state == "held":
             return
         spelled = self._marks.tags.spelled
-        if spelled:
+        if spelled and kind == "reasoning" and self._nothing_thought():
+            text = self._waiting + text
+            begun = text.lstrip()
+            if begun.startswith(spelled[0]):
+                self._hold()
+            waits = begun.startswith(spelled[0]) or spelled[0].startswith(begun)
+            text, self._waiting = ("", text) if waits else (text, "")
+        elif spelled and kind == "text":
             text = self._waiting + text
             at = min((at for tag in spelled if (at := text.find(tag)) >= 0), default=None)
             if at is None:
@@ -289,11 +304,19 @@ class TextReader:
         decode: ids to text, byte by byte.
         stop: ids that end a turn.
         thinking: whether the prompt ended inside a thought.
+        calls: whether there are tools to call; else what looks like a call is text.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[int], *, thinking: bool) -> None:
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stop: Sequence[int],
+        *,
+        thinking: bool,
+        calls: bool = True,
+    ) -> None:
         self._stop = frozenset(stop)
-        self._thinking = thinking
+        self._thinking, self._may_call = thinking, calls
         self._decoding, self._shown = Decoding(decode), Shown()
         self._state = "start"
         self._text = ""  # that is not decided
@@ -320,7 +343,7 @@ class TextReader:
         if self._state == "thought":
             return self._until(THINK_END, "reasoning", "text", pieces)
         if self._state == "text":
-            return self._until(OPEN, "text", "call", pieces)
+            return self._until(OPEN if self._may_call else None, "text", "call", pieces)
         return self._state != "ended" and self._calls(pieces)
 
     def _start(self) -> bool:
@@ -338,10 +361,10 @@ class TextReader:
             self._state = "text"
         return True
 
-    def _until(self, tag: str, kind: str, state: str, pieces: list[ReplyPiece]) -> bool:
-        """Show the text before a tag, or what cannot be its beginning."""
-        text, ended, rest = self._text.partition(tag)
-        if not ended:
+    def _until(self, tag: str | None, kind: str, state: str, pieces: list[ReplyPiece]) -> bool:
+        """Show the text before a tag, or what cannot be its beginning; without one, all of it."""
+        text, ended, rest = (self._text, "", "") if tag is None else self._text.partition(tag)
+        if tag is not None and not ended:
             waiting = overlap(text, tag)
             text, rest = text[: len(text) - waiting], text[len(text) - waiting :]
         self._text = rest

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sparring.errors import BadInput, refusal
 from sparring.protocols import Renderer
 from sparring.render.bridges import ANSWER, QUESTION, said_of, without_bridge
+from sparring.render.calls.samples import sample_arguments
 from sparring.render.demonstrate import demonstration_tokens, reply_tokens
+from sparring.render.grammars.call_format import call_id
 from sparring.render.unforgeable import unforgeable
 from sparring.types import Message, ToolCall, ToolSpec
 
 _TRICKY = 'Say "no"\n\tor {"x": [1, 2]} \\ <tool_call> 数 é 🙂 it\'s  two   spaces'
-_ARGUMENTS = {
-    "code": 'print("a\\n", \'b\')\nif 1 < 2 and 3 > 2:\n    print("数 é 🙂 \\\\ {x} </p>")',
-    "number": -1.5,
-    "nested": {"list": [1, None, True], "empty": ""},
-}
 _CLOSING = 3  # ids that may close a cut reply: the end of a thought, the end of the turn
 _ANSWER = Message(role="assistant", content="It is 42.")
+_THOUGHT = "So it is."
 
 
 def check_round_trip(
@@ -39,31 +38,68 @@ def check_round_trip(
     Raises:
         BadInput: something does not round-trip, or text of a message becomes a control token; the message shows it.
     """
-    facts = [_turn_ends(renderer), _texts(renderer, tools), unforgeable(renderer, tools, control_tokens)]
-    reply = _ANSWER
+    reply = _writable(renderer, _ANSWER)
+    facts = [_turn_ends(renderer, reply), _texts(renderer, tools), unforgeable(renderer, tools, control_tokens)]
     if tools:
-        call = ToolCall(id="call_0", name=tools[0].name, arguments=_ARGUMENTS)
-        reply = Message(role="assistant", tool_calls=(call,))
-        facts.append(_tool_calls(renderer, reply, tools))
-        facts.append(_several_answers(renderer, call, tools))
+        facts.append(_tool_calls(renderer, tools))
+        reply = _calling(renderer, tools[0], next(iter(sample_arguments(tools[0].parameters))))
+        facts.append(_several_answers(renderer, reply, tools))
     missing = without_bridge(renderer, tools)
     if missing:
         facts.append(said_of(missing))
     if (ANSWER if tools else QUESTION) in missing:
         return facts
     facts.append(_bridges(renderer, reply, tools))
-    facts.append(_truncated(renderer, reply, tools))
-    facts.append(_whole(renderer, reply, tools))
+    facts.append(_truncated(renderer, reply, tools, bool(missing)))
+    facts.append(_demonstrates(renderer, reply, tools))
     return facts
 
 
-def _turn_ends(renderer: Renderer) -> str:
-    reply = reply_tokens(renderer, _ANSWER)
+def check_tool_calls(renderer: Renderer, tools: Sequence[ToolSpec]) -> str:
+    """Round-trip calls of tools that an agent brings, and their places in a prompt.
+
+    Args:
+        renderer: the one a run will use.
+        tools: of the agent's requests, at least one.
+
+    Returns:
+        What was found true, in a sentence.
+
+    Raises:
+        BadInput: a tool is not in the prompt, or a call of it is not read as it was written.
+    """
+    _texts(renderer, tools)
+    return _tool_calls(renderer, tools)
+
+
+def _writable(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec] = ()) -> Message:
+    """Return a reply with a thought where a prompt of the format leaves no other.
+
+    Raises:
+        BadInput: it takes neither.
+    """
+    try:
+        reply_tokens(renderer, reply, tools)
+    except BadInput:
+        thoughtful = dataclasses.replace(reply, reasoning=_THOUGHT)
+        reply_tokens(renderer, thoughtful, tools)
+        return thoughtful
+    return reply
+
+
+def _calling(renderer: Renderer, tool: ToolSpec, arguments: Mapping[str, Any]) -> Message:
+    """Return a call of a tool as a reply, under the id that the format writes."""
+    call = ToolCall(id=call_id(renderer.name, tool.name, 0), name=tool.name, arguments=arguments)
+    return _writable(renderer, Message(role="assistant", tool_calls=(call,)), (tool,))
+
+
+def _turn_ends(renderer: Renderer, answer: Message) -> str:
+    reply = reply_tokens(renderer, answer)
     if not renderer.stop_ids or reply[-1] not in renderer.stop_ids or set(reply[:-1]) & set(renderer.stop_ids):
         raise _failed("a reply that ends with one stop token", renderer.decode(reply))
     parsed = renderer.parse(reply, (), prompt=renderer.render([Message(role="user", content="Who?")], ()).tokens)
-    if parsed != _ANSWER:
-        raise _failed(f"a reply that parses to {_ANSWER.content!r}", repr(parsed))
+    if parsed != answer:
+        raise _failed(f"a reply that parses to {answer.content!r}", repr(parsed))
     return f"a reply ends with {renderer.decode(reply[-1:])!r} and parses to the message"
 
 
@@ -75,13 +111,19 @@ def _texts(renderer: Renderer, tools: Sequence[ToolSpec]) -> str:
     return f"a prompt carries its text unchanged{' and names every tool' if tools else ''}"
 
 
-def _tool_calls(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> str:
-    prompt = renderer.render([Message(role="user", content=_TRICKY)], tools).tokens
-    parsed = renderer.parse(reply_tokens(renderer, reply, tools), tools, prompt=prompt)
-    calls = [(call.name, call.arguments) for call in parsed.tool_calls]
-    if calls != [(reply.tool_calls[0].name, _ARGUMENTS)] or parsed.content != reply.content:
-        raise _failed("a tool call that parses to the same name and arguments", repr(parsed))
-    return "a tool call with quotes, newlines and Unicode parses to the same name and arguments"
+def _tool_calls(renderer: Renderer, tools: Sequence[ToolSpec]) -> str:
+    """Call every tool, with values made from its schema; each alone, for what is read hangs on its schema alone."""
+    for tool in tools:
+        prompt = renderer.render([Message(role="user", content=_TRICKY)], (tool,)).tokens
+        for arguments in sample_arguments(tool.parameters):
+            reply = _calling(renderer, tool, arguments)
+            parsed = renderer.parse(reply_tokens(renderer, reply, (tool,)), (tool,), prompt=prompt)
+            if [(call.name, call.arguments) for call in parsed.tool_calls] != [(tool.name, arguments)]:
+                got = repr([call.raw if call.arguments is None else call.arguments for call in parsed.tool_calls])
+                expected = f"a call that parses to the same name and arguments, {arguments!r}"
+                raise _failed(expected, got if parsed.tool_calls else repr(parsed.content), f"tool {tool.name}")
+    names = f"calls of {len(tools)} tools" if len(tools) > 1 else f"calls of the tool {tools[0].name}"
+    return f"{names}, with values of their own schemas, parse to the same names and arguments"
 
 
 def _bridges(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> str:
@@ -103,8 +145,10 @@ def _bridges(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> s
     return "a bridge keeps the ids so far (a full render rewrites the reply; sessions bridge)"
 
 
-def _several_answers(renderer: Renderer, call: ToolCall, tools: Sequence[ToolSpec]) -> str:
-    both = Message(role="assistant", tool_calls=(call, dataclasses.replace(call, id="call_1")))
+def _several_answers(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> str:
+    (call,) = reply.tool_calls
+    second = dataclasses.replace(call, id=call_id(renderer.name, call.name, 1))
+    both = dataclasses.replace(reply, tool_calls=(call, second))
     prompt = renderer.render([Message(role="user", content=_TRICKY)], tools).tokens
     try:
         reply_ids = reply_tokens(renderer, both, tools)
@@ -115,12 +159,14 @@ def _several_answers(renderer: Renderer, call: ToolCall, tools: Sequence[ToolSpe
     return f"two tool answers at once: {_bridges(renderer, both, tools)}"
 
 
-def _truncated(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> str:
+def _truncated(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec], begins_anew: bool) -> str:
     prompt = renderer.render([Message(role="user", content="Who?")], tools).tokens
-    cut = reply_tokens(renderer, _ANSWER, tools)[:2]
-    new = [Message(role="user", content="Go on.")] if not tools else _next(reply)
-    bridged = renderer.bridge(prompt, cut, new, tools)
+    cut = reply_tokens(renderer, _writable(renderer, _ANSWER, tools), tools)[:2]
     before = (*prompt, *cut)
+    ways = [[Message(role="user", content="Go on.")], *([_next(reply)] if tools else [])]
+    bridged = next((made for new in ways if (made := renderer.bridge(prompt, cut, new, tools)) is not None), None)
+    if bridged is None and begins_anew:
+        return "a conversation begins anew behind a reply that was cut short"
     closing = set() if bridged is None else set(bridged[len(before) : len(before) + _CLOSING])
     if bridged is None or bridged[: len(before)] != before or not closing & set(renderer.stop_ids):
         got = "none" if bridged is None else repr(renderer.decode(bridged[len(prompt) :]))
@@ -128,11 +174,12 @@ def _truncated(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) ->
     return "a bridge closes a reply that was cut short"
 
 
-def _whole(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> str:
-    messages = [Message(role="user", content="Who?"), reply, *_next(reply), _ANSWER]
+def _demonstrates(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec]) -> str:
+    answer = _writable(renderer, _ANSWER, tools)
+    messages = [Message(role="user", content="Who?"), reply, *_next(reply), answer]
     rendered = demonstration_tokens(renderer, messages, tools)
     marked = [token for token, sampled in zip(rendered.tokens, rendered.sampled, strict=True) if sampled]
-    if marked != [*reply_tokens(renderer, reply, tools), *reply_tokens(renderer, _ANSWER, tools)]:
+    if marked != [*reply_tokens(renderer, reply, tools), *reply_tokens(renderer, answer, tools)]:
         raise _failed("a demonstration that marks exactly its replies", repr(renderer.decode(marked)))
     return "a demonstration of two replies marks exactly what a model would sample"
 
@@ -147,6 +194,6 @@ def _next(reply: Message) -> list[Message]:
     return [Message(role="user", content="Are you sure? é")]
 
 
-def _failed(expected: str, got: str) -> Exception:
+def _failed(expected: str, got: str, where: str = "renderer") -> Exception:
     do = "name a renderer that knows this model, or repair its chat template"
-    return refusal("renderer", expected, got, do)
+    return refusal(where, expected, got, do)

@@ -17,6 +17,11 @@ _THOUGHT = "sparring thinks 7f3a"
 class Format(Protocol):
     """Format of conversations: its own whole render, and its bridge."""
 
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Return the ids that end a turn."""
+        ...
+
     def plain(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
         """Return a conversation as the format writes it."""
         ...
@@ -46,6 +51,19 @@ def drops_thoughts(format: Format) -> bool:
         if _THOUGHT in format.decode(before.tokens) and _THOUGHT not in format.decode(after.tokens):
             return True
     return False
+
+
+def followers(reply: Message) -> list[Message]:
+    """Return what may follow a reply: an answer to each call, otherwise a user's message."""
+    calls = reply.tool_calls
+    answers = [Message(role="tool", content="?", tool_call_id=call.id, name=call.name) for call in calls]
+    return answers or [_QUESTION]
+
+
+def last_stop(tokens: Sequence[int], stop_ids: Sequence[int]) -> tuple[int, ...]:
+    """Return the end of a reply that its format ends with the head of the next message, as GLM's: the last id of both
+    that ends a turn; none where no id does."""
+    return tuple([token for token in tokens if token in stop_ids][-1:])
 
 
 def has_dropped(messages: Sequence[Message]) -> bool:
@@ -79,6 +97,9 @@ def with_thoughts(
         if reply.tokens[: len(question_ids)] != question_ids or not ends:
             return None
         reply_ids = reply.tokens[len(question_ids) : ends[-1] + 1]
+        if not set(reply_ids) & set(format.stop_ids):
+            followed = format.plain([_QUESTION, messages[at], *followers(messages[at])], (), False).tokens
+            reply_ids += last_stop(followed, format.stop_ids)
         tokens += reply_ids
         sampled += [True] * len(reply_ids)
         if at + 1 == len(messages) and not generation:

@@ -93,6 +93,9 @@ FORMATS: dict[str, tuple[str, ...]] = {
 }
 """The library's name of a format -> the tokens that it cannot do without, beside those of the Qwen3 family."""
 
+NO_TOOLS = ("deepseek-r1", "deepseek-v3")
+"""Formats that have no place for tools."""
+
 NOT_HERE = {
     "default": "asks the tokenizer for its chat template, which `template` serves",
     "gpt-oss": "downloads a vocabulary of its own",

@@ -17,7 +17,7 @@ from sparring.gateway.server import open_door
 from sparring.generation import GenerateRequest
 from sparring.render.demonstrate import reply_tokens
 from sparring.render.load import load_renderer
-from sparring.testing.formats import format_folder
+from sparring.render.train_tokenizer import train_tokenizer
 
 SCHEMAS: dict[str, Any] = {
     "add": {
@@ -212,6 +212,10 @@ def test_all_tools_that_may_be_called_are_no_constraint() -> None:
     assert session.segments[-1].sampling.constraint is None
 
 
+TEMPLATE = (
+    "{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}<|im_end|>\n{{% endfor %}}{tools}"
+    "{{% if add_generation_prompt %}}<|im_start|>assistant\n{{% endif %}}"
+)
 STREAMED = [chat("required"), responses("required"), messages({"type": "any"})]
 
 
@@ -220,22 +224,25 @@ STREAMED = [chat("required"), responses("required"), messages({"type": "any"})]
 def test_a_format_that_cannot_be_held_to_calls_is_a_refusal_by_name(
     path: str, body: Any, streams: bool, tmp_path: Path
 ) -> None:
-    file = format_folder("deepseek-r1", tmp_path) / "tokenizer.json"
-    file.write_text(file.read_text().replace('"</think>"', '"</thought>"'))
-    renderer = load_renderer(tmp_path, "deepseek-r1")
-    engine = says(said("A"), renderer=renderer)
-    session = opened(engine, renderer=renderer)
+    train_tokenizer(["Hi"], 300, tmp_path)
+    for tools, expected in (
+        ("{{ tools | tojson }}", "tool call: expected a format"),
+        ("", "tools: expected a chat temp"),
+    ):
+        (tmp_path / "chat_template.jinja").write_text(TEMPLATE.format(tools=tools))
+        renderer = load_renderer(tmp_path, "template")
+        engine = says(said("A"), renderer=renderer)
+        session = opened(engine, renderer=renderer)
+        answer = asyncio.run(asked(session, path, {**body, "stream": streams}))
+        assert answer.status_code == 400 and expected in answer.text and str(tmp_path) not in answer.text
+        assert not engine.requests and not session.segments
+    assert "messages" in path or answer.json()["error"]["param"] == "tools"
 
-    async def main() -> httpx.Response:
-        async with open_door(session) as door, httpx.AsyncClient(base_url=door.url) as client:
-            client.headers["authorization"] = f"Bearer {door.key}"
-            return await client.post(path, json={**body, "stream": streams})
 
-    answer = asyncio.run(main())
-    assert (
-        answer.status_code == 400 and "tool call: expected a format" in answer.text and "'deepseek-r1'" in answer.text
-    )
-    assert not engine.requests and not session.segments
+async def asked(session: Any, path: str, body: Any) -> httpx.Response:
+    async with open_door(session) as door, httpx.AsyncClient(base_url=door.url) as client:
+        client.headers["authorization"] = f"Bearer {door.key}"
+        return await client.post(path, json=body)
 
 
 REFUSED = [

@@ -20,8 +20,7 @@ from sparring.errors import BadInput
 from sparring.generation import Constraint, GenerateRequest, Sampling
 from sparring.render.demonstrate import reply_tokens
 from sparring.render.grammars.call_format import WRITINGS, call_format
-from sparring.render.load import load_renderer
-from sparring.testing.formats import FORMATS, format_folder, format_renderer
+from sparring.testing.formats import FORMATS, NO_TOOLS, format_renderer
 from sparring.testing.harmony import harmony_renderer
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message, ToolCall, ToolSpec
@@ -77,7 +76,7 @@ QUESTION = Message(role="user", content="?")
 HARMONY = pytest.param("gpt-oss", marks=pytest.mark.harness)
 """gpt-oss, whose vocabulary comes with a package that `make test-harness` installs."""
 
-SMALL = (*FORMATS, "template")
+SMALL = (*(name for name in FORMATS if name not in NO_TOOLS), "template")
 PROVEN = (*SMALL, HARMONY)
 TEXT_MAY_CALL = ("deepseek-v4", "llama-3")
 ENDS = ("\n</parameter>", "</parameter>", "</invoke>", "</arg_value>", "</", '"', "]", "}", "\n</tool_call>")
@@ -204,16 +203,6 @@ def calls_of(name: str, *made: tuple[str, dict[str, Any]]) -> tuple[ToolCall, ..
     )
 
 
-def sampled(renderer: Any, reply: Message) -> tuple[int, ...]:
-    """The ids of a reply. Where the prompt begins the thought, the format leaves it out of a conversation."""
-    if renderer.name != "deepseek-r1":
-        return reply_tokens(renderer, reply, TOOLS)
-    conversation = renderer.render([QUESTION, reply], TOOLS, generation=False).tokens
-    begun = conversation.index(renderer.control_ids["<｜Assistant｜>"]) + 1
-    thought = renderer.tokenizer.encode(f"{renderer.tokenizer.control.marked(reply.reasoning or '')}</think>\n\n")
-    return (*thought, *conversation[begun:])
-
-
 TEXTS = ("é\n\tx", '"quoted" \\ {', "if a < b and c </ d:\n    pass", "<b>", "")
 
 
@@ -226,7 +215,7 @@ def written(name: str, thinking: bool, texts: Sequence[str] = ("",)) -> list[tup
     for calls, reasoning, text in itertools.product(made, (None, "So: \n\n it <b>is."), texts):
         reply = Message(role="assistant", content=text, reasoning=reasoning, tool_calls=calls_of(name, *calls))
         try:
-            tokens = sampled(renderer, reply)
+            tokens = reply_tokens(renderer, reply, TOOLS)
         except BadInput:
             continue  # a format that takes one call, or no thought here
         read = renderer.parse(tokens, TOOLS, prompt=renderer.render([QUESTION], TOOLS).tokens)
@@ -269,7 +258,7 @@ def test_texts_and_calls_that_the_format_writes_are_allowed_where_both_may_be(na
     for reasoning in (None, "So."):
         reply = Message(role="assistant", content="Hi.", reasoning=reasoning, tool_calls=calls)
         try:
-            forbidden = sampled(renderer, reply)
+            forbidden = reply_tokens(renderer, reply, TOOLS)
         except BadInput:
             continue
         with pytest.raises(AssertionError):
@@ -324,11 +313,10 @@ def test_what_cannot_be_called_is_refused(format: str, held: Constraint, message
         rule(renderer_of(format, False), held)
 
 
-def test_a_format_whose_thoughts_have_no_end_that_is_known_is_refused_by_name(tmp_path: Path) -> None:
-    file = format_folder("deepseek-r1", tmp_path) / "tokenizer.json"
-    file.write_text(file.read_text().replace('"</think>"', '"</thought>"'))
-    with pytest.raises(BadInput, match="tool call: expected a format whose calls are known .*, got 'deepseek-r1'"):
-        rule(load_renderer(tmp_path, "deepseek-r1"), constraint(LOOK))
+@pytest.mark.parametrize("name", NO_TOOLS)
+def test_a_format_that_has_no_place_for_tools_is_refused_by_name(name: str) -> None:
+    with pytest.raises(BadInput, match=f"tool call: expected a format whose calls are known .*, got '{name}'"):
+        rule(format_renderer(name), constraint(LOOK))
 
 
 @pytest.mark.harness
@@ -445,13 +433,25 @@ def test_values_between_tags_are_texts_where_the_schema_says_so_and_json_elsewhe
             return "refused"
         return renderer.parse(tokens, [tool]).tool_calls[0].arguments[key]
 
-    assert [reads("text", value) for value in ("1", '"x"', " a\n")] == ["1", '"x"', "a"]
-    assert [reads("limit", value) for value in ("1", "null", "nullable", '["x"]', '"x"', "1.5", "[x")] == [
-        *(1, None, "nullable", ["x"]),
-        *["refused"] * 3,
+    assert [reads("text", value) for value in ("1", '"x"', " a\n")] == ["1", '"x"', " a\n"]
+    assert [reads("limit", value) for value in ("1", "null", "None", "nullable", '["x"]', '"x"', "1.5", "[x")] == [
+        *(1, None, None, "nullable", ["x"], '"x"'),
+        *["refused"] * 2,
     ]
-    assert [reads("or", value) for value in ('"x"', "null", "x")] == ["x", None, "refused"]
-    assert [reads("any", value) for value in ('{"a": 1}', "1", "x")] == [{"a": 1}, 1, "refused"]
+    assert [reads("or", value) for value in ('"x"', "null", "None", " x\n", "1")] == [
+        '"x"',
+        None,
+        None,
+        " x\n",
+        "refused",
+    ]
+    assert [reads("any", value) for value in ('{"a": 1}', "1", "True", "x", "{x")] == [
+        {"a": 1},
+        1,
+        True,
+        "x",
+        "refused",
+    ]
     assert [reads("code", value) for value in ("ab", "abcd", "")] == ["ab", "refused", "refused"]
     assert [reads("kind", value) for value in ("a", "ab", "b c", "b")] == ["a", "ab", "b c", "refused"]
     assert [reads("count", value) for value in ("9", "10", '"1"')] == [9, "refused", "refused"]

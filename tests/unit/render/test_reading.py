@@ -17,7 +17,7 @@ from sparring.render.demonstrate import reply_tokens
 from sparring.render.load import load_renderer
 from sparring.render.tags import FORMAT_TAGS, Tags
 from sparring.reply import ShownReply
-from sparring.testing.formats import format_folder, format_renderer
+from sparring.testing.formats import NO_TOOLS, format_folder, format_renderer
 from sparring.testing.toy import ADD, toy_renderer
 from sparring.types import Message, ReplyPiece, ToolCall
 
@@ -47,6 +47,11 @@ def renderer_of(name: str, thinking: bool):
     return toy_renderer(name="template", thinking=thinking) if name == "template" else format_renderer(name, thinking)
 
 
+def prompt_of(renderer) -> Sequence[int]:
+    """A prompt with a tool, where the format has a place for one."""
+    return renderer.render([Message(role="user", content="Hi")], () if renderer.name in NO_TOOLS else (ADD,)).tokens
+
+
 def joined(pieces: Sequence[ReplyPiece]) -> Message:
     """The message that pieces are together."""
     texts = {"reasoning": "", "text": ""}
@@ -66,7 +71,7 @@ def pieces_of(renderer, tokens: Sequence[int], prompt: Sequence[int], cuts: Sequ
 
 def check(renderer, tokens: Sequence[int], cuts: Sequence[int]) -> list[ReplyPiece]:
     """Pieces and what is left of the whole reply are the whole reply, in the order of its parts."""
-    prompt = renderer.render([Message(role="user", content="Hi")], (ADD,)).tokens
+    prompt = prompt_of(renderer)
     whole = renderer.parse(tokens, (ADD,), prompt=prompt)
     pieces, shown = pieces_of(renderer, tokens, prompt, cuts), ShownReply()
     for piece in pieces:
@@ -91,7 +96,7 @@ def reply_of(renderer, content: str, *calls: ToolCall) -> tuple[Message, Sequenc
     for reasoning in (None, "So."):
         message = Message(role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
         try:
-            return message, reply_tokens(renderer, message, (ADD,))
+            return message, reply_tokens(renderer, message, () if renderer.name in NO_TOOLS else (ADD,))
         except BadInput:
             continue
     message, tokens = reply_of(format_renderer("deepseek-v3"), content, *calls)  # of deepseek-r1, which drops thoughts
@@ -101,7 +106,7 @@ def reply_of(renderer, content: str, *calls: ToolCall) -> tuple[Message, Sequenc
 @pytest.mark.parametrize("name", ["template", *(name for name, tags in FORMAT_TAGS.items() if tags.think)])
 def test_the_length_of_a_thought_is_where_the_rest_of_the_reply_begins(name: str) -> None:
     renderer = renderer_of(name, True)
-    prompt = renderer.render([Message(role="user", content="Hi")], (ADD,)).tokens
+    prompt = prompt_of(renderer)
     begin = () if renderer.parse(renderer.tokenizer.encode("x"), (), prompt=prompt).reasoning else tag_ids(renderer)[:1]
     begin = renderer.tokenizer.encode("<think>") if name == "template" and begin == [] else begin
     encode = renderer.tokenizer.encode
@@ -122,7 +127,7 @@ def test_a_thought_is_counted_to_its_end_whatever_tags_stand_where(name: str, th
     """Of every order of up to four tags and words: the ids that are counted have the whole thought and nothing else,
     and stop behind its end, at a tag, or where the reply ends."""
     renderer = format_renderer(name, thinking)
-    prompt = renderer.render([Message(role="user", content="Hi")], (ADD,)).tokens
+    prompt = prompt_of(renderer)
     tags, stop = tag_ids(renderer), renderer.stop_ids[0]
     end = renderer.tokenizer.added_tokens.get(FORMAT_TAGS[name].think[1])
     words = itertools.chain.from_iterable(
@@ -279,7 +284,7 @@ def test_a_call_that_breaks_the_parser_takes_no_text_back(name: str, value: str)
     message, tokens = reply_of(renderer, "I add.", CALL, replace(CALL, id="call_1", arguments={"a": 3}))
     tokens = renderer.tokenizer.encode(renderer.decode(tokens).replace("3", value))
     pieces = check(renderer, tokens, range(0, len(tokens), 997))
-    prompt = renderer.render([Message(role="user", content="Hi")], (ADD,)).tokens
+    prompt = prompt_of(renderer)
     whole = renderer.parse(tokens, (ADD,), prompt=prompt)
     assert whole.content.strip() == "I add." and whole.tool_calls
     if name not in CALLS_AT_THE_END:

@@ -94,8 +94,10 @@ def test_named_renderers_of_the_library_are_proven(tmp_path, name, tokens, think
 
 def test_a_template_that_ignores_tools_is_refused(tmp_path):
     renderer = load_renderer(with_template(tmp_path, DEAF))
-    with pytest.raises(BadInput, match="renderer: expected a prompt that contains 'python'"):
+    with pytest.raises(BadInput, match="tools: expected a chat template that writes them, got .* no place for python"):
         check_round_trip(renderer, (TOOL,))
+    with pytest.raises(BadInput, match="no place for python"):
+        renderer.render([user("Hi")], (TOOL,))
 
 
 def test_refusals(tmp_path):
@@ -278,3 +280,20 @@ def test_what_is_remembered_is_never_taken_for_what_only_compares_equal():
     first = [ids(value) for value in values]
     assert len(set(first)) == len(values)
     assert [ids(value) for value in values] == first
+
+
+def test_ends_that_the_checkpoint_names_count_for_every_renderer(tmp_path):
+    folder = with_template(tmp_path, None)
+    added = load_renderer(folder, "qwen3").tokenizer.added_tokens
+    end, other, word = added["<|im_end|>"], added["<|file_sep|>"], 5
+    for files in (
+        {"generation_config": {"eos_token_id": [end, other]}},
+        {"config": {"eos_token_id": [end, other, word]}},
+        {"config": {"text_config": {"eos_token_id": other}}},
+    ):
+        for name in ("generation_config", "config"):
+            (folder / f"{name}.json").write_text(json.dumps({"model_type": "qwen3", **files.get(name, {})}))
+        for renderer in (load_renderer(folder), load_renderer(folder, "qwen3.5"), load_renderer(folder, "qwen3")):
+            assert renderer.stop_ids == (end, *(id for id in renderer.stop_ids[1:] if id != other), other)
+            said = [*renderer.tokenizer.encode("fine"), other, *renderer.tokenizer.encode("not read")]
+            assert renderer.parse(said, (TOOL,)).content == renderer.parse(said, ()).content == "fine"

@@ -42,9 +42,9 @@ class Writing:
         tagged: whether each argument stands between tags; else all are one JSON object.
         ends: tags that the parser finds in text, not by their ids: no value may write one.
         id: of a call, where the format writes it in the place of the name.
+        words: whether the format writes Python's words for what is true, false or null between tags.
         sorts: whether the format sorts keys in JSON.
         quote: the control token around texts, in a format whose arguments are like JSON but for texts and keys.
-        thought_end: what ends the thought that a prompt has begun, in a format that writes no thoughts itself.
         stops: the stop tokens behind a call and behind a text, where the parser asks for them.
         other: what models write before the name of a call and behind it, where that is not what the format writes.
     """
@@ -52,14 +52,15 @@ class Writing:
     tagged: bool = False
     ends: tuple[str, ...] = ()
     id: str = "call_{number}"
+    words: bool = False
     sorts: bool = False
     quote: str = ""
-    thought_end: tuple[str, str] | None = None
     stops: tuple[str, str] | None = None
     other: tuple[str, str] | None = None
 
 
 _PARAMETER = Writing(tagged=True, ends=("</parameter>",))
+_PYTHON_PARAMETER = replace(_PARAMETER, words=True)
 _ARGUMENT_IDS = Writing(tagged=True)
 _ARGUMENT = Writing(tagged=True, ends=("</arg_value>",))
 _KIMI = Writing(id="functions.{name}:{number}")
@@ -70,8 +71,8 @@ _COMMENTARY = (
 
 WRITINGS: Mapping[str, Writing] = {
     "template": Writing(ends=(OPEN, CLOSE)),
-    **dict.fromkeys(("qwen3.5", "qwen3.6", "qwen3.8", "prime-qwen3"), _PARAMETER),
-    **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), _PARAMETER),
+    **dict.fromkeys(("qwen3.6", "qwen3.8"), _PARAMETER),
+    **dict.fromkeys(("qwen3.5", "prime-qwen3", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), _PYTHON_PARAMETER),
     "minimax-m2": Writing(tagged=True, ends=("</parameter>", "</invoke>")),
     **dict.fromkeys(("glm-4.5", "glm-5", "glm-5.1", "glm-5.3", "hy3"), _ARGUMENT_IDS),
     **dict.fromkeys(("laguna-m.1", "laguna-s-2.1", "laguna-xs-2.1", "laguna-xs.2"), _ARGUMENT),
@@ -79,11 +80,9 @@ WRITINGS: Mapping[str, Writing] = {
     **dict.fromkeys(("kimi-k2", "kimi-k2.5"), _KIMI),
     "inkling": Writing(sorts=True),
     "gemma4": Writing(ends=('<|"|>',), quote='<|"|>'),
-    "deepseek-r1": Writing(thought_end=("</think>", "\n\n")),
     "gpt-oss": Writing(stops=("<|call|>", "<|return|>"), other=_COMMENTARY),
 }
-"""Formats of the library, and a checkpoint's own template, whose calls are not JSON between tokens of their own, or
-stand behind thoughts that rendering does not show."""
+"""Formats of the library, and a checkpoint's own template, whose calls are not JSON between tokens of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +128,7 @@ class CallFormat:
         other: what may stand before the name of a call, behind a thought or a text, and behind the name, in the place
             of what the format writes; None where there is one way.
         ends: tags that no value may write.
+        words: whether Python's words may stand between tags in the place of JSON's.
         sorts: whether keys are sorted in JSON.
         control: the control tokens, as text and id, in the order of their characters.
     """
@@ -147,6 +147,7 @@ class CallFormat:
     trails: bool
     other: tuple[str, str] | None
     ends: tuple[str, ...]
+    words: bool
     sorts: bool
     control: tuple[tuple[str, int], ...]
 
@@ -177,6 +178,17 @@ class CallFormat:
     def spelled(self, text: str) -> str:
         """Return a text with its control tokens as they are spelled."""
         return "".join(char if ord(char) < CONTROL else self.control[ord(char) - CONTROL][0] for char in text)
+
+
+def call_id(format: str, name: str, number: int) -> str:
+    """Return the id that a format writes for a call of a tool, or any where it writes none.
+
+    Args:
+        format: the library's name of it.
+        name: of the tool.
+        number: of the call.
+    """
+    return WRITINGS.get(format, Writing()).id.format(name=name, number=number)
 
 
 def call_format(renderer: Renderer, tokenizer: FileTokenizer) -> CallFormat:
@@ -303,7 +315,7 @@ def _rendered(renderer: Renderer, writing: Writing) -> CallFormat | None:
     subsumed = thought is not None and plain is not None and _holds_blanks(opening, thought)
     trails = bool(beside) and f"{beside}".endswith(f"{end}{_CONTENT}")
     call = _call(_CONTENT + opening + NAME if trails else beside, opening)
-    format = CallFormat(
+    return CallFormat(
         openings=() if plain is None or subsumed else (opening,),
         thought=thought,
         call=None if answer is None else call,
@@ -318,21 +330,10 @@ def _rendered(renderer: Renderer, writing: Writing) -> CallFormat | None:
         trails=trails,
         other=None if writing.other is None else (read(writing.other[0]), read(writing.other[1])),
         ends=writing.ends,
+        words=writing.words,
         sorts=writing.sorts,
         control=_control(renderer),
     )
-    return format if writing.thought_end is None else _behind_thought(renderer, writing.thought_end, format)
-
-
-def _behind_thought(renderer: Renderer, end: tuple[str, str], format: CallFormat) -> CallFormat | None:
-    """Return a format whose replies begin inside a thought, and whose renderer leaves thoughts out; None where the end
-    of a thought is no token."""
-    token, blanks = end
-    close = _characters(renderer).get(token)
-    if close is None or not format.openings:
-        return None
-    thinks = ("", f"{close}{blanks}")
-    return replace(format, openings=(), thought=("", f"{close}{blanks}{format.openings[0]}"), thinks=thinks)
 
 
 def quoted(value: Any, quote: str, marked: Callable[[str], str] = str) -> str:
@@ -439,10 +440,9 @@ def _spec() -> ToolSpec:
 
 def _text(renderer: Renderer, writing: Writing, reply: Message) -> str | None:
     """Return what a model would sample for a reply, without its end of turn, each control token as one character; None
-    where the format does not continue a prompt with it. Of a thought that the prompt has begun, it is what stands
-    behind it."""
+    where the format does not continue a prompt with it."""
     try:
-        tokens = _unbegun(renderer, reply) if writing.thought_end else reply_tokens(renderer, reply, [_spec()])
+        tokens = reply_tokens(renderer, reply, [_spec()])
     except BadInput:
         return None
     places = {id: place for place, (_, id) in enumerate(_control(renderer))}
@@ -460,14 +460,6 @@ def _text(renderer: Renderer, writing: Writing, reply: Message) -> str | None:
         if ends:
             break
     return "".join((*parts, renderer.decode(plain)))
-
-
-def _unbegun(renderer: Renderer, reply: Message) -> Sequence[int]:
-    """Return the ids of a reply where a conversation has it, which leaves out the thought that a prompt begins."""
-    prompt = renderer.render([_QUESTION], [_spec()]).tokens
-    conversation = renderer.render([_QUESTION, reply], [_spec()], generation=False).tokens
-    same = next((at for at, pair in enumerate(zip(prompt, conversation, strict=False)) if pair[0] != pair[1]), None)
-    return conversation[len(prompt) if same is None else same :]
 
 
 def _characters(renderer: Renderer) -> dict[str, str]:

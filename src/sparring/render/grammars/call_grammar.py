@@ -18,8 +18,10 @@ from sparring.render.grammars.value_grammar import (
     is_limited,
     json_schema,
     may_be_empty,
+    python_words,
     reads_as,
     text_terminal,
+    texts_of,
     without,
 )
 from sparring.render.tokenizer import FileTokenizer
@@ -84,7 +86,9 @@ def check_calls(renderer: Renderer, tokenizer: FileTokenizer, format: CallFormat
         spec = ToolSpec(name=tool["name"], description="", parameters=tool["parameters"])
         values = _properties(format, tool["parameters"]) if format.tags is not None else {}
         flagged = format.tags is not None and format.tags.text != format.tags.json
-        made = {key: 1 if reads_as(schema, flagged) == "json" else "x" for key, schema in values.items()}
+        made = {
+            key: 1 if reads_as(schema, spec.parameters, flagged) == "json" else "x" for key, schema in values.items()
+        }
         if not reads_back(renderer, tokenizer, format, [(spec.name, made)], [spec]):
             got = repr([spec.name, *made])
             raise refusal("tool call", "names that the format reads as they are written", got, "rename them")
@@ -124,14 +128,21 @@ class _Call:
         """Return what may be an argument, its name and its end included, and the rules that this stands on."""
         tags, ends = self._format.tags, self._format.ends
         assert tags is not None
-        kind = reads_as(schema, tags.text != tags.json)
+        root = self._parameters
+        kind = reads_as(schema, root, tags.text != tags.json)
         values, rules = [], []
         if kind != "json":
-            terminal = text_terminal(schema, ends) if kind == "text" else either_terminal(schema, ends)
-            loose = kind == "text" and not is_limited(schema)
-            body, rules = self._text(name, terminal, loose=loose, empty=may_be_empty(schema))
+            texts = texts_of(schema, root)
+            terminal = either_terminal(schema, root, ends)
+            if kind == "text":
+                terminal = " | ".join(f"({text_terminal(branch, ends)})" for branch in texts)
+            loose = kind == "text" and not any(map(is_limited, texts))
+            body, rules = self._text(name, terminal, loose=loose, empty=any(map(may_be_empty, texts)))
             values.append(f"{_terms(self._format, before + tags.text)} {body}")
-        held = schema if kind == "json" else either_json(schema) if kind == "either" else None
+        if kind != "text" and self._format.words and (words := python_words(schema, root)):
+            written = " | ".join(_terms(self._format, f"{word}{tags.close}") for word in words)
+            values.append(f"{_terms(self._format, before + tags.json)} ({written})")
+        held = schema if kind == "json" else either_json(schema, root) if kind == "either" else None
         if held is not None:
             written = json_schema(self._format, held, self._parameters)
             rules.append(f"json_{name}: %json {written}")

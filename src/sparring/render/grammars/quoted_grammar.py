@@ -147,7 +147,7 @@ class QuotedValues:
         if schema.get("maxLength") == 0:
             return self._put(f"{quote} {quote}")
         name = f"{self._name}_text_{len(self.rules)}".upper()
-        terminal = text_terminal(schema, self._format.ends, strips=False)
+        terminal = text_terminal(schema, self._format.ends)
         self.rules.append(f"{name}: ({terminal}) & /(?s:.)+/")
         empty = "?" if may_be_empty({**schema, "type": "string"}) else ""
         return self._put(f"{quote} {name}{empty} {quote}")

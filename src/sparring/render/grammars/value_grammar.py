@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.errors import BadInput, boundary, refusal
+from sparring.render.calls.kinds import kinds_of, kinds_of_value, resolved
 from sparring.render.grammars.call_format import CallFormat
 
 _ANYTHING = "sparring_anything"
-_BLANK = r"[\s\x1c-\x1f]"
-_LITERAL = r"null|true|false|NaN|-?Infinity|-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?"
-"""Texts that a parser reads as JSON."""
+_LITERAL = r"null|true|false|None|True|False|NaN|-?Infinity|-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?"
+"""Texts that a parser may read as JSON, or as Python's words for it."""
 
 _SCALARS = {"null": "/null/", "boolean": "/true|false/", "integer": "/-?(0|[1-9][0-9]*)/"}
 _SCALARS["number"] = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/"
@@ -58,42 +58,45 @@ def pattern_without(ends: Sequence[str]) -> str:
     return rf"^({inside})*(<+(\/<+)*\/?)?$"
 
 
-def reads_as(schema: Any, flagged: bool) -> str:
-    """Return how a parser reads a value between tags: `text`, `json`, or `either`, JSON where it is JSON.
+def reads_as(schema: Any, root: Mapping[str, Any], flagged: bool) -> str:
+    """Return how a parser reads a value between tags: `text`, `json`, or `either`, JSON where it is JSON of a type that
+    the schema allows (`calls/kinds.py`).
 
     Args:
         schema: of the value.
+        root: the schema whose definitions it may name.
         flagged: whether the tags say which it is.
     """
-    if not isinstance(schema, Mapping):
-        return "json"
-    if schema.get("type") in ("string", ["string"]):
+    kinds = kinds_of(schema, root)
+    if kinds == {"string"}:
         return "text"
-    return "either" if not flagged and _texts(schema) else "json"
+    return "either" if not flagged and "string" in kinds else "json"
 
 
-def text_terminal(schema: Mapping[str, Any], ends: Sequence[str], *, strips: bool = True) -> str:
+def texts_of(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the schemas of the texts that a schema allows."""
+    return [branch for branch in _branches(schema, root) if branch.get("type") == "string"]
+
+
+def text_terminal(schema: Mapping[str, Any], ends: Sequence[str]) -> str:
     """Return a terminal, in Lark's notation, of the texts of a schema of strings, which writes none of `ends`.
 
     Args:
         schema: of the texts.
         ends: tags that none writes.
-        strips: whether the parser takes blanks off their ends.
 
     Raises:
         BadInput: none is left.
     """
     if "enum" in schema or "const" in schema:
         listed = schema.get("enum", [schema.get("const")])
-        values = [value for value in listed if isinstance(value, str) and _plainly(value, ends)]
+        values = [value for value in listed if isinstance(value, str) and not any(end in value for end in ends)]
         if not values:
             expected = "a value that the format can write between tags"
             raise refusal("tool call", expected, repr(listed), "change the enum")
         return " | ".join(json.dumps(value, ensure_ascii=False) for value in values)
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     parts = [f"/(?s:.){{{least},{most}}}/"] if is_limited(schema) else ["/(?s:.)*/"]
-    if is_limited(schema) and strips:
-        parts += [f"~/{_BLANK}(?s:.*)/", f"~/(?s:.*){_BLANK}/"]
     if "pattern" in schema:
         pattern = schema["pattern"]
         begun, ended = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
@@ -113,44 +116,60 @@ def is_limited(schema: Mapping[str, Any]) -> bool:
 
 
 def may_be_empty(schema: Mapping[str, Any]) -> bool:
-    """Return whether a schema of strings, or of strings among others, allows the empty text."""
+    """Return whether a schema of strings allows the empty text."""
     if "enum" in schema or "const" in schema:
         return "" in schema.get("enum", [schema.get("const")])
-    if schema.get("type") not in ("string", ["string"]):
-        return any(map(may_be_empty, _texts(schema)))
     with boundary(BadInput, "tool call", "a pattern that is a regular expression", "correct it"):
         return not schema.get("minLength") and re.search(schema.get("pattern", ""), "") is not None
 
 
-def either_terminal(schema: Mapping[str, Any], ends: Sequence[str]) -> str:
-    """Return a terminal of the texts and of the single words of JSON that a schema of both allows."""
-    no_json = ["~" + _slashed(_LITERAL), r"~/[\"{\[](?s:.*)/", f"~/{_BLANK}(?s:.*)/", f"~/(?s:.*){_BLANK}/"]
-    texts = [" & ".join((f"({text_terminal(branch, ends)})", *no_json)) for branch in _texts(schema)]
-    scalars = [
-        _SCALARS[branch["type"]]
-        for branch in _branches(schema)
-        if branch.get("type") in list(_SCALARS) and branch.keys() <= _NOTES
-    ]
-    return " | ".join((*(f"({text})" for text in texts), *scalars))
+def either_terminal(schema: Any, root: Mapping[str, Any], ends: Sequence[str]) -> str:
+    """Return a terminal of the texts and of the single words of JSON that a schema of both allows. No text looks like
+    JSON, but for quotes around it, which are its own."""
+    no_json = ["~" + _slashed(_LITERAL), r"~/[{\[](?s:.)*/"]
+    parts = [" & ".join((f"({text_terminal(branch, ends)})", *no_json)) for branch in texts_of(schema, root)]
+    for branch in _branches(schema, root):
+        if branch.get("type") in list(_SCALARS) and "enum" in branch:
+            parts += [json.dumps(json.dumps(value)) for value in branch["enum"]]
+        elif branch.get("type") in list(_SCALARS) and branch.keys() <= _NOTES:
+            parts.append(_SCALARS[branch["type"]])
+    return " | ".join(f"({part})" for part in parts)
 
 
-def either_json(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+def python_words(schema: Any, root: Mapping[str, Any]) -> list[str]:
+    """Return Python's words for the truth values and null that a schema allows."""
+    words: list[Any] = []
+    for branch in _branches(schema, root):
+        if branch.get("type") in ("boolean", "null"):
+            words += branch.get("enum", [None] if branch["type"] == "null" else [True, False])
+    return list(dict.fromkeys(map(repr, words)))
+
+
+def either_json(schema: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the schema of the objects and lists that a schema of these and of texts allows; None where there are
     none."""
-    branches = [branch for branch in _branches(schema) if branch.get("type") in ("object", "array")]
+    branches = [branch for branch in _branches(schema, root) if branch.get("type") in ("object", "array")]
     return {"anyOf": branches} if branches else None
 
 
-def _branches(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [branch for branch in schema.get("anyOf") or schema.get("oneOf") or [] if isinstance(branch, Mapping)]
-
-
-def _texts(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [branch for branch in _branches(schema) if branch.get("type") == "string"]
-
-
-def _plainly(value: str, ends: Sequence[str]) -> bool:
-    return value == value.strip() and not any(end in value for end in ends)
+def _branches(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the schemas of one type each whose values together are those of a schema."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, Mapping):
+        schema = {}
+    if "enum" in schema or "const" in schema:
+        listed = schema.get("enum", [schema.get("const")])
+        rest = {key: value for key, value in schema.items() if key not in ("enum", "const")}
+        return [
+            {**rest, "type": type, "enum": values}
+            for type in _TYPES
+            if (values := [value for value in listed if type in kinds_of_value(value) & kinds_of(rest, root)])
+        ]
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            return [branch for part in schema[key] for branch in _branches(part, root)]
+    named = schema.get("type", _TYPES)
+    return [schema] if isinstance(named, str) else [{**schema, "type": type} for type in named]
 
 
 def _slashed(expression: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from sparring.stages.context import POLICY, Context
 from sparring.stages.data.demonstrations import Conversation, rendered, too_long
 from sparring.stages.init import trained_tokenizer
 from sparring.stages.models.context_length import max_context
-from sparring.types import Task
+from sparring.types import Message, Task, ToolSpec
 
 SOME = 200
 """Demonstrations and training tasks that are tried; a stage refuses the others when it meets them."""
@@ -45,19 +46,22 @@ def check_rendering(
         What was found, one sentence each.
 
     Raises:
-        BadInput: something does not round-trip, or does not fit.
+        BadInput: something does not round-trip, does not fit, or is no conversation of the format.
     """
     from sparring.render.round_trip import check_round_trip
 
     tools = context.factory.make().tools
     with _renderer(context, shape, shown) as renderer:
         proven = check_round_trip(renderer, tools, context.config.render.control_tokens)
-        facts = [f"render: {fact}" for fact in proven] + _sampling(context, shape, renderer)
+        facts = [f"render: {fact}" for fact in proven]
+        facts += _thinks(context, renderer)
+        facts += [f"render: {fact}" for fact in _brought(held, tools, renderer)] + _sampling(context, shape, renderer)
         _compiles(held, renderer)
         demonstrated = [conversation.task for conversation in shown if conversation.task is not None]
         prompted = demonstrated if demonstrated and context.given() is None else tasks
         prompted = list({task.id: task for task in prompted}.values())  # a short file comes again and again
         lengths = [len(renderer.render(task.messages, tools).tokens) for task in prompted]
+        _asked(held, renderer, shape)
         room = max_context(shape, context.config.engine, context.config.models[POLICY].dtype)
         if min(lengths) >= shape.max_positions:
             raise too_long(f"task {prompted[0].id}", shape.max_positions, f"a prompt of {lengths[0]}, tools included")
@@ -78,6 +82,46 @@ def check_rendering(
             f"context: {len(lengths) - len(fitting)} of {len(lengths)} prompts do not fit and cannot be trained"
         )
     return facts
+
+
+def _thinks(context: Context, renderer: Renderer) -> list[str]:
+    """Say where prompts begin a thought though the model is not to think: the format has no switch for it."""
+    prompt = renderer.render([Message(role="user", content="Who?")], ()).tokens
+    controls = {*renderer.control_ids.values(), *renderer.stop_ids}
+    words = [token for token in prompt if token not in controls]
+    if context.config.models[POLICY].thinking or renderer.parse(words, (), prompt=prompt).reasoning is None:
+        return []
+    return ["render: every reply begins inside a thought: models.policy.thinking = false has no effect in this format"]
+
+
+def _brought(held: Sequence[Conversation], own: Sequence[ToolSpec], renderer: Renderer) -> list[str]:
+    """Prove calls of the tools that agents bring: those of the requests that were played, beside the world's own.
+
+    Raises:
+        BadInput: the template has no place for them, or a call is not read as it was written.
+    """
+    from sparring.render.round_trip import check_tool_calls
+
+    brought: list[ToolSpec] = []
+    for conversation in held:
+        brought += [tool for tool in conversation.tools if tool not in own and tool not in brought]
+    return [f"{check_tool_calls(renderer, brought)} (the agent's own)"] if brought else []
+
+
+def _asked(held: Sequence[Conversation], renderer: Renderer, shape: Outline) -> None:
+    """Render what was asked first in each conversation that was played, as its agent asked it.
+
+    Raises:
+        BadInput: the format refuses it, or it does not fit into the model.
+    """
+    for conversation in held:
+        messages = list(itertools.takewhile(lambda message: message.role != "assistant", conversation.messages))
+        try:
+            length = len(renderer.render(messages, conversation.tools).tokens) if messages else 0
+        except BadInput as cause:
+            raise BadInput(f"{conversation.name}: {cause}", cause.where) from cause
+        if length >= shape.max_positions:
+            raise too_long(conversation.name, shape.max_positions, f"a prompt of {length}, tools included")
 
 
 def _sampling(context: Context, shape: Outline, renderer: Renderer) -> list[str]:

@@ -1,0 +1,1 @@
+"""Calls of tools between text and values: what a schema allows, what stands between tags, samples of arguments."""

@@ -1,0 +1,189 @@
+"""Reading of calls whose arguments stand between tags, by a rule for each family of formats.
+
+The `renderers` library (0.1.12) takes all blanks off the ends of a value, cuts a value at a closing tag in it, reads no
+Python word that its own templates write, and no list of types. Here a value is what stands between its tags but for the
+newlines that the template itself puts there; what is not written as the format writes it is malformed. Other servers
+had the same: vllm-project/vllm issue 48753, mended by pull 48846; raullenchai/Rapid-MLX issue 3401.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparring.render.calls.kinds import PYTHON_WORDS, value_of
+from sparring.render.dialect import tool_call
+from sparring.types import ToolCall, ToolSpec
+
+_ID = 0x100000
+"""First character of those that stand for tags that are ids, in the text of a call."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Text of a family's calls, as regular expressions.
+
+    Attributes:
+        head: before the first argument, with the name of the tool as its group.
+        key: before a value, with the name of the argument as its group.
+        close: behind a value.
+        tail: behind the last value.
+        ids: tags that are ids of their own: what is spelled like them is text. The first is the first character from
+            `_ID`, and so on.
+        newlines: whether the template puts one newline on both sides of a value.
+        several: whether several calls stand between the tags of one.
+        words: that the template writes in the place of JSON's.
+    """
+
+    head: str
+    key: str
+    close: str
+    tail: str
+    ids: tuple[str, ...] = ()
+    newlines: bool = False
+    several: bool = False
+    words: Mapping[str, Any] = field(default_factory=dict)
+
+
+_PARAMETER = Layout(
+    head=r"\s*<function=([^>]+)>",
+    key=r"\s*<parameter=([^>]+)>",
+    close="</parameter>",
+    tail=r"\s*(?:</function>)?\s*",
+    newlines=True,
+)
+_PYTHON_PARAMETER = Layout(
+    head=_PARAMETER.head,
+    key=_PARAMETER.key,
+    close=_PARAMETER.close,
+    tail=_PARAMETER.tail,
+    newlines=True,
+    words=PYTHON_WORDS,
+)
+_INVOKE = Layout(
+    head=r'\s*<invoke name="([^"]+)">',
+    key=r'\s*<parameter name="([^"]+)">',
+    close="</parameter>",
+    tail=r"\s*</invoke>\s*",
+    several=True,
+)
+_ARGUMENT = Layout(
+    head=r"((?:(?!</?arg_(?:key|value)>).)+)(?=<arg_key>|\Z)",
+    key=r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>",
+    close="</arg_value>",
+    tail=r"\s*",
+)
+_KEY, _KEY_END, _VALUE, _VALUE_END, _SEP = (chr(_ID + place) for place in range(5))
+_ANY = f"{_KEY}-{_SEP}"
+_ARGUMENT_IDS = Layout(
+    head=rf"([^{_ANY}]+)",
+    key=rf"\s*{_KEY}([^{_ANY}]*){_KEY_END}\s*{_VALUE}",
+    close=_VALUE_END,
+    tail=r"\s*",
+    ids=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
+_HUNYUAN = Layout(
+    head=rf"([^{_ANY}]+){_SEP}?",
+    key=_ARGUMENT_IDS.key,
+    close=_VALUE_END,
+    tail=r"\s*",
+    ids=(*(tag.replace(">", ":opensource>") for tag in _ARGUMENT_IDS.ids), "<tool_sep:opensource>"),
+)
+
+LAYOUTS: Mapping[str, Layout] = {
+    **dict.fromkeys(("qwen3.6", "qwen3.8"), _PARAMETER),
+    **dict.fromkeys(("qwen3.5", "prime-qwen3", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), _PYTHON_PARAMETER),
+    "minimax-m2": _INVOKE,
+    **dict.fromkeys(("glm-4.5", "glm-5", "glm-5.1", "glm-5.3"), _ARGUMENT_IDS),
+    "hy3": _HUNYUAN,
+    **dict.fromkeys(("laguna-m.1", "laguna-s-2.1", "laguna-xs-2.1", "laguna-xs.2"), _ARGUMENT),
+}
+"""Formats of the library whose arguments stand between tags, one by one. `deepseek-v4` marks its texts as such, and the
+library reads it right."""
+
+
+class TaggedCalls:
+    """Reader of the calls of one format.
+
+    Args:
+        layout: of the format.
+        added: added tokens of the tokenizer, text -> id.
+        decode: ids to text.
+    """
+
+    def __init__(self, layout: Layout, added: Mapping[str, int], decode: Callable[[Sequence[int]], str]) -> None:
+        self._layout, self._decode = layout, decode
+        self._chars = {added[tag]: chr(_ID + place) for place, tag in enumerate(layout.ids) if tag in added}
+        self._head = re.compile(layout.head, re.DOTALL)
+        self._key = re.compile(layout.key, re.DOTALL)
+        self._tail = re.compile(layout.tail, re.DOTALL)
+
+    def read(self, ids: Sequence[int], tools: Sequence[ToolSpec], before: int, *, closed: bool) -> list[ToolCall]:
+        """Return what stands between the tags of a call: one call, or several where the format has several there.
+
+        Args:
+            ids: between the tags.
+            tools: of the request.
+            before: how many calls came before.
+            closed: whether the closing tag is there; a call without it is malformed.
+        """
+        text = self._text(ids)
+        calls: list[ToolCall] = []
+        at = 0
+        while True:
+            number = before + len(calls)
+            name, arguments, end = self._call(text, at, tools)
+            parsed = closed and arguments is not None and (end == len(text) or self._layout.several)
+            raw = self._spelled(text[at:]).strip()
+            calls.append(tool_call(f"call_{number}", name or None, arguments if parsed else None, raw))
+            if not parsed or end == len(text):
+                return calls
+            at = end
+
+    def _call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> tuple[str, dict[str, Any] | None, int]:
+        """Return the call that begins at a place: its name, its arguments (None where they are malformed), its end."""
+        head = self._head.match(text, at)
+        if head is None:
+            return "", None, at
+        name, arguments = head[1].strip(), dict[str, Any]()
+        schema = next((tool.parameters for tool in tools if tool.name == name), {})
+        properties = schema.get("properties") if isinstance(schema.get("properties"), Mapping) else {}
+        at = head.end()
+        while key := self._key.match(text, at):
+            end = text.find(self._layout.close, key.end())
+            argument = key[1].strip()
+            if end < 0 or argument in arguments:
+                return name, None, at
+            try:
+                written = self._spelled(self._inner(text[key.end() : end]))
+                arguments[argument] = value_of(written, (properties or {}).get(argument), schema, self._layout.words)
+            except ValueError:
+                return name, None, at
+            at = end + len(self._layout.close)
+        tail = self._tail.match(text, at)
+        return (name, None, at) if tail is None else (name, arguments, tail.end())
+
+    def _inner(self, written: str) -> str:
+        """Return a value without the template's own newlines."""
+        return written.removeprefix("\n").removesuffix("\n") if self._layout.newlines else written
+
+    def _text(self, ids: Sequence[int]) -> str:
+        """Return the text of a call, each tag that is an id as one character."""
+        if not self._chars:
+            return self._decode(ids)
+        parts, plain = [], list[int]()
+        for token in ids:
+            if token in self._chars:
+                parts += [self._decode(plain), self._chars[token]]
+                plain = []
+            else:
+                plain.append(token)
+        return "".join((*parts, self._decode(plain)))
+
+    def _spelled(self, text: str) -> str:
+        """Return a text with its tags as they are spelled."""
+        for place, tag in enumerate(self._layout.ids):
+            text = text.replace(chr(_ID + place), tag)
+        return text

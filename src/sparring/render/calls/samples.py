@@ -1,0 +1,98 @@
+"""Arguments made from the schema of a tool, to try what a format writes and reads of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sparring.render.calls.kinds import KINDS, kinds_of, resolved
+
+_TEXTS = (
+    'print("a\\n", \'b\')\nif 1 < 2 and 3 > 2:\n    print("数 é 🙂 \\\\ {x} </p>")',
+    "    return x\n",
+    "",
+    "\n<b>a & b</b>\t",
+)
+"""Quotes, newlines, blanks at the ends, accents, markup. None is JSON: beside other types, it would be read as such."""
+
+_SCALARS: Mapping[str, tuple[Any, ...]] = {
+    "string": _TEXTS,
+    "number": (-1.5, 2e-7, 3),
+    "integer": (0, -12, 2**53 + 1),
+    "boolean": (True, False),
+    "null": (None,),
+}
+_OBJECT = {"list": [1, None, True], "empty": "", "é": {"a": "x y"}}
+_ORDER = ("string", "number", "integer", "boolean", "null", "array", "object")
+_MOST = 8
+"""Sets of arguments of one tool."""
+
+_DEEPEST = 4
+
+
+def sample_arguments(parameters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield sets of arguments of a tool, none of them twice: all that it takes, in the values of each type that the
+    schema allows, and only those that it requires. Their types are the schema's; its limits of length and the like
+    are not kept, for nobody reads by them.
+
+    Args:
+        parameters: JSON schema of the arguments.
+    """
+    properties = parameters.get("properties")
+    if not isinstance(properties, Mapping):
+        properties = {}
+    made: list[dict[str, Any]] = []
+    most = max((_branches(schema, parameters) for schema in properties.values()), default=1)
+    for variant in range(min(_MOST, max(2, most))):
+        made.append({key: _value(schema, parameters, variant, 0) for key, schema in properties.items()})
+    required = parameters.get("required") or ()
+    made.append({key: value for key, value in made[0].items() if key in required})
+    for at, arguments in enumerate(made):
+        if not any(_same(arguments, other) for other in made[:at]):
+            yield arguments
+
+
+def _branches(schema: Any, root: Mapping[str, Any]) -> int:
+    """Return how many values show all that a schema allows."""
+    schema = resolved(schema, root)
+    listed = len(schema.get("enum") or ()) if isinstance(schema, Mapping) else 0
+    kinds = kinds_of(schema, root)
+    return max(listed, len(kinds) + (len(_TEXTS) - 1 if "string" in kinds else 0))
+
+
+def _value(schema: Any, root: Mapping[str, Any], variant: int, depth: int) -> Any:
+    """Return one of the values of a schema, another for each variant."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, Mapping):
+        schema = {}
+    listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(listed, list) and listed:
+        return listed[variant % len(listed)]
+    for key in ("anyOf", "oneOf"):
+        branches = schema.get(key)
+        if isinstance(branches, list) and branches and depth < _DEEPEST:
+            return _value(branches[variant % len(branches)], root, variant // len(branches), depth + 1)
+    kinds = kinds_of(schema, root)
+    values = [(kind, value) for kind in _ORDER if kind in kinds for value in _SCALARS.get(kind, (None,))]
+    kind, value = values[variant % len(values)]
+    if kinds == KINDS and variant < len(_ORDER):  # of no type at all, one of each
+        kind = _ORDER[variant]
+        value = _SCALARS.get(kind, (None,))[0]
+    if kind == "array":
+        items = schema.get("items", True)
+        return [] if depth >= _DEEPEST else [_value(items, root, variant + at, depth + 1) for at in range(2)]
+    return _object(schema, root, variant, depth) if kind == "object" else value
+
+
+def _object(schema: Mapping[str, Any], root: Mapping[str, Any], variant: int, depth: int) -> dict[str, Any]:
+    properties = schema.get("properties")
+    if depth >= _DEEPEST:
+        return {}
+    if not isinstance(properties, Mapping) or not properties:
+        return dict(_OBJECT)
+    return {key: _value(inner, root, variant, depth + 1) for key, inner in properties.items()}
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Return whether two values are equal in JSON, where True is not 1."""
+    return value == other and repr(value) == repr(other)

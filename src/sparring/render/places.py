@@ -1,0 +1,127 @@
+"""Places that a chat template has: for tools, for several system messages, for one in mid-conversation.
+
+Agent programs send several system messages at the beginning (instructions, then a developer's), and some in
+mid-conversation. Templates that want one at the beginning refuse the others, or leave them out without a word.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from sparring.errors import BadInput, refusal
+from sparring.types import Message, ToolSpec
+
+_USER = {"role": "user", "content": "sparring asks 7f3a"}
+_REPLY = {"role": "assistant", "content": "sparring says 7f3a"}
+_FIRST, _SECOND = ({"role": "system", "content": f"sparring {name} 7f3a"} for name in ("begins", "goes on"))
+_NAME = "sparring_tool_7f3a"
+_TOOL = {
+    "type": "function",
+    "function": {"name": _NAME, "description": "x", "parameters": {"type": "object", "properties": {}}},
+}
+_REMINDER = "<system-reminder>\n{text}\n</system-reminder>"
+"""A system message as a part of a user's: the form in which claude-code says such things where it has no other."""
+
+
+class Written(Protocol):
+    """Function that writes a conversation as text. Raises BadInput where the template refuses it."""
+
+    def __call__(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> str:
+        """Return the text of a conversation."""
+        ...
+
+
+class TemplatePlaces:
+    """Places that one template has. Each is tried when it is first asked for.
+
+    Args:
+        written: writes a conversation.
+    """
+
+    def __init__(self, written: Written) -> None:
+        self._written = written
+
+    def check(self, tools: Sequence[ToolSpec]) -> None:
+        """Refuse tools where the template leaves them out.
+
+        Raises:
+            BadInput: there are some, and it does.
+        """
+        if tools and not self._takes_tools:
+            do = "leave the tools out, name a renderer of a format that has a place for them, or repair the template"
+            raise refusal("tools", "a chat template that writes them", f"one that has no place for {tools[0].name}", do)
+
+    def arranged(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return a conversation from its beginning as the template takes it.
+
+        System messages at the beginning are one, joined by a blank line, where the template does not write several. One
+        in mid-conversation, where it does not write it there, is a reminder at the end of the user's message before it,
+        else at the beginning of the user's message behind it, else a user's message.
+        """
+        leading = list(itertools.takewhile(lambda message: message.role == "system", messages))
+        rest = messages[len(leading) :]
+        if len(leading) > 1 and not self._takes_several:
+            text = "\n\n".join(message.content for message in leading)
+            leading = [dataclasses.replace(leading[0], content=text)]
+        return [*leading, *self.following(rest)]
+
+    def following(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages behind the beginning of a conversation as the template takes them."""
+        if all(message.role != "system" for message in messages) or self._takes_later:
+            return messages
+        arranged: list[Message] = []
+        waiting: list[str] = []
+        for message in messages:
+            if message.role == "system":
+                reminder = _REMINDER.format(text=message.content)
+                if arranged and arranged[-1].role == "user" and not waiting:
+                    content = f"{arranged[-1].content}\n\n{reminder}"
+                    arranged[-1] = dataclasses.replace(arranged[-1], content=content)
+                else:
+                    waiting.append(reminder)
+                continue
+            if waiting and message.role == "user":
+                message = dataclasses.replace(message, content="\n\n".join((*waiting, message.content)))
+            elif waiting:
+                arranged.append(Message(role="user", content="\n\n".join(waiting)))
+            waiting = []
+            arranged.append(message)
+        return [*arranged, Message(role="user", content="\n\n".join(waiting))] if waiting else arranged
+
+    @functools.cached_property
+    def _takes_tools(self) -> bool:
+        # some write tools into the system message alone
+        return any(self._holds(messages, [_NAME], [_TOOL]) for messages in ([_USER], [_FIRST, _USER]))
+
+    @functools.cached_property
+    def _takes_several(self) -> bool:
+        return self._holds([_FIRST, _SECOND, _USER], [_FIRST["content"], _SECOND["content"], _USER["content"]])
+
+    @functools.cached_property
+    def _takes_later(self) -> bool:
+        """Return whether a system message behind a reply stands where it was said, and the reply's prompt behind it."""
+        later = [_USER, _REPLY, _USER, _SECOND]
+        expected = [_REPLY["content"], _USER["content"], _SECOND["content"]]
+        if not self._holds(later, expected) or not self._holds([_FIRST, *later], expected):
+            return False
+        return self._written(later, [], True) != self._written(later, [], False)
+
+    def _holds(
+        self, messages: list[dict[str, Any]], texts: Sequence[str], tools: list[dict[str, Any]] | None = None
+    ) -> bool:
+        """Return whether texts stand in a conversation, in this order."""
+        try:
+            written = self._written(messages, tools or [], True)
+        except BadInput:
+            return False
+        at = 0
+        for text in texts:
+            at = written.find(text, at)
+            if at < 0:
+                return False
+            at += len(text)
+        return True
