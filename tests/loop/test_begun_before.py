@@ -1,11 +1,15 @@
-"""A run that was begun when groups of equal rewards left the update by default goes on only where the recipe says
-so."""
+"""A run that was begun when something was done in another way goes on as it began, or says what it takes.
+
+Groups of equal rewards once left the update by default; gradients that were views were once read in the wrong order.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from test_redo import AGAIN, EVERY, STEPS, command, stop_behind_the_checkpoint
 
 from sparring.cli.main import main
 from sparring.recipe.load import load
@@ -39,3 +43,25 @@ def test_other_credits_had_none(given: Path, capsys: pytest.CaptureFixture[str])
     main(["run", str(recipe), "--set", "rl.groups_per_step=99"])
     said = capsys.readouterr().err
     assert "rl.groups_per_step" in said and "zero_variance_filter" not in said
+
+
+@pytest.mark.slow
+def test_an_adapter_that_was_stepped_wrongly_says_so(
+    given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps behind its checkpoint cannot be trained again to the same weights; from the checkpoint on they are right."""
+    folder, adapter = tmp_path / "runs/tiny", ("models.policy.lora.rank=4", "observe.lines_every_s=0")
+    assert main(command(given, *adapter)) == 0
+    stop_behind_the_checkpoint(folder, other_bits=True)
+    manifest = folder / f"rl/checkpoints/step-{EVERY:06d}/trainer.json"
+    of_then = json.loads(manifest.read_text())
+    assert not of_then.pop("gradients_were_misplaced") and not of_then.pop("schedule_ends_late")
+    manifest.write_text(json.dumps(of_then))
+    capsys.readouterr()
+    assert main(command(given, *adapter)) == 1
+    error = capsys.readouterr().err
+    assert "version of Sparring that the run was begun with" in error and error.strip().endswith(AGAIN)
+    assert main(command(given, *adapter, "run.redo=sample")) == 0
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    mended = [line["event"] for line in lines if "stepped right from here on" in line.get("event", "")]
+    assert [line.partition(":")[0] for line in mended] == [f"step {STEPS - 1}"]
