@@ -70,6 +70,26 @@ def test_the_tutorials_reward_function_is_trained(
     assert "report: runs/capitals/report.html" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_a_function_of_trl_and_a_row_that_does_not_fit(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tutorial's recipe with the function of docs/from-trl.md. A short file comes again: its rows are counted."""
+    for name, text in BLOCKS.items():
+        (tmp_path / name).write_text(text)
+    page = (PAGE.parent / "from-trl.md").read_text(encoding="utf-8")
+    (tmp_path / "capitals.py").write_text(re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)[0])
+    rows = [json.loads(line) for line in (tmp_path / "capitals.jsonl").read_text().splitlines()]
+    more = [{"question": "Where? " * 900, "capital": "x"}, *({"question": f"{n}?", "capital": "y"} for n in range(9))]
+    (tmp_path / "capitals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows + more))
+    with contextlib.chdir(tmp_path):
+        assert (
+            main(["check", "capitals.toml", "--set", f"models.policy.path={checkpoint}", "--set", "env.held_out=1"])
+            == 0
+        )
+    assert re.search(rf"context: 1 of {len(rows) + len(more) - 1} prompts do not fit", capsys.readouterr().out)
+
+
 def test_a_fresh_model_from_nothing_but_files(given: Path, tmp_path: Path) -> None:
     """No checkpoint and no expert: the tokenizer, the demonstrations and the tasks all come from files."""
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(conversation(2 * number)) + "\n" for number in range(12)))

@@ -37,6 +37,19 @@ _POWER = re.compile(r"(?<![\w.,\\}/])(\d{1,4})\s*\^\s*(?:\{\s*(\d{1,4})\s*\}|(\d
 _AROUND = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{", "}"), ("\\mathrm{", "}"), ("{", "}"))
 
 
+def final(text: str) -> str:
+    """Return the right answer in a worked solution: what `####` or the last `\\boxed{}` marks; the text itself where
+    neither does."""
+    begin = text.rfind("\\boxed{")
+    if begin >= 0:
+        depth = 0
+        for end in range(begin + len("\\boxed"), len(text)):
+            depth += (text[end] == "{") - (text[end] == "}")
+            if depth == 0:
+                return text[begin + len("\\boxed{") : end].strip()
+    return text.rpartition("####")[2].strip() or text
+
+
 def plain(text: str) -> str:
     """Return a text in which digits that belong together stand together: groups of three are joined, whatever separates
     them, a dollar sign of LaTeX goes, `½` is ` 1/2`."""

@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from sparring.envs.rubrics.config import Exact, Fuzzy, Json, Mathematics, Number, Regex
-from sparring.envs.rubrics.numbers import number, whole_number
+from sparring.envs.rubrics.numbers import final, number, whole_number
 from sparring.errors import BadInput, boundary, refusal
 
 NOTHING = {"none", "null", "nan", "n/a", "<na>"}
@@ -57,6 +57,8 @@ def wanted(part: Text, row: Mapping[str, Any]) -> Any:
     if not texts or not all(texts):
         do = "correct the row, or column_find"
         raise refusal(where, "a text, number or list to compare with", repr(value)[:80], do)
+    if isinstance(part, (Number, Mathematics)) and not part.column_find:
+        texts = [final(text or "") for text in texts]
     for text in texts:
         _check_target(part, text or "", where)
     return texts

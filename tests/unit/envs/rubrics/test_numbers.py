@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from sparring.envs.rubrics.numbers import number, whole_number
+from sparring.envs.rubrics.numbers import final, number, whole_number
 
 WHOLE = {
     "1/2": [r"\frac{1}{2}", r"\dfrac{1}{2}", r"\frac12", r"\frac 1 2", "½", "0.5", r"$\frac{1}{2}$", r"\boxed{\frac{1}{2}}"],
@@ -36,3 +36,9 @@ def test_a_number_is_read_whole_or_not_at_all() -> None:
 )
 def test_exponents_and_indices_are_no_numbers_of_their_own(text: str, expected: int | None) -> None:
     assert number(text) == expected
+
+
+def test_the_right_answer_of_a_worked_solution_is_what_it_marks() -> None:
+    solutions = {"3 + 4 = <<3+4=7>>7\n#### 7": "7", r"so $\boxed{2}$, and $x = \boxed{\frac{1}{2}}$.": r"\frac{1}{2}",
+                 r"\boxed{1": r"\boxed{1", "7": "7", "####": "####"}  # fmt: skip
+    assert {text: final(text) for text in solutions} == solutions
