@@ -118,6 +118,18 @@ def test_a_folder_of_programs_whose_part_is_a_link_to_a_home_is_refused(home: Pa
     assert "holds what is not its own" in str(shows(home, agent.parent, programs=home / "programs"))
 
 
+def test_a_folder_of_programs_may_lie_under_tmp_for_boxes_see_it_elsewhere(home: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        put(Path(folder) / "venv/pyvenv.cfg", "")
+        put(Path(folder) / "venv/bin/agent", "#!/moved/venv/bin/python\n")
+        link(Path(folder) / "venv/bin/python3", "/usr/bin/python3")
+        link(Path(folder) / "venv/bin/python", "python3")
+        found = find_program(AgentProgram(command=("agent",)), Path(folder))
+        assert found.start == ("/opt/harness/venv/bin/python", "/opt/harness/venv/bin/agent")
+        assert found.mounts == {"/opt/harness/venv": f"{folder}/venv"}
+
+
 def test_packages_whose_folder_is_a_link_are_refused(home: Path) -> None:
     put(home / ".bin/agent")
     link(home / "work/node_modules", home)

@@ -73,8 +73,8 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
         program = f"{INSIDE}/{at}/{name}"
         start = (program,)
         if at == "venv/bin":
-            for linked in links(folder / at / "python")[1:]:
-                mounts |= mounts_of_program(linked, KEY)
+            for linked in links(folder / at / "python"):
+                mounts |= {} if linked.is_relative_to(folder) else mounts_of_program(linked, KEY)
             if (folder / at / name).read_bytes()[:2] == b"#!":  # written by pip for the place where it is
                 start = (f"{INSIDE}/{at}/python", program)
     else:
