@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util.tensor_util import make_ndarray
 
 from sparring.cli.main import main
+from sparring.recipe.load import load
+from sparring.stages.preflight.metric_names import names_of
+from sparring.store.sqlite import SqliteStore
 
 TINY = Path(__file__).parent / "tiny.toml"
 WORLD = Path(__file__).parent / "tiny_world.py:Sums"
@@ -123,6 +128,15 @@ def test_the_dumped_config_runs_as_it_is(whole: Path, tmp_path: Path) -> None:
 def test_another_config_in_the_same_folder_is_refused(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments(whole, "sft.steps=7")) == 2
     assert "sft.steps (6 -> 7)" in capsys.readouterr().err
+
+
+def test_every_metric_of_a_run_can_be_named(whole: Path) -> None:
+    """In `train.best_metric` and `rl.stop.metric`, which are checked against these names."""
+    config = load(whole / "tiny/config.toml")
+    with closing(SqliteStore(whole / "tiny/store.sqlite", read_only=True)) as store:
+        for stage in ("sft", "rl"):
+            names = {name for _, values in store.metrics(stage) for name in values}
+            assert {n for n in names if not any(fnmatchcase(n, known) for known in names_of(config, stage))} == set()
 
 
 def test_two_runs_in_one_folder_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], wait_for) -> None:
