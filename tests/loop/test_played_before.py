@@ -56,3 +56,14 @@ def test_each_of_several_environments_has_a_line(given: Path, capsys: pytest.Cap
     near, far = [line for line in capsys.readouterr().out.splitlines() if line.startswith("harness: ")]
     assert near.startswith(f"harness: {client} played task near/")
     assert far.startswith("harness: workers will play; task far/")
+
+
+def test_tools_that_an_agent_brings_are_proven(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [f"rollout.harness={HERE / 'client_world.py'}:bringing", f"env.name={HERE / 'tiny_world.py'}:Sums"]
+    words.append('run.stages=["rl"]')
+    assert main(["check", str(given), *(word for each in words for word in ("--set", each))]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "the agent's own" in line]
+    assert said == [
+        "render: calls of the tool peek, with values of their own schemas, parse to the same names and arguments (the "
+        "agent's own)"
+    ]
