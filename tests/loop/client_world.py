@@ -68,3 +68,16 @@ async def agent(episode: Episode) -> None:
                 {"role": m.role, "content": m.content, **({"tool_call_id": m.tool_call_id} if m.role == "tool" else {})}
                 for m in answer.messages
             ]
+
+
+async def bringing(episode: Episode) -> None:
+    """Ask once, with a tool that the world does not have."""
+    opened = await episode.env.open(episode.task, episode.box)
+    parameters = {"type": "object", "properties": {"at": {"type": "string"}}}
+    tool: Any = {"type": "function", "function": {"name": "peek", "description": "Looks.", "parameters": parameters}}
+    async with (
+        open_door(episode.session()) as door,
+        openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key) as client,
+    ):
+        messages: Any = [{"role": m.role, "content": m.content} for m in (*episode.task.messages, *opened.messages)]
+        await client.chat.completions.create(model="policy", messages=messages, tools=[tool])

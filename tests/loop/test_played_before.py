@@ -93,3 +93,14 @@ def test_a_program_whose_every_request_the_chat_format_refuses_is_not_ready_to_r
     error = capsys.readouterr().err
     assert "rollout.harness: expected a harness that requests its replies from the session" in error
     assert "refused every request" in error and "System message must be at the beginning." in error
+
+
+def test_tools_that_an_agent_brings_are_proven(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [f"rollout.harness={HERE / 'client_world.py'}:bringing", f"env.name={HERE / 'tiny_world.py'}:Sums"]
+    words.append('run.stages=["rl"]')
+    assert main(["check", str(given), *(word for each in words for word in ("--set", each))]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "the agent's own" in line]
+    assert said == [
+        "render: calls of the tool peek, with values of their own schemas, parse to the same names and arguments (the "
+        "agent's own)"
+    ]

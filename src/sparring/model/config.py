@@ -138,7 +138,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Renderer, which turns messages into tokens: a name of the `renderers` library, `template` (the checkpoint's own),
     or auto."""
     thinking: bool = False
-    """Let the model think before it speaks, if its format has thoughts."""
+    """Let the model think before it speaks, if its format has thoughts; `hy3` and `inkling` are told by their effort
+    (`high` and 0.9, else none). `check` says where a format always begins a thought."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""
     served: ServedConfig | None = None
