@@ -72,12 +72,9 @@ def other_forms(reply: Message) -> list[Message]:
     return forms
 
 
-def shown_arguments(call: ToolCall) -> Mapping[str, Any] | None:
-    """Return the arguments of a call as they are shown where they are no text: of a malformed one what was written;
-    None where that has no name, and is shown as text."""
-    if call.arguments is None:
-        return {UNREAD: call.raw} if call.name else None
-    return call.arguments
+def shown_arguments(call: ToolCall) -> Mapping[str, Any]:
+    """Return the arguments of a call as they are shown where they are no text: of a malformed one what was written."""
+    return {UNREAD: call.raw} if call.arguments is None else call.arguments
 
 
 def put_together(messages: Sequence[Message], recorded: Mapping[str, tuple[int, ToolCall]]) -> Sequence[Message]:

@@ -32,7 +32,13 @@ class ReplyRequest(NamedTuple):
     max_tokens: int | None
     stop: Sequence[str]
     evidence: Evidence
+    calls: bool
     show: Show | None
+
+    @property
+    def callable(self) -> Sequence[ToolSpec]:
+        """The tools that a call in the reply may be of; where there are none, the reply is text."""
+        return self.tools if self.calls else ()
 
 
 def joined_stop(of_run: tuple[str, ...], of_client: Sequence[str]) -> tuple[str, ...]:

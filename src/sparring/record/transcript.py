@@ -98,6 +98,7 @@ class TextSession:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
+        calls: bool = True,
         show: Show | None = None,
     ) -> SampledReply:
         """Ask for the next reply to a conversation, which comes whole: no string stops it, and it is as long as it is.
@@ -109,7 +110,7 @@ class TextSession:
             EngineError: nobody answered.
         """
         try:
-            reply = await self._turn(tuple(messages), tuple(tools), constraint, evidence)
+            reply = await self._turn(tuple(messages), tuple(tools), constraint, evidence, calls)
         except LimitReached as limit:
             self.limit = limit_after(self.limit, limit)
             raise
@@ -128,9 +129,10 @@ class TextSession:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
+        calls: bool = True,
     ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
         """Ask for the next reply to a conversation, which comes at once. Raises as `reply` does."""
-        ask = partial(self.reply, messages, tools, constraint=constraint, evidence=evidence)
+        ask = partial(self.reply, messages, tools, constraint=constraint, evidence=evidence, calls=calls)
         return in_pieces(lambda show: ask(show=show), self.abort)
 
     async def abort(self, reply: str) -> None:
@@ -187,6 +189,7 @@ class TextSession:
         tools: tuple[ToolSpec, ...],
         constraint: Constraint | None,
         evidence: Evidence,
+        calls: bool,
     ) -> SampledReply:
         """Ask for a reply and write it down. A prompt that is too long, or leaves no room for the reply, is no turn."""
         limits = self._task.limits
@@ -197,9 +200,11 @@ class TextSession:
         request = self._tree.ask(turn)
         self._usage = replace(self._usage, turns=self._usage.turns + 1)
         try:
-            reply = await self._recorder.reply(
-                TextRequest(role=self._role, messages=messages, tools=tools, seed=self._seed, constraint=constraint)
+            shown = tools if calls else ()
+            wanted = TextRequest(
+                role=self._role, messages=messages, tools=shown, seed=self._seed, constraint=constraint
             )
+            reply = await self._recorder.reply(wanted)
             reply = self._tree.told_apart(reply)
             tokens = () if self._ids is None else self._ids.reply(turn, prompt, reply)
         except BaseException as error:  # nobody answered: it was no turn

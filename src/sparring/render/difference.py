@@ -122,14 +122,15 @@ class TemplateRenderer:
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message:
         """Parse sampled ids as a reply; every sequence parses."""
         end = next((at for at, token in enumerate(completion) if token in self._stop_ids), len(completion))
-        return parse_reply(self.decode(completion[:end]), thinking=self._opens_thought(prompt))
+        return parse_reply(self.decode(completion[:end]), thinking=self._opens_thought(prompt), calls=bool(tools))
 
     def reader(self, tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> TextReader | HoldingReader:
         """Return the reader of a reply that is sampled now; of a tokenizer that is not one of bytes, it says nothing
         before the end."""
         if not self.tokenizer.decodes_bytes:
             return HoldingReader()
-        return TextReader(self.decode, self._stop_ids, thinking=self._opens_thought(prompt))
+        thinking = self._opens_thought(prompt)
+        return TextReader(self.decode, self._stop_ids, thinking=thinking, calls=bool(tools))
 
     def thought_length(self, completion: Sequence[int]) -> int:
         """Count the ids of a reply's thought, up to and including the id in which its end is written out."""

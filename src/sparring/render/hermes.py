@@ -17,15 +17,16 @@ THINK, THINK_END = "<think>", "</think>"
 _BLOCK = re.compile(f"{OPEN}(.*?){CLOSE}", re.DOTALL)
 
 
-def parse_reply(text: str, *, thinking: bool) -> Message:
+def parse_reply(text: str, *, thinking: bool, calls: bool = True) -> Message:
     """Parse a reply's text as a message; every text parses.
 
     Args:
         text: what was sampled, without the token that ended it.
         thinking: whether the prompt ended inside an open thought.
+        calls: whether what stands between the tags of a call is one, and no text.
     """
     reasoning, text = _thought(text, thinking)
-    content, *blocks = text.split(OPEN)
+    content, *blocks = text.split(OPEN) if calls else [text]
     calls = tuple(call_in(number, block) for number, block in enumerate(blocks))
     return Message(role="assistant", content=content.strip(), reasoning=reasoning or None, tool_calls=calls)
 

@@ -120,6 +120,7 @@ class LibraryRenderer:
         """Parse sampled ids as a reply. Every sequence parses: text that no grammar accepts is plain content, and a
         call that breaks the library's own parser, such as JSON nested past Python's recursion limit, is malformed."""
         completion = self._own(completion, prompt)
+        completion = completion if tools else self._without_calls(completion)
         try:
             return self._message(completion, tools, prompt)
         except PolicyFailure:
@@ -131,6 +132,7 @@ class LibraryRenderer:
         marks = self._marks
         if marks is None:
             return HoldingReader()
+        marks = marks if tools else marks.without_calls()
         thinking = self._thinks(prompt)
         if marks.think is None and thinking:
             return HoldingReader()
@@ -267,6 +269,16 @@ class LibraryRenderer:
             begun = first
         plain = self._plain_think
         return [*completion[:begun], *(id for t in completion[begun:] for id in (plain if t == marks.think else (t,)))]
+
+    def _without_calls(self, completion: Sequence[int]) -> Sequence[int]:
+        """Return a reply whose tags of calls are spelled: where there are no tools, they are text."""
+        marks = self._marks
+        if marks is None:
+            return completion
+        tags = marks.call_tags
+        control = self.tokenizer.control
+        plain = {tag: control.encode(control.marked(self.decode([tag]))) for tag in tags.intersection(completion)}
+        return [id for token in completion for id in plain.get(token, (token,))] if plain else completion
 
     def _thinks(self, prompt: Sequence[int]) -> bool:
         """Return whether a reply to this prompt begins inside a thought."""

@@ -289,9 +289,13 @@ class TextReader:
         decode: ids to text, byte by byte.
         stop: ids that end a turn.
         thinking: whether the prompt ended inside a thought.
+        calls: whether what stands between the tags of a call is one, and no text.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[int], *, thinking: bool) -> None:
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stop: Sequence[int], *, thinking: bool, calls: bool = True
+    ) -> None:
+        self._may_call = calls
         self._stop = frozenset(stop)
         self._thinking = thinking
         self._decoding, self._shown = Decoding(decode), Shown()
@@ -320,7 +324,7 @@ class TextReader:
         if self._state == "thought":
             return self._until(THINK_END, "reasoning", "text", pieces)
         if self._state == "text":
-            return self._until(OPEN, "text", "call", pieces)
+            return self._until(OPEN if self._may_call else "", "text", "call", pieces)
         return self._state != "ended" and self._calls(pieces)
 
     def _start(self) -> bool:
@@ -340,7 +344,7 @@ class TextReader:
 
     def _until(self, tag: str, kind: str, state: str, pieces: list[ReplyPiece]) -> bool:
         """Show the text before a tag, or what cannot be its beginning."""
-        text, ended, rest = self._text.partition(tag)
+        text, ended, rest = self._text.partition(tag) if tag else (self._text, "", "")
         if not ended:
             waiting = overlap(text, tag)
             text, rest = text[: len(text) - waiting], text[len(text) - waiting :]

@@ -114,6 +114,17 @@ class Marks:
     control: frozenset[int]
     undecided: tuple[str, ...]
 
+    @property
+    def call_tags(self) -> frozenset[int]:
+        """The tags of calls."""
+        single = (self.call, self.middle, self.call_end, self.section_end)
+        return self.opens | {tag for tag in single if tag is not None}
+
+    def without_calls(self) -> Marks:
+        """Return the marks of the same format where the tags of a call are text."""
+        tags = replace(self.tags, goes_on=False)
+        return replace(self, tags=tags, opens=frozenset(), call=None, middle=None, call_end=None, section_end=None)
+
     def without_thoughts(self) -> Marks:
         """Return the marks of the same format where the tags of a thought are text."""
         return replace(self, think=None, think_end=None)

@@ -32,7 +32,7 @@ from sparring.gateway.dialects.openai_errors import REQUEST_ID, error_written
 from sparring.gateway.dialects.reply_format import format_in
 from sparring.gateway.dialects.sampled_ids import logprobs_written, thought_tokens
 from sparring.gateway.dialects.tool_choice import without_parallel
-from sparring.reply import ReplyHead, SampledReply
+from sparring.reply import ReplyHead, SampledReply, calls_shown, pieces_of
 from sparring.types import Message, ReplyPiece
 
 OBEYED = frozenset(
@@ -84,7 +84,8 @@ class ChatCompletions:
         conversation = [Placed(where, _message(data, where)) for where, data in zip(places, messages, strict=True)]
         return ClientRequest(
             messages=in_order(conversation, "messages"),
-            tools=() if body.get("tool_choice") == "none" else tools,
+            tools=tools,
+            calls=body.get("tool_choice") != "none",
             model=typed(body.get("model"), "model", str, "the name of a model"),
             max_tokens=limits[1] if limits[0] is None else limits[0],
             constraint=forced or format or allowed,
@@ -220,12 +221,13 @@ def _text(content: Any, where: str) -> str:
 
 
 def _message_sent(message: Message, freeform: Collection[str]) -> dict[str, Any]:
-    message_sent: dict[str, Any] = {"role": "assistant", "content": message.content or None, "refusal": None}
+    calls, content = calls_shown(message), "".join(p.text for p in pieces_of(message) if p.kind == "text")
+    message_sent: dict[str, Any] = {"role": "assistant", "content": content or None, "refusal": None}
     if message.reasoning:
         message_sent["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        message_sent["tool_calls"] = [call_written(call, freeform) for call in message.tool_calls]
-    elif message.content == "":
+    if calls:
+        message_sent["tool_calls"] = [call_written(call, freeform) for call in calls]
+    elif not content:
         message_sent["content"] = ""
     return message_sent
 
@@ -233,7 +235,7 @@ def _message_sent(message: Message, freeform: Collection[str]) -> dict[str, Any]
 def _reason(reply: SampledReply) -> str:
     if reply.finish_reason == "length":
         return "length"
-    return "tool_calls" if reply.message.tool_calls else "stop"
+    return "tool_calls" if calls_shown(reply.message) else "stop"
 
 
 def _logprobs(reply: SampledReply, bytes_of: BytesOf) -> dict[str, Any]:

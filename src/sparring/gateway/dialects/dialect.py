@@ -52,7 +52,8 @@ class ClientRequest:
 
     Attributes:
         messages: the whole conversation.
-        tools: what may be called.
+        tools: that the prompt shows.
+        calls: whether they may be called; where not, the reply is text.
         model: the name that the client has for the model.
         max_tokens: most tokens that it wants; None leaves it to the run.
         constraint: what the reply's text must be.
@@ -70,6 +71,7 @@ class ClientRequest:
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     model: str
+    calls: bool = True
     max_tokens: int | None = None
     constraint: Constraint | None = None
     samples: int = 1

@@ -31,7 +31,7 @@ from sparring.gateway.dialects.sampled_ids import thought_tokens
 from sparring.gateway.dialects.tool_choice import allowed_calls, forced_call
 from sparring.generation import Constraint
 from sparring.record.identity import shown_arguments
-from sparring.reply import ReplyHead, SampledReply, ShownReply
+from sparring.reply import ReplyHead, SampledReply, pieces_of
 from sparring.types import ReplyPiece, ToolCall, ToolSpec
 
 OBEYED = frozenset("contents systemInstruction tools toolConfig generationConfig model".split())
@@ -107,7 +107,8 @@ class Gemini:
         forced, allowed = _choice(calling, tools)
         return ClientRequest(
             messages=in_order(named_calls(contents), "contents", system),
-            tools=() if calling.get("mode") == "NONE" else tools,
+            tools=tools,
+            calls=calling.get("mode") != "NONE",
             model=call.path.get("model", ""),
             max_tokens=count_in(config, "maxOutputTokens", "generationConfig."),
             constraint=forced or _constraint(config) or allowed,
@@ -127,7 +128,7 @@ class Gemini:
         candidates = []
         for index, reply in enumerate(replies):
             handle = sealed(reply.id)
-            parts = [_part(piece, handle) for piece in ShownReply().rest(reply.message)] or [{"text": ""}]
+            parts = [_part(piece, handle) for piece in pieces_of(reply.message)] or [{"text": ""}]
             parts[-1]["thoughtSignature"] = handle
             candidate = _candidate(parts, index, _reason(reply))
             if client_request.logprobs:
@@ -263,10 +264,7 @@ def _part(piece: ReplyPiece, handle: str) -> dict[str, Any]:
     """Return a piece of a reply as a part."""
     if piece.call is not None:
         call: ToolCall = piece.call
-        arguments = shown_arguments(call)
-        if arguments is None:
-            return {"text": call.raw}
-        function = {"id": call.id, "name": call.name, "args": dict(arguments)}
+        function = {"id": call.id, "name": call.name, "args": dict(shown_arguments(call))}
         return {"functionCall": function, "thoughtSignature": handle}
     return {"text": piece.text, **({"thought": True} if piece.kind == "reasoning" else {})}
 

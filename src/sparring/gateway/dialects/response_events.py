@@ -10,7 +10,7 @@ from sparring.gateway.dialects.dialect import EVENTS, BytesOf, ClientError, Clie
 from sparring.gateway.dialects.handles import sealed
 from sparring.gateway.dialects.response_tools import call_written
 from sparring.gateway.dialects.sampled_ids import logprobs_written
-from sparring.reply import ReplyHead, SampledReply, ShownReply
+from sparring.reply import ReplyHead, SampledReply, pieces_of
 from sparring.types import ReplyPiece
 
 
@@ -18,7 +18,7 @@ def response_of(client_request: ClientRequest, reply: SampledReply, bytes_of: By
     """Return a whole response: what a stream's last event has."""
     writer = ResponseWriter(client_request, bytes_of)
     writer.begin(ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens))
-    for piece in ShownReply().rest(reply.message):
+    for piece in pieces_of(reply.message):
         writer.piece(0, piece)
     return writer.response(reply)
 

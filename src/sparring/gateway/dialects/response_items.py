@@ -12,7 +12,7 @@ from sparring.gateway.dialects.dialect import Placed, text_in, typed
 from sparring.gateway.dialects.freeform import UNREADABLE
 from sparring.gateway.dialects.handles import unsealed
 from sparring.gateway.dialects.response_tools import call_read, call_written
-from sparring.reply import ShownReply
+from sparring.reply import pieces_of
 from sparring.types import Message, ToolCall
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -109,7 +109,7 @@ def _referenced(reference: Mapping[str, Any], recall: Recall, where: str) -> dic
     id = typed(reference.get("id"), f"{where}.id", str, "the id of an item")
     reply = _of_id(id)
     conversation = recall(reply) if reply else None
-    pieces = ShownReply().rest(conversation[-1]) if conversation else ()
+    pieces = pieces_of(conversation[-1]) if conversation else ()
     number = id.rpartition(".")[2] if "." in id else "0"  # thoughts have no number, and come first
     piece = next((piece for at, piece in enumerate(pieces) if str(at) == number), None)
     if piece is None or id.startswith("rs_") != (piece.kind == "reasoning"):
