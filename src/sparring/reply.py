@@ -132,7 +132,7 @@ class AnsweringSession(Session, Protocol):
         """Sample and record the reply to a conversation.
 
         Args:
-            messages: the whole conversation; the last one is no reply.
+            messages: the whole conversation; where it ends with a reply, another one follows that.
             tools: that the prompt shows; without any, the reply is text.
             constraint: what the reply's text must be, in the place of the run's.
             max_tokens: most tokens of this reply that the client wants.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from sparring.record.identity import message_key, text_of, tools_key
+from sparring.record.identity import message_key, text_of, thought_of, tools_key
 from sparring.record.lines import Lane, Node, Request
 from sparring.types import Fork, ForkReason, Message
 
@@ -31,6 +31,15 @@ def first_difference(before: str, after: str) -> tuple[int, str, str]:
     return place, before[low : low + SHOWN], after[low : low + SHOWN]
 
 
+def with_equal_thoughts(heard: Sequence[Message], sent: Sequence[Message], common: int) -> int:
+    """Return how many of the first messages of two conversations, `common` but for thoughts, are common with these: a
+    thought that is left out differs from none."""
+    for at, (before, after) in enumerate(zip(heard[:common], sent, strict=False)):
+        if before is not after and thought_of(after) not in ("", thought_of(before)):
+            return at
+    return common
+
+
 def fork_of(
     request: Request,
     lane: Lane,
@@ -54,6 +63,8 @@ def fork_of(
     """
     before, after = lane.heard[common:], request.messages[common:]
     old, new = (text_of(messages[0]) if messages else "" for messages in (before, after))
+    if old == new:
+        old, new = (thought_of(messages[0]) if messages else "" for messages in (before, after))
     reason = _reason(request, lane, common, new_agent, quoted, summed_up)
     if reason == "tools":
         old, new = (tools_key(tools).decode("utf-8", "replace") for tools in (lane.specs, request.specs))

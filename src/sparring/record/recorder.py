@@ -178,7 +178,7 @@ class RecordedSession:
         ids with the new messages appended; otherwise a new branch begins with a whole render.
 
         Args:
-            messages: the whole conversation; the last one is no reply.
+            messages: the whole conversation; where it ends with a reply, another one follows that.
             tools: that the prompt shows; without any, the reply is text.
             constraint: what the reply's text must be, in the place of the run's; then no `min_tokens` holds, because it
                 is the constraint that says how short a reply may be.

@@ -68,7 +68,7 @@ def check_far(name: str, messages: Sequence[Message], renderer: Renderer, room: 
     """Refuse messages that are too long by far before they are rendered. Raises as `check_length` does."""
     if overflows(messages, renderer, room):
         text = f"{name}: a prompt of more than {2 * room} tokens, room for {room}"
-        raise LimitReached("context_length", text, (2 * room, room))
+        raise LimitReached("context_length", text, (2 * room + 1, room))
 
 
 def limit_after(before: LimitReached | None, latest: LimitReached | None) -> LimitReached | None:

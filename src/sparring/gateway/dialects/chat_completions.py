@@ -20,6 +20,7 @@ from sparring.gateway.dialects.dialect import (
     encoded,
     given,
     in_order,
+    said_length,
     sorted_fields,
     switched,
     text_in,
@@ -41,8 +42,12 @@ OBEYED = frozenset(
 )
 NOTED = frozenset(
     "temperature top_p frequency_penalty presence_penalty seed user metadata store reasoning_effort verbosity"
-    " parallel_tool_calls service_tier prompt_cache_key prompt_cache_retention safety_identifier".split()
+    " parallel_tool_calls service_tier prompt_cache_key prompt_cache_retention safety_identifier"
+    " top_k min_p repetition_penalty chat_template_kwargs enable_thinking thinking include_reasoning"
+    " skip_special_tokens".split()
 )
+"""The last two lines are of servers of open models, vLLM's among them."""
+
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
@@ -83,7 +88,7 @@ class ChatCompletions:
         places = [f"messages[{at}]" for at in range(len(messages))]
         conversation = [Placed(where, _message(data, where)) for where, data in zip(places, messages, strict=True)]
         return ClientRequest(
-            messages=in_order(conversation, "messages"),
+            messages=in_order(conversation, "messages", replies_follow=True),
             tools=tools,
             calls=body.get("tool_choice") != "none",
             model=typed(body.get("model"), "model", str, "the name of a model"),
@@ -120,7 +125,8 @@ class ChatCompletions:
 
     def error(self, error: ClientError) -> dict[str, Any]:
         """Write an error."""
-        too_long = "" if error.too_long is None else TOO_LONG.format(*reversed(error.too_long))
+        long = error.too_long
+        too_long = "" if long is None else TOO_LONG.format(long[1], said_length(long))
         return error_written(error, "messages", too_long)
 
 

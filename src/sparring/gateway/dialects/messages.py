@@ -100,7 +100,9 @@ class Messages:
 
     def error(self, error: ClientError) -> dict[str, Any]:
         """Write an error."""
-        text = error.message if error.too_long is None else TOO_LONG.format(*error.too_long)
+        text = (
+            error.message if error.too_long is None else TOO_LONG.format(*error.too_long)
+        )
         other = "api_error" if error.status >= 500 else "invalid_request_error"
         return {"type": "error", "error": {"type": KINDS.get(error.status, other), "message": text}}
 

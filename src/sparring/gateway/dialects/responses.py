@@ -83,7 +83,7 @@ class Responses:
         return ClientRequest(
             messages=_as_they_came(conversation, instructions)
             if samples_nothing
-            else in_order(conversation, "input", instructions),
+            else in_order(conversation, "input", instructions, replies_follow=True),
             tools=tools,
             calls=body.get("tool_choice") != "none",
             model=typed(body.get("model"), "model", str, "the name of a model"),
