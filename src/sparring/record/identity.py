@@ -116,7 +116,7 @@ def _as_written(reply: Message, recorded: Mapping[str, tuple[int, ToolCall]]) ->
     """Return a reply in which each call that did not parse is what was written, by its id, and calls of one reply stand
     in its order; ids that a format writes itself tell nothing, because it writes them again."""
     own = [call.id in recorded and _OWN_ID.fullmatch(call.id) is not None for call in reply.tool_calls]
-    written = [recorded[c.id][1] if ours else c for c, ours in zip(reply.tool_calls, own, strict=True)]
+    written = [recorded[c.id][1] if of_session else c for c, of_session in zip(reply.tool_calls, own, strict=True)]
     calls = tuple(w if w.arguments is None else c for w, c in zip(written, reply.tool_calls, strict=True))
     if len(calls) > 1 and all(own) and len({recorded[call.id][0] for call in calls}) == 1:
         calls = tuple(sorted(calls, key=lambda call: int(call.id.rpartition("_")[2])))
