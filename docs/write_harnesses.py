@@ -41,6 +41,7 @@ REMARKS = {
         "n": "up to 128 samples",
         "logprobs": "of every sampled token",
         "top_logprobs": "0 alone",
+        "messages": "one that ends with a reply gets another behind it",
         "response_format": "`json_schema` and `json_object` hold by a grammar",
         "stop": "ends the reply, and is left out of it",
         "tool_choice": "`auto`, `none`; `required`, a tool, and `allowed_tools` of both modes hold by a grammar, and with"
@@ -52,8 +53,8 @@ REMARKS = {
     "responses": {
         "background": "`false` alone",
         "generate": "`false`: the input is told and nothing is sampled",
-        "include": "`reasoning.encrypted_content`: a handle that names the reply; `message.output_text.logprobs`; the vendor's"
-        " other names add nothing",
+        "include": "`reasoning.encrypted_content`: a handle that names the reply; `message.output_text.logprobs`: of every sampled token,"
+        " those of calls in the message too, which is then there without a text as well; the vendor's other names add nothing",
         "input": "messages, reasoning, calls and outputs of functions and freeform tools, and an `item_reference` to an item of"
         " a reply; `compaction_trigger` is refused",
         "previous_response_id": "of a response under the same key, stored or not; new instructions stand in the place of its own",
@@ -73,7 +74,7 @@ REMARKS = {
         "max_tokens": "a smaller one holds, and ends no rollout",
     },
     "gemini": {
-        "contents": "text, `functionCall` and `functionResponse`, with ids or without; thoughts; a `thoughtSignature`, which"
+        "contents": "every field in both spellings, at every depth; text, `functionCall` and `functionResponse`, with ids or without; thoughts; a `thoughtSignature`, which"
         " the last part of a reply and each call have, names the reply; a call that does not parse has the argument"
         " `INVALID_JSON`",
         "model": "the path's counts",

@@ -11,7 +11,7 @@ from sparring.errors import LimitReached
 from sparring.generation import Constraint, FinishReason
 from sparring.protocols import Session
 from sparring.types import Evidence as Evidence
-from sparring.types import Message, ReplyPiece, ToolSpec
+from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +81,23 @@ class ShownReply:
         return (*pieces, *(ReplyPiece(kind="call", call=call) for call in message.tool_calls[self._calls :]))
 
 
+def as_shown(piece: ReplyPiece) -> ReplyPiece:
+    """Return a piece of a reply as clients are shown it: a call that names no tool is the text that was written."""
+    if piece.call is None or piece.call.name:
+        return piece
+    return ReplyPiece(kind="text", text=piece.call.raw)
+
+
+def calls_shown(message: Message) -> tuple[ToolCall, ...]:
+    """Return the calls of a reply that clients are shown: those that name a tool."""
+    return tuple(call for call in message.tool_calls if call.name)
+
+
+def pieces_of(message: Message) -> tuple[ReplyPiece, ...]:
+    """Return the pieces of a whole reply as clients are shown them."""
+    return tuple(map(as_shown, ShownReply().rest(message)))
+
+
 NO_EVIDENCE = Evidence()
 """Evidence of a client that says nothing of a request beside the conversation."""
 
@@ -109,17 +126,19 @@ class AnsweringSession(Session, Protocol):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
+        calls: bool = True,
         show: Show | None = None,
     ) -> SampledReply:
         """Sample and record the reply to a conversation.
 
         Args:
-            messages: the whole conversation; the last one is no reply.
-            tools: what may be called.
+            messages: the whole conversation; where it ends with a reply, another one follows that.
+            tools: that the prompt shows; without any, the reply is text.
             constraint: what the reply's text must be, in the place of the run's.
             max_tokens: most tokens of this reply that the client wants.
             stop: strings that end this reply, beside those of the run.
             evidence: what the client says of the request beside the conversation.
+            calls: whether a call in the reply is one; where not, it is text, whatever tools the prompt shows.
         """
 
     def deliver(self, reply: str, delivered: bool) -> None:
@@ -140,6 +159,7 @@ class AnsweringSession(Session, Protocol):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
+        calls: bool = True,
     ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
         """Sample and record the reply to a conversation, in pieces: the head, pieces that together are the message, and
         the whole reply, which is durable then. A consumer that leaves the iterator ends the sampling, as `abort` does;

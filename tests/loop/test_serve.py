@@ -21,6 +21,7 @@ from sparring.generation import Constraint, GenerateRequest, Sampling
 from sparring.model.load import load
 from sparring.render.load import load_renderer
 from sparring.testing.tiny_models import tiny_model
+from sparring.types import ToolSpec
 from sparring.weights.inline import publish
 
 PROMPT = tuple(range(5, 15))
@@ -109,7 +110,7 @@ def test_text_rules_are_made_again_by_the_server(checkpoint, served):
         found, branches = on(url, remote)
     assert found == asyncio.run(local())
     assert all(answer.finish_reason == "stop" for answer in found[1:])
-    (call,) = renderer.parse(found[-1].tokens, ()).tool_calls
+    (call,) = renderer.parse(found[-1].tokens, [ToolSpec(description="", **ADD)]).tool_calls
     assert call.name == "add" and call.arguments == {"a": 7}
     digits = [renderer.decode(tokens).partition("<|")[0] for tokens in branches]
     assert all(re.fullmatch("[0-9]{300,400}", text) for text in digits)

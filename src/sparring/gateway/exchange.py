@@ -14,7 +14,7 @@ import xxhash
 from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError
 from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.models import ModelTable
-from sparring.reply import AnsweringSession, ReplyHead, SampledReply, ShownReply
+from sparring.reply import AnsweringSession, ReplyHead, SampledReply, ShownReply, as_shown, pieces_of
 from sparring.types import Message, ReplyPiece
 
 Part = ReplyHead | ReplyPiece | SampledReply
@@ -165,6 +165,7 @@ class Exchange:
             max_tokens=wanted.max_tokens,
             stop=wanted.stop,
             evidence=wanted.evidence,
+            calls=wanted.calls,
             show=(lambda part: self._show(sample, part)) if wanted.stream else None,
         )
         if sample not in self._ids:
@@ -182,6 +183,7 @@ class Exchange:
             self._ids[sample] = part.id
         else:
             self._shown[sample].add(part)
+            part = as_shown(part)
         self.parts.append((sample, part))
         self._wake()
 
@@ -197,7 +199,7 @@ class Exchange:
                 for sample, reply in self.replies.items()
                 for part in (
                     ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens),
-                    *ShownReply().rest(reply.message),
+                    *pieces_of(reply.message),
                     reply,
                 )
             ]

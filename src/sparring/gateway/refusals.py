@@ -97,7 +97,9 @@ async def no_endpoint(scope: Scope, receive: Receive, send: Send) -> None:
     """Refuse a path that no endpoint has, such as that of a vendor's own compaction."""
     path, do = _KEY.sub("", scope["path"], count=1), "leave this request out"
     twice = VERSION_TWICE.match(path)
-    if path in WITHOUT_VERSION:
+    if path.startswith("//"):
+        do = "end the client's base URL without a slash"
+    elif path in WITHOUT_VERSION:
         do = "end the client's base URL with /v1"
     elif twice is not None:
         do = f"leave {twice[0]} out of the client's base URL"

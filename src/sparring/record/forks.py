@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sparring.record.identity import message_key, text_of, tools_key
+from sparring.record.identity import message_key, text_of, thought_of, tools_key
 from sparring.record.lines import Lane, Node, Request
 from sparring.types import Fork, ForkReason, Message
 
@@ -30,6 +30,15 @@ def first_difference(before: str, after: str) -> tuple[int, str, str]:
         low, high = (middle, high) if before[:middle] == after[:middle] else (low, middle - 1)
     place = len(before[:low].encode("utf-8", "surrogatepass"))
     return place, before[low : low + SHOWN], after[low : low + SHOWN]
+
+
+def with_equal_thoughts(heard: Sequence[Message], sent: Sequence[Message], common: int) -> int:
+    """Return how many of the first messages of two conversations, `common` but for thoughts, are common with these: a
+    thought that is left out differs from none."""
+    for at, (before, after) in enumerate(zip(heard[:common], sent, strict=False)):
+        if before is not after and thought_of(after) not in ("", thought_of(before)):
+            return at
+    return common
 
 
 class Links(NamedTuple):
@@ -60,6 +69,8 @@ def fork_of(request: Request, lane: Lane, common: int, of: int | None, links: Li
     """
     before, after = lane.heard[common:], request.messages[common:]
     old, new = (text_of(messages[0]) if messages else "" for messages in (before, after))
+    if old == new:
+        old, new = (thought_of(messages[0]) if messages else "" for messages in (before, after))
     reason = _reason(request, lane, common, links)
     if reason == "tools":
         old, new = (tools_key(tools).decode("utf-8", "replace") for tools in (lane.specs, request.specs))

@@ -72,30 +72,30 @@ def other_forms(reply: Message) -> list[Message]:
     return forms
 
 
-def shown_arguments(call: ToolCall) -> Mapping[str, Any] | None:
-    """Return the arguments of a call as they are shown where they are no text: of a malformed one what was written;
-    None where that has no name, and is shown as text."""
-    if call.arguments is None:
-        return {UNREAD: call.raw} if call.name else None
-    return call.arguments
+def shown_arguments(call: ToolCall) -> Mapping[str, Any]:
+    """Return the arguments of a call as they are shown where they are no text: of a malformed one what was written."""
+    return {UNREAD: call.raw} if call.arguments is None else call.arguments
 
 
 def put_together(messages: Sequence[Message], recorded: Mapping[str, tuple[int, ToolCall]]) -> Sequence[Message]:
     """Return a conversation in which each reply is one message, and each malformed call what was written: some clients
-    send a reply's text and its calls apart, or each call before its answer, and many make a call of their own of what
-    does not parse.
+    send a reply's text and its calls apart, or each call before its answer, many make a call of their own of what
+    does not parse, and some send such calls behind the others.
 
     Args:
         messages: as they were sent; returned as they are where no reply is split, and none has a malformed call.
         recorded: a call as it was written, and the place of its reply, by the call's id.
     """
     merged: list[Message] = []
+    moved: list[Message] = []  # replies whose calls came in another order
     same = True
     reply = -1  # place of the last one
     for message in messages:
         if message.role == "assistant":
             message, sent = _as_written(message, recorded), message
             same = same and message is sent
+            if [call.id for call in message.tool_calls] != [call.id for call in sent.tool_calls]:
+                moved.append(message)
             calls = message.tool_calls if reply >= 0 and not message.content.strip() else ()
             before = merged[reply].tool_calls[-1:] if calls else ()
             places = [recorded[call.id][0] if call.id in recorded else None for call in (*before, *calls[:1])]
@@ -107,15 +107,30 @@ def put_together(messages: Sequence[Message], recorded: Mapping[str, tuple[int, 
                 continue
             reply = len(merged)
         merged.append(message)
+    for reply in moved:
+        _put_in_order(merged, reply)
     return messages if same and len(merged) == len(messages) else merged
 
 
 def _as_written(reply: Message, recorded: Mapping[str, tuple[int, ToolCall]]) -> Message:
-    """Return a reply in which each call that did not parse is what was written, by its id; ids that a format writes
-    itself tell nothing, because it writes them again."""
-    written = [recorded[c.id][1] if c.id in recorded and _OWN_ID.fullmatch(c.id) else c for c in reply.tool_calls]
+    """Return a reply in which each call that did not parse is what was written, by its id, and calls of one reply stand
+    in its order; ids that a format writes itself tell nothing, because it writes them again."""
+    own = [call.id in recorded and _OWN_ID.fullmatch(call.id) is not None for call in reply.tool_calls]
+    written = [recorded[c.id][1] if of_session else c for c, of_session in zip(reply.tool_calls, own, strict=True)]
     calls = tuple(w if w.arguments is None else c for w, c in zip(written, reply.tool_calls, strict=True))
+    if len(calls) > 1 and all(own) and len({recorded[call.id][0] for call in calls}) == 1:
+        calls = tuple(sorted(calls, key=lambda call: int(call.id.rpartition("_")[2])))
     return reply if calls == reply.tool_calls else replace(reply, tool_calls=calls)
+
+
+def _put_in_order(messages: list[Message], reply: Message) -> None:
+    """Put the answers behind a reply, where it is one of the messages, into the order of its calls."""
+    begun = next((at + 1 for at, message in enumerate(messages) if message is reply), len(messages))
+    ended = begun
+    while ended < len(messages) and messages[ended].role == "tool":
+        ended += 1
+    places = {call.id: at for at, call in enumerate(reply.tool_calls)}
+    messages[begun:ended] = sorted(messages[begun:ended], key=lambda m: places.get(m.tool_call_id or "", len(places)))
 
 
 def joined(parts: Sequence[Message]) -> Message:

@@ -169,6 +169,7 @@ class RecordedSession(AccountedSession):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
+        calls: bool = True,
         show: Show | None = None,
     ) -> SampledReply:
         """Ask for the next reply to a conversation; one that was cut short is returned too.
@@ -177,13 +178,14 @@ class RecordedSession(AccountedSession):
         ids with the new messages appended; otherwise a new branch begins with a whole render.
 
         Args:
-            messages: the whole conversation; the last one is no reply.
-            tools: what may be called.
+            messages: the whole conversation; where it ends with a reply, another one follows that.
+            tools: that the prompt shows; without any, the reply is text.
             constraint: what the reply's text must be, in the place of the run's; then no `min_tokens` holds, because it
                 is the constraint that says how short a reply may be.
             max_tokens: no more are sampled for this reply; a reply that this cuts has hit no limit of the rollout.
             stop: strings that end this reply, beside those of the run.
             evidence: what the client says of the request beside the conversation.
+            calls: whether a call in the reply is one; where not, it is text, whatever tools the prompt shows.
             show: takes the reply while it is sampled.
 
         Cancelled, it drops the request: nothing of the turn is in the record, and asked again, it is the same turn,
@@ -197,7 +199,9 @@ class RecordedSession(AccountedSession):
             StoreError: the turn could not be made durable.
         """
         with self.account.request(evidence) as end:
-            reply = await self._answered(ReplyRequest(messages, tools, constraint, max_tokens, stop, evidence, show))
+            reply = await self._answered(
+                ReplyRequest(messages, tools, constraint, max_tokens, stop, evidence, calls, show)
+            )
             end(reply.limit)
         return reply
 
@@ -210,11 +214,19 @@ class RecordedSession(AccountedSession):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
+        calls: bool = True,
     ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
         """Ask for the next reply to a conversation, in pieces; see `AnsweringSession.stream`. The arguments and errors
         are those of `reply`."""
         ask = partial(
-            self.reply, messages, tools, constraint=constraint, max_tokens=max_tokens, stop=stop, evidence=evidence
+            self.reply,
+            messages,
+            tools,
+            constraint=constraint,
+            max_tokens=max_tokens,
+            stop=stop,
+            evidence=evidence,
+            calls=calls,
         )
         return in_pieces(lambda show: ask(show=show), self.abort)
 
@@ -288,7 +300,7 @@ class RecordedSession(AccountedSession):
         if request.show is None:
             return None
         return ShowingReader(
-            self._recorder.renderer.reader(request.tools, prompt=turn.added),
+            self._recorder.renderer.reader(request.callable, prompt=turn.added),
             ReplyHead(id=f"{self.id}#{turn.place}", prompt_tokens=turn.length),
             request.show,
             stop=request.stop,
@@ -454,7 +466,7 @@ class RecordedSession(AccountedSession):
     ) -> tuple[Message, str | None]:
         """Return the reply with ids of calls that are unique in the session, and the client's string that ended it, if
         one did. Ids of the format itself stay."""
-        parsed = self._recorder.renderer.parse(completion.tokens, request.tools, prompt=turn.added)
+        parsed = self._recorder.renderer.parse(completion.tokens, request.callable, prompt=turn.added)
         message, stop = without_stop(parsed, request.stop)
         if recorded is not None and recorded.segment.message is not None:
             return recorded.segment.message, stop

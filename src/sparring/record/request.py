@@ -32,7 +32,13 @@ class ReplyRequest(NamedTuple):
     max_tokens: int | None
     stop: Sequence[str]
     evidence: Evidence
+    calls: bool
     show: Show | None
+
+    @property
+    def callable(self) -> Sequence[ToolSpec]:
+        """The tools that a call in the reply may be of; where there are none, the reply is text."""
+        return self.tools if self.calls else ()
 
 
 def joined_stop(of_run: tuple[str, ...], of_client: Sequence[str]) -> tuple[str, ...]:
@@ -62,7 +68,7 @@ def check_far(name: str, messages: Sequence[Message], renderer: Renderer, room: 
     """Refuse messages that are too long by far before they are rendered. Raises as `check_length` does."""
     if overflows(messages, renderer, room):
         text = f"{name}: a prompt of more than {2 * room} tokens, room for {room}"
-        raise LimitReached("context_length", text, (2 * room, room))
+        raise LimitReached("context_length", text, (2 * room + 1, room))
 
 
 def overflows(messages: Sequence[Message], renderer: Renderer, room: int) -> bool:

@@ -64,7 +64,7 @@ class TextTree:
             ValueError: there is no message.
         """
         if not messages:
-            raise ValueError("a request must end with a message that is no reply")
+            raise ValueError("a request must have a message")
         tools_digest, specs = self._tool_lists.of(tools)
         keys = self._forms.keys(START, messages)
         parent, before = self._continued(messages, keys, tools_digest)
@@ -147,7 +147,7 @@ class TextTree:
     def _continued(self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes) -> tuple[int | None, int]:
         """Return the reply that a conversation with these digests continues, None where it begins a branch, and the
         number of messages up to it."""
-        before = next((at for at in range(len(messages) - 1, 0, -1) if messages[at - 1].role == "assistant"), 0)
+        before = next((at for at in range(len(messages), 0, -1) if messages[at - 1].role == "assistant"), 0)
         parent = self._replies.get(keys[before - 1] + tools) if before else None
         return parent, 0 if parent is None else before
 

@@ -103,6 +103,7 @@ class TextSession(AccountedSession):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
+        calls: bool = True,
         show: Show | None = None,
     ) -> SampledReply:
         """Ask for the next reply to a conversation, which comes whole: no string stops it, and it is as long as it is.
@@ -114,7 +115,7 @@ class TextSession(AccountedSession):
             EngineError: nobody answered.
         """
         with self.account.request(evidence) as end:
-            reply = await self._turn(tuple(messages), tuple(tools), constraint, evidence)
+            reply = await self._turn(tuple(messages), tuple(tools), constraint, evidence, calls)
             end(None)
         if show is not None:
             for part in (ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens), *ShownReply().rest(reply.message)):
@@ -130,9 +131,10 @@ class TextSession(AccountedSession):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
+        calls: bool = True,
     ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
         """Ask for the next reply to a conversation, which comes at once. Raises as `reply` does."""
-        ask = partial(self.reply, messages, tools, constraint=constraint, evidence=evidence)
+        ask = partial(self.reply, messages, tools, constraint=constraint, evidence=evidence, calls=calls)
         return in_pieces(lambda show: ask(show=show), self.abort)
 
     async def abort(self, reply: str) -> None:
@@ -189,6 +191,7 @@ class TextSession(AccountedSession):
         tools: tuple[ToolSpec, ...],
         constraint: Constraint | None,
         evidence: Evidence,
+        calls: bool,
     ) -> SampledReply:
         """Ask for a reply and write it down. A prompt that is too long, or leaves no room for the reply, is no turn."""
         limits = self._task.limits
@@ -199,9 +202,11 @@ class TextSession(AccountedSession):
         request = self._tree.ask(turn)
         self._usage = replace(self._usage, turns=self._usage.turns + 1)
         try:
-            reply = await self._recorder.reply(
-                TextRequest(role=self._role, messages=messages, tools=tools, seed=self._seed, constraint=constraint)
+            shown = tools if calls else ()
+            wanted = TextRequest(
+                role=self._role, messages=messages, tools=shown, seed=self._seed, constraint=constraint
             )
+            reply = await self._recorder.reply(wanted)
             reply = self._tree.told_apart(reply)
             tokens = () if self._ids is None else self._ids.reply(turn, prompt, reply)
         except BaseException as error:  # nobody answered: it was no turn

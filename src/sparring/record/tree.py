@@ -24,7 +24,7 @@ from itertools import chain
 from sparring.generation import Completion, Sampling
 from sparring.protocols import Renderer
 from sparring.record.branches import Transcript, transcripts_of
-from sparring.record.forks import Links, fork_of, quoted_in, sums_up
+from sparring.record.forks import Links, fork_of, quoted_in, sums_up, with_equal_thoughts
 from sparring.record.forms import Forms
 from sparring.record.identity import DIGEST_BYTES, chained, thought_of
 from sparring.record.lines import START, Lane, Node, Request, Turn, begins, place_named
@@ -108,7 +108,7 @@ class Tree:
                 from 0 on; None where it was not recorded.
 
         Raises:
-            ValueError: there is no message, or the last one is a reply, which asks for nothing.
+            ValueError: there is no message.
         """
         tools_digest, specs = self.tool_lists.of(tools)
         messages, node, before, keys = self._matched(messages, tools_digest, evidence)
@@ -279,8 +279,8 @@ class Tree:
     ) -> tuple[Sequence[Message], Node | None, int, list[bytes]]:
         """Return a conversation, replies put together; the reply that it continues; the number of messages up to that;
         and the digests of the conversation up to each message after it."""
-        if not messages or messages[-1].role == "assistant":
-            raise ValueError("a request must end with a message that is no reply")
+        if not messages:
+            raise ValueError("a request must have a message")
         lane = self._same_objects(messages, tools)
         if lane is not None:
             return messages, lane.node, lane.replied, chained(lane.key, messages[lane.replied :])
@@ -388,7 +388,7 @@ class Tree:
         self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes, evidence: Evidence
     ) -> tuple[Node | None, int]:
         """Return the longest recorded conversation that one with these keys begins with, and its number of messages."""
-        for count in range(len(messages) - 1, 0, -1):
+        for count in range(len(messages), 0, -1):
             if messages[count - 1].role == "assistant":
                 node = self._nodes.get(keys[count - 1] + tools)
                 node = None if node is None else self._chosen(node, messages[:count], evidence)
@@ -437,6 +437,7 @@ class Tree:
             return replace(segment, earlier=tuple(messages[:-1]), tools=request.specs or None)
         quoted = quoted_in(request, self._leaves.values(), begins=segment.parent is None)
         lane, common = self._nearest(request)
+        common = with_equal_thoughts(lane.heard, request.messages, common)
         of, base, tools = request.node and request.node.place, request.before, None
         fork = None
         if segment.parent is None:
@@ -473,11 +474,11 @@ class Tree:
     def _bridged(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...] | None:
         """Return the ids that a bridge adds to a node's; None where the renderer finds no bridge.
 
-        There is none over a reply that was put in: nobody sampled its ids here.
+        There is none over a reply that was put in, whose ids nobody sampled here, and none to a reply behind a reply.
         """
         reply = self._written[node.place]
         tokens_before = () if reply.parent is None else tuple(self._written[reply.parent].tokens)
-        bridged = self.renderer.bridge(tokens_before, tuple(reply.tokens), new, tools)
+        bridged = self.renderer.bridge(tokens_before, tuple(reply.tokens), new, tools) if new else None
         return None if bridged is None else bridged[len(tokens_before) + len(reply.tokens) :]
 
 

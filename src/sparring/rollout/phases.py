@@ -336,11 +336,19 @@ class LimitedSession:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
+        calls: bool = True,
         show: Show | None = None,
     ) -> SampledReply:
         """Ask for the next reply, which may be cut short. Raises as `complete` does."""
         turn = self._session.reply(
-            messages, tools, constraint=constraint, max_tokens=max_tokens, stop=stop, evidence=evidence, show=show
+            messages,
+            tools,
+            constraint=constraint,
+            max_tokens=max_tokens,
+            stop=stop,
+            evidence=evidence,
+            calls=calls,
+            show=show,
         )
         return await self._asked(messages, turn)
 
@@ -353,10 +361,18 @@ class LimitedSession:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         evidence: Evidence = NO_EVIDENCE,
+        calls: bool = True,
     ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
         """Ask for the next reply in pieces. Raises as `complete` does."""
         ask = partial(
-            self.reply, messages, tools, constraint=constraint, max_tokens=max_tokens, stop=stop, evidence=evidence
+            self.reply,
+            messages,
+            tools,
+            constraint=constraint,
+            max_tokens=max_tokens,
+            stop=stop,
+            evidence=evidence,
+            calls=calls,
         )
         return in_pieces(lambda show: ask(show=show), self.abort)
 

@@ -48,7 +48,7 @@ print("parts", sorted(n for n in sys.modules if n.startswith("sparring.") and n.
     assert "parts []" in done.stdout
 
 
-@pytest.mark.parametrize("verb", [verb.__name__.rpartition(".")[2] for verb in VERBS])
+@pytest.mark.parametrize("verb", [verb.__name__.rpartition(".")[2].rstrip("_") for verb in VERBS])
 def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as end:
         parser().parse_args([verb, "--help"])
@@ -69,7 +69,7 @@ def test_a_report_of_a_bug_can_name_versions_also_as_a_module() -> None:
         ([], "sparring: expected VERB, got nothing; see sparring --help\n"),
         (
             ["rum"],
-            "sparring: argument VERB: expected one of 'run', 'check', 'eval', 'export', 'chat', 'serve', 'gateway', 'replay', 'diff', 'report', got 'rum'; ",
+            "sparring: argument VERB: expected one of 'run', 'check', 'eval', 'export', 'chat', 'serve', 'gateway', 'try', 'replay', 'diff', 'report', got 'rum'; ",
         ),
         (["run"], "sparring run: expected RECIPE, got nothing; see sparring run --help\n"),
         (["eval", "a.toml"], "sparring eval: expected CHECKPOINT, got nothing; "),

@@ -284,11 +284,14 @@ def test_an_engine_that_fails_is_tried_again_by_the_client() -> None:
     assert len(session.segments) == 2
 
 
+CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
 @pytest.mark.parametrize(
     ("change", "status", "text"),
     [
         ({"messages": []}, 400, "messages: expected a message to reply to at the end, got none"),
-        ({"messages": [{"role": "assistant", "content": "A"}]}, 400, "at the end, got a reply"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, 400, "messages[0]: expected answers to its calls"),
         ({"messages": [{"role": "wizard", "content": "A"}]}, 400, "messages[0].role: expected one of system"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "expected a part that is text"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "half of a surrogate pair"),
@@ -297,7 +300,8 @@ def test_an_engine_that_fails_is_tried_again_by_the_client() -> None:
             400,
             "expected an answer to a call of the reply before it, got one to 'x'",
         ),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": None}}]}, 400, "tools[0].function.p"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 3}}]}, 400, "tools[0].function.p"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, 400, "tools[0].function.name: expected a name"),
         ({"tool_choice": "required"}, 400, "tool_choice: expected a tool that may be called, got none"),
         ({"max_tokens": 0}, 400, "max_tokens: expected at least 1"),
         ({"n": 0.5}, 400, "n: expected a whole number, got float"),

@@ -43,7 +43,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {**BODY, "logit_bias": {"1": 2}}, "logit_bias", "a field that can be obeyed"),
     (RESPONSES, {**RESPONSE, "instructions": "Be brief.", "input": [USER, OUTPUT]}, "input[1]", UNKNOWN),
     (RESPONSES, {**RESPONSE, "input": []}, "input", NONE),
-    (RESPONSES, {**RESPONSE, "input": [USER, REPLY]}, "input", NONE),
+    (MESSAGES, {**MESSAGE, "messages": [USER, REPLY]}, "messages", NONE),
     (RESPONSES, {**RESPONSE, "stream": "false"}, "stream", "true or false"),
     (
         MESSAGES,

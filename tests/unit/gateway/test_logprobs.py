@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 import openai
-from sessions import RENDERER, opened, said, says
+import pytest
+from sessions import ADD, RENDERER, ids_agree, opened, said, says
 
 from sparring.gateway.server import open_door
 
@@ -41,3 +42,37 @@ def test_a_character_that_is_split_over_ids_has_its_bytes() -> None:
         data = b"".join(bytes(token.bytes) for token in tokens)
         assert data == RENDERER.decode(ids).encode() and data.startswith(TEXT.encode())
         assert [token.token for token in tokens] == [RENDERER.decode([token]) for token in ids]
+
+
+@pytest.mark.parametrize("content", ("I do.", ""))
+def test_responses_list_every_id_beside_calls(content: str) -> None:
+    """A call is sampled too: its ids are in the list of the message, which has no text where the reply says nothing."""
+    reply = said(content, ("add", {"a": 1, "b": 2}))
+    engine = says(reply, reply, *[said("Bye.")] * 4)
+    session = opened(engine)
+    asked: Any = {"model": "policy", "include": ["message.output_text.logprobs"]}
+    asked["tools"] = [{"type": "function", **ADD["function"]}]
+
+    async def main() -> None:
+        async with (
+            open_door(session) as door,
+            openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key, max_retries=0) as client,
+        ):
+            whole = await client.responses.create(input="Hi", **asked)
+            async with client.responses.stream(input="Hi", **asked) as events:
+                done = [event.item async for event in events if event.type == "response.output_item.done"]
+                streamed = await events.get_final_response()
+            for answer in (whole, streamed):
+                message, call = answer.output
+                assert (message.content[0].text, call.name) == (content, "add")
+                assert len(message.content[0].logprobs) == answer.usage.output_tokens == len(session.segments[1].tokens)
+                output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
+                history: Any = [{"role": "user", "content": "Hi"}, *answer.output, output]
+                await client.responses.create(input=history, **asked)
+                references: Any = [{"type": "item_reference", "id": item.id} for item in answer.output]
+                await client.responses.create(input=[history[0], *references, output], **asked)
+            assert [item.id for item in done] == [item.id for item in streamed.output]
+            assert done[0].content[0].logprobs == streamed.output[0].content[0].logprobs
+
+    asyncio.run(main())
+    assert sum(segment.parent is None for segment in session.segments) == 1 and ids_agree(session, engine)

@@ -41,8 +41,8 @@ def gemini(**fields: Any) -> Request:
 MALFORMED = {
     "a tool without a schema": (
         "expected a",
-        chat(tools=[{"type": "function", "function": {"name": "a", "parameters": None}}]),
-        responses(tools=[{"type": "function", "name": "a"}]),
+        chat(tools=[{"type": "function", "function": {"name": "a", "parameters": 3}}]),
+        responses(tools=[{"type": "function", "name": "a", "parameters": "x"}]),
         messages(tools=[{"name": "a"}]),
         gemini(tools=[{"functionDeclarations": [{"name": "a", "parameters": 3}]}]),
     ),
@@ -55,8 +55,6 @@ MALFORMED = {
     ),
     "a reply at the end": (
         "expected a message to reply to at the end",
-        chat(messages=[USER, REPLY]),
-        responses(input=[USER, REPLY]),
         messages(messages=[USER, REPLY]),
         gemini(contents=[PARTS, {**PARTS, "role": "model"}]),
     ),

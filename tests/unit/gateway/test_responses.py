@@ -220,7 +220,8 @@ CALL = {"type": "function_call", "call_id": "call_0_0", "name": "add", "argument
     [
         ({"input": []}, "input: expected a message to reply to at the end, got none"),
         ({"input": None}, "input: expected text or a list of items, got nothing"),
-        ({"input": [user("A"), {"role": "assistant", "content": "B"}]}, "at the end, got a reply"),
+        ({"input": [user("A"), CALL]}, "input[1]: expected answers to its calls"),
+        ({"tools": [{"type": "function", "name": ""}]}, "tools[0].name: expected a name"),
         ({"input": [{"role": "wizard", "content": "A"}]}, "input[0].role: expected one of system"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "expected a part that is text"),
         ({"input": [{"type": "compaction_trigger"}]}, "input[0].type: expected message, reasoning"),

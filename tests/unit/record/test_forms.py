@@ -183,6 +183,22 @@ def test_what_a_client_makes_of_a_malformed_call_is_known_by_the_sessions_own_id
     assert fork is not None and fork.reason == "edited", "a format writes its own ids again"
 
 
+@pytest.mark.parametrize("reply", [calls("1", "2", "3"), MALFORMED], ids=["calls", "malformed"])
+def test_calls_that_come_back_in_another_order_are_known_by_their_ids_and_so_are_their_answers(reply: Message):
+    tree = Tree(RENDERER)
+    record(tree, START, reply)
+    moved = replace(reply, tool_calls=reply.tool_calls[::-1])
+    told = [Message(role="tool", content=call.id, tool_call_id=call.id) for call in reply.tool_calls]
+    asked = [*START, moved, told[-1], *told[:-1]]
+    assert leaves(tree, asked) is None
+    assert leaves(tree, [*asked[:3], *told, say("Then."), user("Go on.")]) is None, "told once, it goes on"
+    theirs = Tree(RENDERER)
+    other = replace(reply, tool_calls=tuple(replace(call, id=f"f:{call.id}") for call in reply.tool_calls))
+    record(theirs, START, other)
+    fork = leaves(theirs, [*START, replace(other, tool_calls=other.tool_calls[::-1]), *told])
+    assert fork is not None and fork.reason == "edited", "a format writes its own ids again"
+
+
 def test_calls_that_stand_each_before_its_answer_are_one_reply():
     tree = Tree(RENDERER)
     record(tree, START, calls("1", "2"))
@@ -444,3 +460,11 @@ def test_a_summary_that_its_client_quotes_without_its_tags_is_a_compaction_with_
     assert "<summary>" in summary.message.content
     request = tree.segments[summary.parent]
     assert request.fork is None or request.fork.reason == "compaction"
+
+
+def test_a_thought_that_a_client_adds_is_what_a_branch_is_told_of():
+    tree = Tree(RENDERER)
+    record(tree, START, say("Yes."))
+    record(tree, [*START, say("Yes."), user("Go on.")], say("Done."))
+    fork = leaves(tree, [*START, replace(say("Yes."), reasoning="Hm."), user("Go on."), say("Done."), user("And?")])
+    assert fork == Fork(reason="edited", of=0, message=2, byte=0, before="", after="Hm.")

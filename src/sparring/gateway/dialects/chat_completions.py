@@ -20,6 +20,7 @@ from sparring.gateway.dialects.dialect import (
     encoded,
     given,
     in_order,
+    said_length,
     sorted_fields,
     switched,
     text_in,
@@ -32,7 +33,7 @@ from sparring.gateway.dialects.openai_errors import REQUEST_ID, error_written
 from sparring.gateway.dialects.reply_format import format_in
 from sparring.gateway.dialects.sampled_ids import logprobs_written, thought_tokens
 from sparring.gateway.dialects.tool_choice import without_parallel
-from sparring.reply import ReplyHead, SampledReply
+from sparring.reply import ReplyHead, SampledReply, calls_shown, pieces_of
 from sparring.types import Message, ReplyPiece
 
 OBEYED = frozenset(
@@ -41,8 +42,12 @@ OBEYED = frozenset(
 )
 NOTED = frozenset(
     "temperature top_p frequency_penalty presence_penalty seed user metadata store reasoning_effort verbosity"
-    " parallel_tool_calls service_tier prompt_cache_key prompt_cache_retention safety_identifier".split()
+    " parallel_tool_calls service_tier prompt_cache_key prompt_cache_retention safety_identifier"
+    " top_k min_p repetition_penalty chat_template_kwargs enable_thinking thinking include_reasoning"
+    " skip_special_tokens".split()
 )
+"""The last two lines are of servers of open models, vLLM's among them."""
+
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
@@ -83,8 +88,9 @@ class ChatCompletions:
         places = [f"messages[{at}]" for at in range(len(messages))]
         conversation = [Placed(where, _message(data, where)) for where, data in zip(places, messages, strict=True)]
         return ClientRequest(
-            messages=in_order(conversation, "messages"),
-            tools=() if body.get("tool_choice") == "none" else tools,
+            messages=in_order(conversation, "messages", replies_follow=True),
+            tools=tools,
+            calls=body.get("tool_choice") != "none",
             model=typed(body.get("model"), "model", str, "the name of a model"),
             max_tokens=limits[1] if limits[0] is None else limits[0],
             constraint=forced or format or allowed,
@@ -119,7 +125,8 @@ class ChatCompletions:
 
     def error(self, error: ClientError) -> dict[str, Any]:
         """Write an error."""
-        too_long = "" if error.too_long is None else TOO_LONG.format(*reversed(error.too_long))
+        long = error.too_long
+        too_long = "" if long is None else TOO_LONG.format(long[1], said_length(long))
         return error_written(error, "messages", too_long)
 
 
@@ -220,12 +227,13 @@ def _text(content: Any, where: str) -> str:
 
 
 def _message_sent(message: Message, freeform: Collection[str]) -> dict[str, Any]:
-    message_sent: dict[str, Any] = {"role": "assistant", "content": message.content or None, "refusal": None}
+    calls, content = calls_shown(message), "".join(p.text for p in pieces_of(message) if p.kind == "text")
+    message_sent: dict[str, Any] = {"role": "assistant", "content": content or None, "refusal": None}
     if message.reasoning:
         message_sent["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        message_sent["tool_calls"] = [call_written(call, freeform) for call in message.tool_calls]
-    elif message.content == "":
+    if calls:
+        message_sent["tool_calls"] = [call_written(call, freeform) for call in calls]
+    elif not content:
         message_sent["content"] = ""
     return message_sent
 
@@ -233,7 +241,7 @@ def _message_sent(message: Message, freeform: Collection[str]) -> dict[str, Any]
 def _reason(reply: SampledReply) -> str:
     if reply.finish_reason == "length":
         return "length"
-    return "tool_calls" if reply.message.tool_calls else "stop"
+    return "tool_calls" if calls_shown(reply.message) else "stop"
 
 
 def _logprobs(reply: SampledReply, bytes_of: BytesOf) -> dict[str, Any]:

@@ -8,14 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.dialect import arguments_of, call_of, text_in, typed
-from sparring.gateway.dialects.freeform import freeform_call, freeform_input, freeform_tool
+from sparring.gateway.dialects.dialect import arguments_of, call_of, given, name_in, text_in, typed
+from sparring.gateway.dialects.freeform import NO_PARAMETERS, freeform_call, freeform_input, freeform_tool
 from sparring.gateway.dialects.tool_choice import PARALLEL, allowed_calls, forced_call
 from sparring.generation import Constraint
 from sparring.types import ToolCall, ToolSpec
-
-NO_PARAMETERS = {"type": "object", "properties": {}}
-"""Schema of a function that a request defines without one, as the vendor reads it."""
 
 KINDS = ("function", "custom")
 """Types of tools that a client runs: a custom one is freeform."""
@@ -56,7 +53,7 @@ def call_read(data: Any, where: str) -> ToolCall:
     name = typed(inner.get("name"), f"{where}.{kind}.name", str, "a name")
     if kind == "custom":
         return freeform_call(id, name, typed(inner.get("input"), f"{where}.custom.input", str, "text"), where)
-    arguments = typed(inner.get("arguments"), f"{where}.function.arguments", str, "JSON as text")
+    arguments = given(inner, "arguments", str, "JSON as text", "", f"{where}.function.")
     return call_of(id, name, text_in(arguments, where))
 
 
@@ -101,10 +98,10 @@ def choice_in(body: Mapping[str, Any], tools: Sequence[ToolSpec]) -> tuple[Const
 
 
 def _tool(tool: Mapping[str, Any], kind: str, where: str) -> ToolSpec:
-    name = typed(tool.get("name"), f"{where}.name", str, "a name")
+    name = name_in(tool.get("name"), f"{where}.name")
     description = typed(tool.get("description") or "", f"{where}.description", str, "text")
     if kind == "function":
-        parameters = typed(tool.get("parameters", NO_PARAMETERS), f"{where}.parameters", dict, "a JSON schema")
+        parameters = given(tool, "parameters", dict, "a JSON schema", NO_PARAMETERS, f"{where}.")
         return ToolSpec(name=name, description=description, parameters=parameters)
     format = typed(tool.get("format") or {"type": "text"}, f"{where}.format", dict, "a format")
     grammar = None

@@ -52,7 +52,8 @@ class ClientRequest:
 
     Attributes:
         messages: the whole conversation.
-        tools: what may be called.
+        tools: that the prompt shows.
+        calls: whether they may be called; where not, the reply is text.
         model: the name that the client has for the model.
         max_tokens: most tokens that it wants; None leaves it to the run.
         constraint: what the reply's text must be.
@@ -70,6 +71,7 @@ class ClientRequest:
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     model: str
+    calls: bool = True
     max_tokens: int | None = None
     constraint: Constraint | None = None
     samples: int = 1
@@ -272,7 +274,10 @@ def noted_headers(headers: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def call_of(id: str, name: str, arguments: str) -> ToolCall:
-    """Return a call as the client sends it back: what does not parse is malformed, as it was shown."""
+    """Return a call as the client sends it back: what does not parse is malformed, as it was shown. Nothing is a call
+    without arguments, as servers of this API read it."""
+    if not arguments.strip():
+        return ToolCall(id=id, name=name, arguments={})
     try:
         parsed = json.loads(arguments, parse_constant=_no_constant)
         if _ESCAPED_HALF.search(arguments.encode()) is not None:
@@ -296,7 +301,9 @@ class Placed(NamedTuple):
     message: Message
 
 
-def in_order(conversation: Sequence[Placed], field: str, system: str = "") -> tuple[Message, ...]:
+def in_order(
+    conversation: Sequence[Placed], field: str, system: str = "", *, replies_follow: bool = False
+) -> tuple[Message, ...]:
     """Return a conversation whose answers stand in the order of the calls that they name: clients send them as they
     came.
 
@@ -304,9 +311,11 @@ def in_order(conversation: Sequence[Placed], field: str, system: str = "") -> tu
         conversation: of the request.
         field: that has it.
         system: text that stands before it, in a field of its own; empty for none.
+        replies_follow: whether the vendor answers a conversation that ends with a reply, by another behind it.
 
     Raises:
-        BadInput: an answer names no call of the reply before it, the last message is a reply, or there is none.
+        BadInput: an answer names no call of the reply before it, the last message is a reply that nothing may follow or
+            whose calls have no answers, or there is none.
     """
     ordered = [Message(role="system", content=system)] if system else []
     at = 0
@@ -327,9 +336,14 @@ def in_order(conversation: Sequence[Placed], field: str, system: str = "") -> tu
         else:
             ordered.append(conversation[at].message)
             at += 1
-    if not conversation or ordered[-1].role == "assistant":
-        got = "a reply" if conversation else "none"
-        raise refusal(field, "a message to reply to at the end", got, "add one")
+    if not conversation:
+        raise refusal(field, "a message to reply to at the end", "none", "add one")
+    if ordered[-1].role == "assistant":
+        if not replies_follow:
+            do = "end it with a user's message: prefill is not supported"
+            raise refusal(field, "a message to reply to at the end", "a reply", do)
+        if ordered[-1].tool_calls:
+            raise refusal(conversation[-1].where, "answers to its calls behind it", "none", "send them")
     return tuple(ordered)
 
 
@@ -344,6 +358,28 @@ def text_in(value: str, where: str) -> str:
     except UnicodeEncodeError as error:
         raise refusal(where, "text", f"half of a surrogate pair at {error.start}", "correct the request") from None
     return value
+
+
+def name_in(value: Any, where: str) -> str:
+    """Return the name of a tool, which is not empty.
+
+    Raises:
+        BadInput: it is no such name.
+    """
+    if not typed(value, where, str, "a name"):
+        raise refusal(where, "a name", '""', "name it")
+    return text_in(value, where)
+
+
+def said_length(too_long: tuple[int, int]) -> str:
+    """Return the ids of a prompt that was too long, as clients are told of them. A text that is too long by far is
+    counted up to one more than twice the room, of which "more than" is true in any case.
+
+    Args:
+        too_long: its ids, as far as they were counted, and the room for it.
+    """
+    length, room = too_long
+    return f"more than {2 * room}" if length == 2 * room + 1 else str(length)
 
 
 def _no_constant(name: str) -> Any:
@@ -389,5 +425,13 @@ def _read_slowly(data: bytes) -> Any:
             "body", "text", f"half of a surrogate pair: {error.object[error.start]!r}", "correct it"
         ) from None
     except (ValueError, RecursionError) as error:
+        coding = next((name for begun, name in COMPRESSED.items() if data.startswith(begun)), "")
+        if coding:
+            do = "send the body as it is"
+            raise refusal("content-encoding", "a body that is not compressed", coding, do) from None
         raise refusal("body", "a JSON object in UTF-8", str(error), "correct the request") from None
     return body
+
+
+COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+"""Content codings, by the first bytes of what has them."""

@@ -49,8 +49,16 @@ def evidence_of(call: ClientCall, noted: tuple[str, ...], handle: str = "") -> E
         parent=_first(headers, PARENTS),
         label=next((KINDS[word] for word in named if word in KINDS), None),
         handle=handle,
-        wishes={name: call.body[name] for name in noted if name in call.body},
+        wishes={name: wish for name in noted if (wish := _wish(call.body, name)) is not None},
     )
+
+
+def _wish(body: Mapping[str, Any], name: str) -> Any:
+    """Return what a field of a request has, by its name behind those of what it stands in; None for a header."""
+    value: Any = body
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:

@@ -12,6 +12,9 @@ UNREADABLE = "unreadable_"
 """First letters of the id of a freeform call whose arguments are not the one text that the tool takes: its input is
 what the model wrote in their place."""
 
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+"""Schema of a function that a request defines without one, as the vendor reads it."""
+
 _PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sparring.errors import refusal
@@ -25,13 +26,14 @@ from sparring.gateway.dialects.dialect import (
 )
 from sparring.gateway.dialects.evidence import evidence_of
 from sparring.gateway.dialects.gemini_contents import conversation_in, json_schema, named_calls, text_of, tools_in
+from sparring.gateway.dialects.gemini_fields import NESTED, in_one_spelling
 from sparring.gateway.dialects.handles import sealed
 from sparring.gateway.dialects.reply_format import JSON_OBJECT, schema_in
 from sparring.gateway.dialects.sampled_ids import thought_tokens
 from sparring.gateway.dialects.tool_choice import allowed_calls, forced_call
 from sparring.generation import Constraint
 from sparring.record.identity import shown_arguments
-from sparring.reply import ReplyHead, SampledReply, ShownReply
+from sparring.reply import ReplyHead, SampledReply, pieces_of
 from sparring.types import ReplyPiece, ToolCall, ToolSpec
 
 OBEYED = frozenset("contents systemInstruction tools toolConfig generationConfig model".split())
@@ -44,13 +46,8 @@ CONFIG_NOTED = frozenset(
     "temperature topP topK seed presencePenalty frequencyPenalty thinkingConfig logprobs mediaResolution"
     " enableEnhancedCivicAnswers".split()
 )
-SNAKE = {
-    "system_instruction": "systemInstruction",
-    "tool_config": "toolConfig",
-    "generation_config": "generationConfig",
-    "safety_settings": "safetySettings",
-}
-"""Fields that the API also takes in the spelling of its Python types."""
+FIELDS = OBEYED | NOTED | CONFIG_OBEYED | CONFIG_NOTED | NESTED
+"""Fields that are taken in both spellings; another keeps the one that it has, and is refused by that."""
 
 TOO_LONG = "The input token count ({}) exceeds the maximum number of tokens allowed ({})."
 """Words by which clients know that they have to compact."""
@@ -86,9 +83,8 @@ class Gemini:
         Raises:
             BadInput: it is malformed, or asks for what cannot be had.
         """
-        body = call.body.get("generateContentRequest")  # of a request to count tokens
-        body = call.body if body is None else typed(body, "generateContentRequest", dict, "a request")
-        body = {SNAKE.get(name, name): value for name, value in body.items()}
+        body: dict[str, Any] = in_one_spelling(call.body, FIELDS)
+        body = given(body, "generateContentRequest", dict, "a request", body)  # of a request to count tokens
         noted = sorted_fields(body, OBEYED, NOTED)
         config = given(body, "generationConfig", dict, "settings", {})
         noted += sorted_fields(config, CONFIG_OBEYED, CONFIG_NOTED, "generationConfig.")
@@ -107,7 +103,8 @@ class Gemini:
         forced, allowed = _choice(calling, tools)
         return ClientRequest(
             messages=in_order(named_calls(contents), "contents", system),
-            tools=() if calling.get("mode") == "NONE" else tools,
+            tools=tools,
+            calls=calling.get("mode") != "NONE",
             model=call.path.get("model", ""),
             max_tokens=count_in(config, "maxOutputTokens", "generationConfig."),
             constraint=forced or _constraint(config) or allowed,
@@ -116,7 +113,7 @@ class Gemini:
             logprobs=switched(config, "responseLogprobs", "generationConfig."),
             noted=noted,
             stop=texts_in(config.get("stopSequences"), "generationConfig.stopSequences"),
-            evidence=evidence_of(call, noted, handle),
+            evidence=evidence_of(replace(call, body=body), noted, handle),
             echo={"as_events": "sse" in (call.query.get("alt"), call.query.get("$alt"))},
         )
 
@@ -127,7 +124,7 @@ class Gemini:
         candidates = []
         for index, reply in enumerate(replies):
             handle = sealed(reply.id)
-            parts = [_part(piece, handle) for piece in ShownReply().rest(reply.message)] or [{"text": ""}]
+            parts = [_part(piece, handle) for piece in pieces_of(reply.message)] or [{"text": ""}]
             parts[-1]["thoughtSignature"] = handle
             candidate = _candidate(parts, index, _reason(reply))
             if client_request.logprobs:
@@ -142,7 +139,9 @@ class Gemini:
     def error(self, error: ClientError) -> dict[str, Any]:
         """Write an error."""
         status = STATUSES.get(error.status, "INTERNAL" if error.status >= 500 else "INVALID_ARGUMENT")
-        text = error.message if error.too_long is None else TOO_LONG.format(*error.too_long)
+        text = (
+            error.message if error.too_long is None else TOO_LONG.format(*error.too_long)
+        )
         return {"error": {"code": error.status, "message": text, "status": status}}
 
 
@@ -263,10 +262,7 @@ def _part(piece: ReplyPiece, handle: str) -> dict[str, Any]:
     """Return a piece of a reply as a part."""
     if piece.call is not None:
         call: ToolCall = piece.call
-        arguments = shown_arguments(call)
-        if arguments is None:
-            return {"text": call.raw}
-        function = {"id": call.id, "name": call.name, "args": dict(arguments)}
+        function = {"id": call.id, "name": call.name, "args": dict(shown_arguments(call))}
         return {"functionCall": function, "thoughtSignature": handle}
     return {"text": piece.text, **({"thought": True} if piece.kind == "reasoning" else {})}
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.dialect import Placed, is_left_out, text_in, typed
+from sparring.gateway.dialects.dialect import Placed, is_left_out, name_in, text_in, typed
 from sparring.gateway.dialects.handles import unsealed
 from sparring.types import Message, ToolCall, ToolSpec
 
-TEXT = frozenset(("text", "thought", "thoughtSignature", "thought_signature", "partMetadata"))
+TEXT = frozenset(("text", "thought", "thoughtSignature", "partMetadata"))
 """Names that a part of text may have."""
 
 
@@ -96,10 +96,10 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[ToolSpec, ...]:
     for at, tool in enumerate(typed([] if tools is None else tools, "tools", list, "a list of tools")):
         for name, value in typed(tool, f"tools[{at}]", dict, "a tool").items():
             where = f"tools[{at}].{name}"
-            if name in ("functionDeclarations", "function_declarations"):
+            if name == "functionDeclarations":
                 declared = typed(value, where, list, "a list of functions")
                 specs += [_declared(each, f"{where}[{number}]") for number, each in enumerate(declared)]
-            elif value is not None and not is_left_out(name, leave_out):
+            elif not is_left_out(name, leave_out):
                 do = "switch it off in the client, or let the door leave it out"
                 raise refusal(where, "functionDeclarations: tools that the client runs", repr(name), do)
     names = [spec.name for spec in specs]
@@ -126,12 +126,12 @@ def json_schema(schema: Any, where: str) -> Any:
             converted[name] = {key: json_schema(inner, f"{place}.{key}") for key, inner in properties}
         elif name == "items":
             converted[name] = json_schema(value, place)
-        elif name in ("anyOf", "any_of"):
+        elif name == "anyOf":
             inner = typed(value, place, list, "a list of schemas")
-            converted["anyOf"] = [json_schema(each, f"{place}[{number}]") for number, each in enumerate(inner)]
+            converted[name] = [json_schema(each, f"{place}[{number}]") for number, each in enumerate(inner)]
         elif name in COUNTS and isinstance(value, str):
             converted[name] = int(value) if value.isdecimal() else value
-        elif name not in ("propertyOrdering", "property_ordering", "nullable"):
+        elif name not in ("propertyOrdering", "nullable"):
             converted[name] = value
     if schema.get("nullable"):
         converted["type"] = [converted["type"], "null"] if "type" in converted else "null"
@@ -145,9 +145,9 @@ COUNTS = frozenset("minItems maxItems minLength maxLength minProperties maxPrope
 
 
 def _declared(function: Any, where: str) -> ToolSpec:
-    name = text_in(typed(typed(function, where, dict, "a function").get("name"), f"{where}.name", str, "a name"), where)
+    name = name_in(typed(function, where, dict, "a function").get("name"), f"{where}.name")
     description = typed(function.get("description") or "", f"{where}.description", str, "text")
-    schema = function.get("parametersJsonSchema", function.get("parameters_json_schema"))
+    schema = function.get("parametersJsonSchema")
     if schema is None:
         own = function.get("parameters")
         schema = {"type": "object", "properties": {}} if own is None else json_schema(own, f"{where}.parameters")
@@ -161,8 +161,8 @@ def _reply(parts: Sequence[Any], where: str) -> tuple[Message, str]:
     for at, part in enumerate(parts):
         place = f"{where}.parts[{at}]"
         typed(part, place, dict, "a part")
-        handle = unsealed(part.get("thoughtSignature", part.get("thought_signature"))) or handle
-        function = part.get("functionCall", part.get("function_call"))
+        handle = unsealed(part.get("thoughtSignature")) or handle
+        function = part.get("functionCall")
         if function is None:
             (thoughts if part.get("thought") else texts).append(_text(part, place))
             continue
@@ -191,7 +191,7 @@ def _told(parts: Sequence[Any], where: str) -> list[Placed]:
     for at, part in enumerate(parts):
         place = f"{where}.parts[{at}]"
         typed(part, place, dict, "a part")
-        answer = part.get("functionResponse", part.get("function_response"))
+        answer = part.get("functionResponse")
         if answer is None:
             texts.append(_text(part, place))
             continue
@@ -228,7 +228,7 @@ def _answered(answer: Message, waiting: Sequence[ToolCall], where: str) -> ToolC
 
 def _text(part: Any, where: str) -> str:
     typed(part, where, dict, "a part")
-    if not part.keys() <= TEXT or "text" not in part and not part.keys() & {"thoughtSignature", "thought_signature"}:
+    if not part.keys() <= TEXT or "text" not in part and "thoughtSignature" not in part:
         names = ", ".join(sorted(part.keys() - TEXT)) or "nothing"
         raise refusal(where, "a part that is text", names, "this model reads text alone")
     return text_in(typed(part.get("text") or "", f"{where}.text", str, "text"), where)

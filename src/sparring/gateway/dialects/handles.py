@@ -8,6 +8,9 @@ import hashlib
 
 DIGEST_BYTES = 6
 
+EMPTY = "empty"
+"""Stands for the number of an item that is no piece of its reply, and has no text."""
+
 
 def sealed(reply: str) -> str:
     """Return the handle of the reply with this id, in letters that JSON, URLs and headers carry as they are."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.dialect import Placed, is_left_out, text_in, typed
+from sparring.gateway.dialects.dialect import Placed, is_left_out, name_in, text_in, typed
 from sparring.gateway.dialects.handles import unsealed
 from sparring.types import Message, ToolCall, ToolSpec
 
@@ -36,7 +36,7 @@ def tools_in(tools: Any, leave_out: Collection[str]) -> tuple[tuple[ToolSpec, ..
                 continue
             do = "switch it off in the client, or let the door leave it out"
             raise refusal(f"{where}.type", "a tool that the client runs", repr(kind), do)
-        name = text_in(typed(tool.get("name"), f"{where}.name", str, "a name"), where)
+        name = name_in(tool.get("name"), f"{where}.name")
         schema = typed(tool.get("input_schema"), f"{where}.input_schema", dict, "a JSON schema")
         description = typed(tool.get("description") or "", f"{where}.description", str, "text")
         if name in names:

@@ -30,7 +30,7 @@ from sparring.gateway.dialects.reply_format import format_in
 from sparring.gateway.dialects.tool_choice import forced_call
 from sparring.generation import Constraint
 from sparring.record.identity import shown_arguments
-from sparring.reply import ReplyHead, SampledReply
+from sparring.reply import ReplyHead, SampledReply, calls_shown, pieces_of
 from sparring.types import Message, ReplyPiece, ToolSpec
 
 OBEYED = frozenset(
@@ -70,7 +70,8 @@ class Messages:
         forced = _forced(body.get("tool_choice"), tools, deferred)
         return ClientRequest(
             messages=in_order(heard, "messages", system),
-            tools=tools if forced is not None or _may_call(body.get("tool_choice")) else (),
+            tools=tools,
+            calls=forced is not None or _may_call(body.get("tool_choice")),
             model=typed(body.get("model"), "model", str, "the name of a model"),
             max_tokens=count_in(body, "max_tokens"),
             constraint=forced or _constraint(body),
@@ -99,7 +100,9 @@ class Messages:
 
     def error(self, error: ClientError) -> dict[str, Any]:
         """Write an error."""
-        text = error.message if error.too_long is None else TOO_LONG.format(*error.too_long)
+        text = (
+            error.message if error.too_long is None else TOO_LONG.format(*error.too_long)
+        )
         other = "api_error" if error.status >= 500 else "invalid_request_error"
         return {"type": "error", "error": {"type": KINDS.get(error.status, other), "message": text}}
 
@@ -124,17 +127,17 @@ class EventWriter:
 
     def piece(self, sample: int, piece: ReplyPiece) -> bytes:
         """Write a piece of the reply into its block."""
-        call = piece.call
-        arguments = None if call is None else shown_arguments(call)
-        if call is not None and arguments is not None:
+        if piece.call is not None:
+            call = piece.call
             empty = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-            delta = {"type": "input_json_delta", "partial_json": json.dumps(dict(arguments), ensure_ascii=False)}
+            written = json.dumps(dict(shown_arguments(call)), ensure_ascii=False)
+            delta = {"type": "input_json_delta", "partial_json": written}
             return self._block("tool_use", empty) + self._delta(delta) + self._closed()
         if piece.kind == "reasoning":
             begun = self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
             return begun + self._delta({"type": "thinking_delta", "thinking": piece.text})
         begun = self._block("text", {"type": "text", "text": ""})
-        return begun + self._delta({"type": "text_delta", "text": piece.text if call is None else call.raw})
+        return begun + self._delta({"type": "text_delta", "text": piece.text})
 
     def end(self, sample: int, reply: SampledReply) -> bytes:
         """Write the end of the last block, why the message ended, and the usage."""
@@ -209,20 +212,18 @@ def _constraint(body: Mapping[str, Any]) -> Constraint | None:
 
 def _blocks(message: Message, handle: str) -> list[dict[str, Any]]:
     """Return the blocks of a reply, its thoughts signed with its handle. A call that does not parse has what was
-    written as its one argument; one without a name is text."""
+    written as its one argument."""
     blocks: list[dict[str, Any]] = []
-    if message.reasoning:
-        blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": handle})
-    if message.content:
-        blocks.append({"type": "text", "text": message.content})
-    for call in message.tool_calls:
-        arguments = shown_arguments(call)
-        if arguments is not None:
-            blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": dict(arguments)})
+    for piece in pieces_of(message):
+        if piece.call is not None:
+            call, arguments = piece.call, dict(shown_arguments(piece.call))
+            blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+        elif piece.kind == "reasoning":
+            blocks.append({"type": "thinking", "thinking": piece.text, "signature": handle})
         elif blocks and blocks[-1]["type"] == "text":
-            blocks[-1]["text"] += call.raw
+            blocks[-1]["text"] += piece.text
         else:
-            blocks.append({"type": "text", "text": call.raw})
+            blocks.append({"type": "text", "text": piece.text})
     return blocks or [{"type": "text", "text": ""}]
 
 
@@ -231,7 +232,7 @@ def _reason(reply: SampledReply) -> str:
         return "max_tokens"
     if reply.stop is not None:
         return "stop_sequence"
-    return "tool_use" if any(shown_arguments(call) is not None for call in reply.message.tool_calls) else "end_turn"
+    return "tool_use" if calls_shown(reply.message) else "end_turn"
 
 
 def _head(client_request: ClientRequest, id: str) -> dict[str, Any]:

@@ -41,6 +41,8 @@ def format_in(format: Any, where: str, *, kinds: Sequence[str] = KINDS, inside: 
     if inside:
         where = f"{where}.{inside}"
         format = typed(format.get(inside), where, dict, "a schema with a name")
+        if format.get("schema") is None:
+            return JSON_OBJECT
     return schema_in(format.get("schema"), f"{where}.schema")
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparring.gateway.dialects.dialect import EVENTS, BytesOf, ClientError, ClientRequest, encoded
-from sparring.gateway.dialects.handles import sealed
+from sparring.gateway.dialects.handles import EMPTY, sealed
 from sparring.gateway.dialects.response_tools import call_written
 from sparring.gateway.dialects.sampled_ids import logprobs_written
-from sparring.reply import ReplyHead, SampledReply, ShownReply
+from sparring.reply import ReplyHead, SampledReply, pieces_of
 from sparring.types import ReplyPiece
 
 
@@ -18,13 +18,17 @@ def response_of(client_request: ClientRequest, reply: SampledReply, bytes_of: By
     """Return a whole response: what a stream's last event has."""
     writer = ResponseWriter(client_request, bytes_of)
     writer.begin(ReplyHead(id=reply.id, prompt_tokens=reply.prompt_tokens))
-    for piece in ShownReply().rest(reply.message):
+    for piece in pieces_of(reply.message):
         writer.piece(0, piece)
     return writer.response(reply)
 
 
 class ResponseWriter:
-    """Writer of one response as events: its items one after the other. Implements `AnswerWriter`."""
+    """Writer of one response as events: its items one after the other. Implements `AnswerWriter`.
+
+    Log-probabilities, of calls too, stand in the message of a reply, and are whole at its end: where a client wants
+    them, calls wait for that, behind a message without text where the reply says nothing.
+    """
 
     content_type = EVENTS
 
@@ -35,6 +39,9 @@ class ResponseWriter:
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the item of text or thoughts that goes on
         self._texts: list[str] = []  # of it
+        self._waiting: list[dict[str, Any]] = []  # calls
+        self._num_shown = 0  # pieces that have an item
+        self._listed = False  # whether the log-probabilities are written
         self._handle = ""
         self._id = "failed"  # until there is a reply
 
@@ -47,15 +54,18 @@ class ResponseWriter:
     def piece(self, sample: int, piece: ReplyPiece) -> bytes:
         """Write a piece of the reply into its item."""
         if piece.call is not None:
-            return self._closed() + self._call(call_written(piece.call, self._client_request.echo["forms"]))
+            call = call_written(piece.call, self._client_request.echo["forms"])
+            if not self._client_request.logprobs:
+                return self._closed() + self._call(call)
+            self._waiting.append(call)
+            return self._opened("message", empty=True)
         begun = self._opened("reasoning" if piece.kind == "reasoning" else "message")
         self._texts.append(piece.text)
         return begun + self._of_part("delta", delta=piece.text)
 
     def end(self, sample: int, reply: SampledReply) -> bytes:
         """Write the end of the last item and the whole response."""
-        events = b"" if self._items or self._client_request.samples_nothing else self._opened("message")
-        events += self._closed(reply)
+        events = self._ended(reply)
         response = self.response(reply)
         return events + self._event(f"response.{response['status']}", response=response)
 
@@ -75,21 +85,31 @@ class ResponseWriter:
 
     def response(self, reply: SampledReply) -> dict[str, Any]:
         """Return the whole response."""
-        if not self._items and not self._client_request.samples_nothing:
-            self._opened("message")
-        self._closed(reply)
+        self._ended(reply)
         return {**_response(self._client_request, reply.id, reply=reply), "output": self._items}
 
-    def _opened(self, kind: str) -> bytes:
-        """Begin an item of text or thoughts, unless one of this kind is open."""
+    def _ended(self, reply: SampledReply) -> bytes:
+        """End the last item of text or thoughts, and write the calls that wait."""
+        wanted = self._client_request
+        last = self._open["type"] if self._open else ""
+        bare = not self._items or wanted.logprobs and last != "message" and not self._listed
+        events = self._opened("message") if bare and not wanted.samples_nothing else b""
+        events += self._closed(reply)
+        waiting, self._waiting = self._waiting, []
+        return events + b"".join(map(self._call, waiting))
+
+    def _opened(self, kind: str, empty: bool = False) -> bytes:
+        """Begin an item of text or thoughts, unless one of this kind is open. `empty`: it is no piece of the reply."""
         if self._open is not None and self._open["type"] == kind:
             return b""
         events = self._closed()
         if kind == "reasoning":
             item = {"type": kind, "id": f"rs_{self._handle}", "summary": [], "content": [], "encrypted_content": None}
         else:
-            item = {"type": kind, "id": f"msg_{self._handle}.{len(self._items)}", "role": "assistant", "content": []}
+            number = EMPTY if empty else self._num_shown
+            item = {"type": kind, "id": f"msg_{self._handle}.{number}", "role": "assistant", "content": []}
             item["status"] = "in_progress"
+        self._num_shown += not empty
         self._open = item
         self._items.append(item)
         events += self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
@@ -100,10 +120,12 @@ class ResponseWriter:
         if self._open is None:
             return b""
         item, text = self._open, "".join(self._texts)
-        part = _part(item["type"], text)
+        part, listed = _part(item["type"], text), {}
         if item["type"] == "message" and reply is not None and self._client_request.logprobs:
-            part["logprobs"] = logprobs_written(reply, self._bytes_of)
-        events = self._of_part("done", text=text)
+            self._listed = True
+            listed = {"logprobs": logprobs_written(reply, self._bytes_of)}
+        part |= listed
+        events = self._of_part("done", text=text, **listed)
         events += self._of_item("response.content_part.done", content_index=0, part=part)
         cut = reply is not None and reply.finish_reason == "length"
         ended = {"status": "incomplete" if cut else "completed"} if item["type"] == "message" else {}
@@ -118,7 +140,8 @@ class ResponseWriter:
         function = item["type"] == "function_call"
         field = "arguments" if function else "input"
         name = "response.function_call_arguments" if function else "response.custom_tool_call_input"
-        item["id"] = f"{'fc' if function else 'ctc'}_{self._handle}.{len(self._items)}"
+        item["id"] = f"{'fc' if function else 'ctc'}_{self._handle}.{self._num_shown}"
+        self._num_shown += 1
         self._items.append({**item, "status": "completed"})
         empty = {**item, field: "", "status": "in_progress"}
         events = self._event("response.output_item.added", output_index=len(self._items) - 1, item=empty)
@@ -135,7 +158,7 @@ class ResponseWriter:
         kind, logprobs = (
             ("reasoning_text", {}) if self._open["type"] == "reasoning" else ("output_text", {"logprobs": []})
         )
-        return self._of_item(f"response.{kind}.{name}", content_index=0, **values, **logprobs)
+        return self._of_item(f"response.{kind}.{name}", content_index=0, **{**logprobs, **values})
 
     def _of_item(self, type: str, **values: Any) -> bytes:
         """Write an event of the last item."""

@@ -10,9 +10,9 @@ from typing import Any
 from sparring.errors import refusal
 from sparring.gateway.dialects.dialect import Placed, text_in, typed
 from sparring.gateway.dialects.freeform import UNREADABLE
-from sparring.gateway.dialects.handles import unsealed
+from sparring.gateway.dialects.handles import EMPTY, unsealed
 from sparring.gateway.dialects.response_tools import call_read, call_written
-from sparring.reply import ShownReply
+from sparring.reply import pieces_of
 from sparring.types import Message, ToolCall
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -46,7 +46,8 @@ class _Reply:
 
 def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") -> tuple[list[Placed], str]:
     """Read the items of a conversation. Items of one reply, which stand side by side, are one message; so is a call
-    that a client put behind the output of another call of that reply.
+    that a client put behind the output of another call of that reply. A second text is another reply: where it is none,
+    the record says so.
 
     Args:
         items: of the request.
@@ -85,7 +86,8 @@ def conversation_in(items: Sequence[Any], recall: Recall, where: str = "input") 
             text = _text(item.get("content"), f"{place}.content")
             conversation.append(Placed(place, Message(role="user" if role == "user" else "system", content=text)))
             continue
-        if reply is None or not isinstance(conversation[-1], _Reply):
+        second = kind == "message" and reply is not None and bool(reply.texts)
+        if reply is None or second or not isinstance(conversation[-1], _Reply):
             conversation.append(reply := _Reply(where=place))
         if kind == "reasoning":
             reply.thoughts.append(_thoughts(item, place))
@@ -109,7 +111,9 @@ def _referenced(reference: Mapping[str, Any], recall: Recall, where: str) -> dic
     id = typed(reference.get("id"), f"{where}.id", str, "the id of an item")
     reply = _of_id(id)
     conversation = recall(reply) if reply else None
-    pieces = ShownReply().rest(conversation[-1]) if conversation else ()
+    pieces = pieces_of(conversation[-1]) if conversation else ()
+    if pieces and id.startswith("msg_") and id.endswith(f".{EMPTY}"):
+        return {"type": "message", "id": id, "role": "assistant", "content": ""}
     number = id.rpartition(".")[2] if "." in id else "0"  # thoughts have no number, and come first
     piece = next((piece for at, piece in enumerate(pieces) if str(at) == number), None)
     if piece is None or id.startswith("rs_") != (piece.kind == "reasoning"):

@@ -9,8 +9,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sparring.errors import refusal
-from sparring.gateway.dialects.dialect import arguments_of, call_of, is_left_out, text_in, typed
-from sparring.gateway.dialects.freeform import freeform_call, freeform_input, freeform_tool
+from sparring.gateway.dialects.dialect import (
+    arguments_of,
+    call_of,
+    given,
+    is_left_out,
+    name_in,
+    text_in,
+    typed,
+)
+from sparring.gateway.dialects.freeform import NO_PARAMETERS, freeform_call, freeform_input, freeform_tool
 from sparring.types import ToolCall, ToolSpec
 
 HOSTED = frozenset(
@@ -99,7 +107,7 @@ def call_read(item: Mapping[str, Any], where: str) -> ToolCall:
     name = shown_name(typed(item.get("name"), f"{where}.name", str, "a name"), namespace)
     id = text_in(typed(item.get("call_id"), f"{where}.call_id", str, "an id"), where)
     if item.get("type") == "function_call":
-        arguments = typed(item.get("arguments"), f"{where}.arguments", str, "JSON as text")
+        arguments = given(item, "arguments", str, "JSON as text", "", f"{where}.")
         return call_of(id, text_in(name, where), text_in(arguments, where))
     input = typed(item.get("input"), f"{where}.input", str, "text")
     return freeform_call(id, name, input, where)
@@ -121,12 +129,12 @@ def _tool(tool: Any, where: str, namespace: str | None, before: str) -> tuple[To
     kind = typed(tool, where, dict, "a tool").get("type")
     if kind not in ("function", "custom"):
         raise refusal(f"{where}.type", "function or custom", repr(kind), "leave it out")
-    name = text_in(typed(tool.get("name"), f"{where}.name", str, "a name"), where)
+    name = name_in(tool.get("name"), f"{where}.name")
     form = ToolForm(kind=kind, name=name, namespace=namespace)
     description = "\n\n".join(filter(None, (before, _description(tool, where))))
     shown = shown_name(name, namespace)
     if kind == "function":
-        parameters = typed(tool.get("parameters"), f"{where}.parameters", dict, "a JSON schema")
+        parameters = given(tool, "parameters", dict, "a JSON schema", NO_PARAMETERS, f"{where}.")
         return ToolSpec(name=shown, description=description, parameters=parameters), form
     format = typed(tool.get("format") or {"type": "text"}, f"{where}.format", dict, "a format")
     return freeform_tool(shown, description, format if format.get("type") == "grammar" else None), form

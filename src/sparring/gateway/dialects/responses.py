@@ -83,8 +83,9 @@ class Responses:
         return ClientRequest(
             messages=_as_they_came(conversation, instructions)
             if samples_nothing
-            else in_order(conversation, "input", instructions),
-            tools=() if body.get("tool_choice") == "none" else tools,
+            else in_order(conversation, "input", instructions, replies_follow=True),
+            tools=tools,
+            calls=body.get("tool_choice") != "none",
             model=typed(body.get("model"), "model", str, "the name of a model"),
             max_tokens=count_in(body, "max_output_tokens"),
             constraint=forced or format_in(text.get("format"), "text.format") or allowed,

@@ -1,0 +1,230 @@
+"""An engine that says what a script tells it to: everything but the model is real."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import xxhash
+
+from sparring.errors import EngineError, WeightsError
+from sparring.generation import Completion, Delta, FinishReason, GenerateRequest, Runs, ScoreRequest, Scores
+from sparring.types import WeightRef
+
+Script = Callable[[GenerateRequest], Sequence[int]]
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """A request in flight, and the tokens sampled so far."""
+
+    request: GenerateRequest
+    sampled: list[int] = field(default_factory=list)
+    aborted: bool = False
+
+
+class ScriptedEngine:
+    """Implements `Engine`. Log-probabilities are a function of version, position and token.
+
+    A script's ids are cut at the first stop id or stop string and at `max_tokens`; where it ends without a stop id, the
+    request's first stop id is appended, so that scripts need not know the format. A request says nothing before the
+    engine's latency is over, then a token whenever its reader asks for one.
+
+    Args:
+        script: the ids to "sample" for a request.
+        version: the weight version served at first.
+        latency_s: time that a request takes (on the loop's clock).
+        fail_on: numbers of the requests, counted from 1, that raise `EngineError`.
+        refuse_on: numbers of the weight updates, counted from 1, that raise `WeightsError`.
+
+    Attributes:
+        requests: every request, in order of arrival, failed ones included.
+        pulled: every weight reference that was pulled.
+        held: the ids whose KV is kept, by conversation.
+        most_in_flight: the most requests that were in flight at once.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        version: int = 0,
+        latency_s: float = 0.0,
+        fail_on: Collection[int] = (),
+        refuse_on: Collection[int] = (),
+    ) -> None:
+        self._script = script
+        self._version = version
+        self._latency_s = latency_s
+        self._fail_on, self._refuse_on = frozenset(fail_on), refuse_on
+        self._updates = 0
+        self._live: list[_Turn] = []
+        self._closed = False
+        self._num_sampled = 0
+        self.requests: list[GenerateRequest] = []
+        self.pulled: list[WeightRef] = []
+        self.held: dict[str, tuple[int, ...]] = {}
+        self.most_in_flight = 0
+
+    @property
+    def version(self) -> int:
+        """The weight version being served."""
+        return self._version
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return the number of tokens sampled since the start."""
+        return {"generated_tokens": float(self._num_sampled)}
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Answer a request after the engine's latency.
+
+        Raises:
+            EngineError: the engine is closed, or this request was chosen to fail.
+        """
+        *_, completion = [piece async for piece in self.stream(request)]
+        assert isinstance(completion, Completion)
+        return completion
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
+        """Yield the same, token by token.
+
+        Raises:
+            EngineError: as for `generate`.
+        """
+        if self._closed:
+            raise EngineError("the scripted engine is closed")
+        self.requests.append(request)
+        number, turn = len(self.requests), _Turn(request)
+        self._live.append(turn)
+        self.most_in_flight = max(self.most_in_flight, len(self._live))
+        try:
+            await asyncio.sleep(self._latency_s)
+            if number in self._fail_on:
+                raise EngineError(f"request {number} was chosen to fail")
+            tokens, finished = _ended(self._script(request), request)
+            for token in tokens:
+                if turn.aborted:
+                    break
+                turn.sampled.append(token)
+                self._num_sampled += 1
+                position = len(request.tokens) + len(turn.sampled) - 1
+                yield Delta(tokens=(token,), logprobs=(self._logprob(position, token, request),))
+        finally:
+            self._live.remove(turn)
+        yield self._answer(turn, "abort" if len(turn.sampled) < len(tokens) else "stop" if finished else "length")
+
+    async def abort(self, request: str) -> None:
+        """End the requests of this id before their next token."""
+        for turn in self._live:
+            turn.aborted |= turn.request.id == request
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Refused: a script says one token and knows no distribution.
+
+        Raises:
+            EngineError: always.
+        """
+        raise EngineError(
+            f"score {request.id}: expected a model's distribution, got a scripted engine; ask a native one"
+        )
+
+    async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
+        """Return requests that continue one in flight from the tokens sampled so far.
+
+        Raises:
+            EngineError: not exactly one request of this id is in flight, or the engine is closed.
+        """
+        turns = [turn for turn in self._live if turn.request.id == request]
+        if self._closed or len(turns) != 1:
+            raise EngineError(f"fork of {request}: expected one request of this id in flight, got {len(turns)}")
+        [turn] = turns
+        tokens, sampling = (*turn.request.tokens, *turn.sampled), turn.request.sampling
+        self.held.update(dict.fromkeys(seeds, tokens))
+        return tuple(
+            replace(
+                turn.request,
+                id=name,
+                tokens=tokens,
+                sampling=replace(sampling, seed=seed, max_tokens=sampling.max_tokens - len(turn.sampled)),
+                conversation=name,
+            )
+            for name, seed in seeds.items()
+        )
+
+    async def release(self, conversation: str) -> None:
+        """Forget a conversation's KV."""
+        self.held.pop(conversation, None)
+
+    async def pull(self, ref: WeightRef) -> None:
+        """Serve another version; KV of the old one is dropped (law 4).
+
+        Raises:
+            WeightsError: this update was chosen to be refused.
+        """
+        self._updates += 1
+        if self._updates in self._refuse_on:
+            raise WeightsError(f"update {self._updates} was chosen to be refused")
+        self.pulled.append(ref)
+        self._version = ref.version
+        self.held.clear()
+
+    async def close(self) -> None:
+        """Refuse further requests."""
+        self._closed = True
+        self.held.clear()
+
+    def _answer(self, turn: _Turn, finish_reason: FinishReason) -> Completion:
+        request, tokens = turn.request, tuple(turn.sampled)
+        start = len(request.tokens)
+        cached = 0
+        if request.conversation is not None:
+            cached = _common(self.held.get(request.conversation, ()), request.tokens[:-1])
+            self.held[request.conversation] = (*request.tokens, *tokens)
+        versions = Runs.of(self._version, len(tokens))
+        return Completion(
+            tokens=tokens,
+            logprobs=tuple(self._logprob(start + at, token, request) for at, token in enumerate(tokens)),
+            finish_reason=finish_reason,
+            versions=versions,
+            kv_versions=versions,
+            cached_tokens=cached,
+        )
+
+    def _logprob(self, position: int, token: int, request: GenerateRequest) -> float:
+        if request.sampling.temperature == 0:
+            return 0.0
+        drawn = xxhash.xxh3_64_intdigest(f"{self._version}/{position}/{token}".encode())
+        return -(drawn % 4096 + 1) / 1024.0
+
+
+def replies(texts: Iterable[str], encode: Callable[[str], Sequence[int]]) -> Script:
+    """Return a script that gives these texts, one per request, then repeats the last.
+
+    Args:
+        texts: what to say, without the end of the turn.
+        encode: text -> ids, `renderer.tokenizer.encode` for example.
+    """
+    planned = [tuple(encode(text)) for text in texts]
+    if not planned:
+        raise ValueError("a script needs at least one reply")
+    left = iter(planned)
+    return lambda request: next(left, planned[-1])
+
+
+def _ended(script: Sequence[int], request: GenerateRequest) -> tuple[tuple[int, ...], bool]:
+    stop = request.sampling.stop
+    end = next((at + 1 for at, token in enumerate(script) if token in stop), None)
+    tokens = tuple(script[:end]) if end is not None else (*script, *stop[:1])
+    most = request.sampling.max_tokens
+    at_string = None if request.ends is None else request.ends(tokens[:most], len(tokens[:most]))
+    if at_string is not None:
+        return tokens[:at_string], True
+    return tokens[:most], len(tokens) <= most and bool(stop)
+
+
+def _common(held: Sequence[int], tokens: Sequence[int]) -> int:
+    return next(
+        (at for at, (a, b) in enumerate(zip(held, tokens, strict=False)) if a != b), min(len(held), len(tokens))
+    )

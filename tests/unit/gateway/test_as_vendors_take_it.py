@@ -1,0 +1,131 @@
+"""Requests that are no edit and no mistake: clients send them, and their vendors take them."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import httpx
+import pytest
+from sessions import ADD, RENDERER, ids_agree, opened, said, says
+
+from sparring.gateway.server import open_door
+from sparring.types import Message
+
+CHAT, RESPONSES, GEMINI = "/v1/chat/completions", "/v1/responses", "/v1beta/models/policy:generateContent"
+USER: dict[str, Any] = {"role": "user", "content": "Hi"}
+FUNCTION = {"name": "now", "description": None, "parameters": None}
+
+
+def answers(session: Any, *requests: tuple[str, Any]) -> list[httpx.Response]:
+    """The answers to requests, one after the other; a body of bytes is sent as it is."""
+
+    async def main() -> list[httpx.Response]:
+        async with open_door(session) as door, httpx.AsyncClient() as client:
+            client.headers["authorization"] = f"Bearer {door.key}"
+            return [
+                await client.post(door.url + path, content=body if isinstance(body, bytes) else json.dumps(body))
+                for path, body in requests
+            ]
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (RESPONSES, "input")])
+def test_a_conversation_that_ends_with_a_reply_gets_another_behind_it(path: str, field: str) -> None:
+    text = "This is all that I have to say."
+    engine = says(said(text), said("Well."), said("Bye."))
+    session = opened(engine)
+    told = [USER, {"role": "assistant", "content": text}]
+    further = [*told, {"role": "assistant", "content": "Well."}, USER]
+    asked = [(path, {"model": "policy", field: history}) for history in ([USER], told, further)]
+    seen = answers(session, *asked)
+    assert [answer.status_code for answer in seen] == [200] * 3 and "Well." in seen[1].text
+    assert RENDERER.decode(engine.requests[1].tokens).count(f"{text}<|im_end|>") == 1
+    segments = session.segments
+    assert [segment.label for segment in segments if segment.model] == ["agent"] * 3
+    assert [segment.parent for segment in segments] == [None, 0, None, 2, 3, 4] and ids_agree(session, engine)
+    assert segments[2].fork is not None and (segments[2].fork.reason, segments[2].fork.of) == ("template", 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [USER], "tools": [{"type": "function", "function": FUNCTION}]}),
+        (CHAT, {"messages": [USER], "response_format": {"type": "json_schema", "json_schema": {"schema": None}}}),
+        (RESPONSES, {"input": [USER], "tools": [{"type": "function", **FUNCTION}]}),
+        (RESPONSES, {"input": [USER], "tools": [{"type": "function", "name": "now"}]}),
+        (GEMINI, {"contents": [{"role": None, "parts": [{"text": "Hi", "functionCall": None}]}], "tools": None}),
+        (GEMINI, {"contents": {"parts": [{"text": "Hi"}]}, "tools": [{"functionDeclarations": [FUNCTION]}]}),
+    ],
+)
+def test_a_field_that_is_null_is_not_there(path: str, body: dict[str, Any]) -> None:
+    engine = says(said("Noon."))
+    (answer,) = answers(opened(engine), (path, {"model": "policy", **body}))
+    assert answer.status_code == 200, answer.text
+    assert ('"parameters": {"type": "object", "properties": {}}' in RENDERER.decode(engine.requests[0].tokens)) == (
+        bool(body.get("tools"))
+    )
+
+
+@pytest.mark.parametrize("arguments", ["", None, " "])
+def test_a_call_that_comes_back_without_arguments_keeps_its_name(arguments: str | None) -> None:
+    engine = says(said("", ("add", {})), said("Three."))
+    session = opened(engine)
+    first = {"model": "policy", "messages": [USER], "tools": [ADD]}
+    call = {"id": "call_0_0", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    history = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    history.append({"role": "tool", "tool_call_id": "call_0_0", "content": "3"})
+    assert [a.status_code for a in answers(session, (CHAT, first), (CHAT, {**first, "messages": history}))] == [200] * 2
+    assert [segment.parent for segment in session.segments] == [None, 0, 1, 2] and ids_agree(session, engine)
+
+
+def test_gemini_takes_each_field_in_both_spellings_at_every_depth() -> None:
+    own = {"type": "OBJECT", "properties": {"my_name": {"any_of": [{"type": "STRING", "max_length": "3"}]}}}
+    body = {
+        "system_instruction": {"parts": [{"text": "Be brief."}]},
+        "contents": [
+            {"parts": [{"text": "Hi"}]},
+            {"role": "model", "parts": [{"function_call": {"name": "f", "args": {"my_name": "a"}}}]},
+            {"parts": [{"function_response": {"name": "f", "response": {"my_result": 1}}}]},
+        ],
+        "tools": [{"function_declarations": [{"name": "f", "parameters": own}]}],
+        "tool_config": {"function_calling_config": {"mode": "NONE"}},
+        "generation_config": {"max_output_tokens": 2, "stop_sequences": ["!"], "top_k": 4, "thinking_config": {}},
+    }
+    engine = says(said("One two three four."))
+    session = opened(engine)
+    (answer,) = answers(session, (GEMINI, body))
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["candidates"][0]["finishReason"] == "MAX_TOKENS"
+    assert answer.headers["x-sparring-noted"] == "generationConfig.thinkingConfig, generationConfig.topK"
+    assert session.segments[1].evidence.wishes["generationConfig.topK"] == 4
+    prompt = RENDERER.decode(engine.requests[0].tokens)
+    schema = '{"type": "object", "properties": {"my_name": {"anyOf": [{"type": "string", "maxLength": 3}]}}}'
+    assert all(text in prompt for text in (schema, '"arguments": {"my_name": "a"}', '{"my_result": 1}'))
+    assert engine.requests[0].sampling.stop_strings == ("!",)
+
+
+def test_fields_of_servers_of_open_models_are_noted() -> None:
+    wishes = {"top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05, "chat_template_kwargs": {"enable_thinking": False}}
+    session = opened(says(said("Yes.")))
+    (answer,) = answers(session, (CHAT, {"model": "policy", "messages": [USER], **wishes}))
+    assert set(answer.headers["x-sparring-noted"].split(", ")) == wishes.keys()
+    assert session.segments[1].evidence.wishes == wishes
+
+
+def test_of_a_text_that_is_too_long_by_far_no_number_is_made_up() -> None:
+    long = [{"role": "user", "content": "again " * length} for length in (3500, 40_000)]
+    exact, far = answers(opened(says()), *((CHAT, {"model": "policy", "messages": [each]}) for each in long))
+    count = RENDERER.render([Message(**long[0])], ()).tokens
+    assert f"your messages resulted in {len(count)} tokens" in exact.json()["error"]["message"]
+    assert "your messages resulted in more than 6000 tokens" in far.json()["error"]["message"]
+
+
+def test_what_is_compressed_or_has_a_slash_too_many_is_told_so() -> None:
+    body = {"model": "policy", "messages": [USER]}
+    packed, doubled = answers(opened(says()), (CHAT, gzip.compress(json.dumps(body).encode())), (f"/{CHAT}", body))
+    assert "content-encoding: expected a body that is not compressed, got gzip" in packed.json()["error"]["message"]
+    assert "end the client's base URL without a slash" in doubled.json()["error"]["message"]
