@@ -145,7 +145,8 @@ class ToolHost(Protocol):
         """The tools as they are now."""
 
     async def call(self, call: ToolCall) -> str:
-        """Run a tool and return its answer. Raises `EnvError` where the world breaks."""
+        """Run a tool and return its answer. Raises `EnvError` where the world breaks, and a `PolicyFailure` where the
+        program may not call it."""
 
 
 Expert = Callable[[Sequence[Message]], Message]
