@@ -14,6 +14,7 @@ import xxhash
 from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError
 from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.models import ModelTable
+from sparring.record.rendering import apart, has_many, renders_long
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply, ShownReply
 from sparring.types import Message, ReplyPiece
 
@@ -58,6 +59,9 @@ class DoorExchanges(Protocol):
 
     async def count(self, session: Any, wanted: ClientRequest) -> int:
         """Return the number of ids of a conversation."""
+
+    async def overflow(self, limit: LimitReached) -> None:
+        """Take note of a request that was refused unread, since its prompt is too long by far."""
 
     async def hear(self, wanted: ClientRequest) -> str:
         """Take note of a conversation that a client tells without asking for a reply. Return the id by which a later
@@ -201,9 +205,14 @@ class Exchange:
 
 
 class Exchanges:
-    """The exchanges of one door: those under way, and the latest of those that are over. Implements `DoorExchanges`."""
+    """The exchanges of one door: those under way, and the latest of those that are over. Implements `DoorExchanges`.
 
-    def __init__(self) -> None:
+    Args:
+        session: of the policy.
+    """
+
+    def __init__(self, session: AnsweringSession) -> None:
+        self._session = session
         self._all: OrderedDict[Exchange, bytes] = OrderedDict()
         self._of_request: dict[bytes, list[Exchange]] = {}
         self._heard: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
@@ -238,8 +247,14 @@ class Exchanges:
         return exchange
 
     async def count(self, session: AnsweringSession, wanted: ClientRequest) -> int:
-        """Return the number of ids of a conversation."""
+        """Return the number of ids of a conversation. Raises LimitReached where it is too long by far."""
+        if renders_long(wanted.messages) or has_many(tool.parameters for tool in wanted.tools):
+            return await apart(session.count, wanted.messages, wanted.tools)
         return session.count(wanted.messages, wanted.tools)
+
+    async def overflow(self, limit: LimitReached) -> None:
+        """Take note of a request that was refused unread; see `DoorExchanges.overflow`."""
+        self._session.overflow(limit)
 
     async def hear(self, wanted: ClientRequest) -> str:
         """Take note of a conversation; see `DoorExchanges.hear`."""

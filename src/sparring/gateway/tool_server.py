@@ -19,8 +19,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sparring.errors import BadInput, PolicyFailure, SparringError
-from sparring.gateway.connection import WHEN_BROKEN, while_there
+from sparring.gateway.connection import while_there
 from sparring.gateway.dialects.dialect import body_of
+from sparring.gateway.serving import WHEN_BROKEN
 from sparring.protocols import ToolHost
 from sparring.types import ToolCall, ToolSpec
 

@@ -124,6 +124,11 @@ class CountedSession:
                 self._hit(error)
                 raise
 
+    def overflow(self, limit: LimitReached) -> None:
+        """Take note of a request that nobody read; see `AnsweringSession.overflow`."""
+        self.requests += 1
+        self._session.overflow(limit)
+
     def deliver(self, reply: str, delivered: bool) -> None:
         """Take note of whether a client got a reply whole; see `AnsweringSession.deliver`."""
         if not delivered:

@@ -216,6 +216,10 @@ class Renderer(Protocol):
     def decode(self, tokens: Sequence[int]) -> str:
         """Write tokens as text, special ones included."""
 
+    @property
+    def longest_token(self) -> int:
+        """Bytes of the longest token of the vocabulary, at most."""
+
     def bytes_of(self, token: int) -> bytes:
         """Write one token as bytes, which may be a part of a character."""
 

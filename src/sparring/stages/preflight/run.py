@@ -24,7 +24,7 @@ from sparring.stages.models.role_models import check_roles
 from sparring.stages.models.teachers import check_collect, check_distill, check_teachers_answer
 from sparring.stages.preflight.engine import check_engine
 from sparring.stages.preflight.environment import check_environment, check_shown, first_tasks
-from sparring.stages.preflight.harness import players_of
+from sparring.stages.preflight.harness import check_files, players_of
 from sparring.stages.preflight.judges import check_judges
 from sparring.stages.preflight.memory import check_memory, shapes_of
 from sparring.stages.preflight.policy import check_model
@@ -78,7 +78,7 @@ async def check(context: Context) -> list[str]:
     task = tasks[0]
     if task.box is not None or mounts_of(context.harness) is not None:
         check_sandbox(config.sandbox)
-        facts.append(f"sandbox: {config.sandbox.bwrap} isolates a command on this machine")
+        facts += [f"sandbox: {config.sandbox.bwrap} isolates a command on this machine", *check_files(context)]
         proven, rows = await context.factory.prove(context.boxes) if config.sandbox.enabled else (0, 0)
         if proven:
             facts.append(f"env: {proven} of {rows} rows have a right program, which passes their tests")
