@@ -14,7 +14,7 @@ from sparring.record.branches import Transcript
 from sparring.record.budget import Budget
 from sparring.record.lines import Turn
 from sparring.record.order import conversation_of, last_words
-from sparring.record.rendering import Planner, is_long
+from sparring.record.rendering import Planner
 from sparring.record.replies import RecordedPlaces, RecordedReplies, RecordedReply
 from sparring.record.request import (
     Rank,
@@ -24,6 +24,7 @@ from sparring.record.request import (
     check_length,
     cut_reason,
     derived_seed,
+    is_far,
     joined_stop,
     limit_after,
     request_id,
@@ -331,7 +332,7 @@ class RecordedSession:
 
         steps = self._tree.planning(request.messages, request.tools, request.evidence, recorded)
         check = partial(check_far, self.id, request.messages, self._recorder.renderer, self.max_context)
-        turn = await self._planner.plan(check, steps, long=is_long(request.messages))
+        turn = await self._planner.plan(check, steps, long=is_far(request.messages, self.max_context))
         if turn.node is not None and self._tree.is_lost(turn.node.place):
             self.deliver(f"{self.id}#{turn.node.place}", True)  # its client goes on from it, so it got it
         return turn

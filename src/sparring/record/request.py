@@ -93,6 +93,12 @@ def cut_reason(base: int, context: int, request: ReplyRequest, granted: int) -> 
     return "context_length" if granted == context < base else "max_tokens"
 
 
+def is_far(messages: Sequence[Message], room: int) -> bool:
+    """Return whether messages have so many characters that a beginning of them has to be rendered to know whether they
+    fit a context of `room` tokens."""
+    return sum(len(message.content) for message in messages) > CHARACTERS_PER_TOKEN * room
+
+
 def overflows(messages: Sequence[Message], renderer: Renderer, room: int) -> bool:
     """Return True if messages are too long for a context of `room` tokens by far. Of an environment that returned too
     much, only a beginning is rendered, four times as long each time until it does not fit: a megabyte of text takes
