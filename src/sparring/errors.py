@@ -39,6 +39,11 @@ class LimitReached(PolicyFailure):
         self.too_long = too_long
 
 
+class UnsampledCall(PolicyFailure):
+    """A program called a tool of the world that no reply of its model calls. The call does not run; the rollout goes
+    on."""
+
+
 class SpoiltFile(PolicyFailure, OSError):
     """Something that the policy left in its box and that cannot be read or written as a file: a pipe, a folder, one
     without the right to it."""

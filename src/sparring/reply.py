@@ -114,8 +114,15 @@ class AnsweringSession(Session, Protocol):
         """Most ids that a prompt and its reply may have together."""
 
     @property
+    def max_prompt_bytes(self) -> int:
+        """Most bytes of text that so many ids may have."""
+
+    @property
     def max_reply(self) -> int:
         """Most ids of one reply."""
+
+    def overflow(self, limit: LimitReached) -> None:
+        """Take note of a request whose prompt was so long that nobody read it; it was refused with this limit."""
 
     async def reply(
         self,

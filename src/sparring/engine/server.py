@@ -41,8 +41,8 @@ from sparring.errors import BadInput, EngineError, RequestRefused, SparringError
 from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest
 from sparring.protocols import Engine
 
-MOST_BYTES = 64 << 20
-"""Largest body of a request."""
+BESIDE, OF_ID, OF_BIAS = 1 << 18, 24, 48
+"""Bytes of a request: beside its ids and settings, for each id of the context, for each of the vocabulary."""
 
 T = TypeVar("T")
 Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
@@ -92,6 +92,7 @@ class TokenServer:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._branches: dict[str, GenerateRequest] = {}
         self._base = served.base
+        self._most_bytes = BESIDE + OF_ID * served.context + OF_BIAS * served.vocab_size
 
     def application(self) -> ASGIApp:
         """Return the ASGI application."""
@@ -151,7 +152,7 @@ class TokenServer:
         return Response(page, media_type="text/plain; version=0.0.4")
 
     async def _generate(self, request: Request) -> Response:
-        form = await _body(request, wire.GenerateForm)
+        form = await self._body(request, wire.GenerateForm)
         wanted = await self._bound(wire.generate_request(form))
         if not form.stream:
             completion = await _unless_left(request.receive, self._engine.generate(wanted))
@@ -182,27 +183,27 @@ class TokenServer:
         return wanted if wanted.id else replace(wanted, id=f"{self._served.instance}-{next(self._numbers)}")
 
     async def _abort(self, request: Request) -> Response:
-        await self._engine.abort((await _body(request, wire.AbortForm)).id)
+        await self._engine.abort((await self._body(request, wire.AbortForm)).id)
         return _json({})
 
     async def _fork(self, request: Request) -> Response:
-        form = await _body(request, wire.ForkForm)
+        form = await self._body(request, wire.ForkForm)
         branches = await self._engine.fork(form.id, form.seeds)
         self._branches.update({branch.id: branch for branch in branches if branch.ends or branch.allowed})
         return _json([wire.generate_form(branch, stream=False, deltas=True) for branch in branches])
 
     async def _score(self, request: Request) -> Response:
-        wanted = self._named(wire.noun(await _body(request, wire.ScoreForm), ScoreRequest))
+        wanted = self._named(wire.noun(await self._body(request, wire.ScoreForm), ScoreRequest))
         return _json(await _unless_left(request.receive, self._engine.score(wanted)))
 
     async def _release(self, request: Request) -> Response:
-        conversation = (await _body(request, wire.ReleaseForm)).conversation
+        conversation = (await self._body(request, wire.ReleaseForm)).conversation
         self._branches.pop(conversation, None)
         await self._engine.release(conversation)
         return _json({})
 
     async def _weights(self, request: Request) -> Response:
-        form = await _body(request, wire.WeightForm)
+        form = await self._body(request, wire.WeightForm)
         ref = wire.weight_ref(form)
         if ref.transport == "inline":
             where, got = f"weights of {ref.model} version {ref.version}", "'inline', which works in one process only"
@@ -212,8 +213,18 @@ class TokenServer:
         return _json({})
 
     async def _drop(self, request: Request) -> Response:
-        await self._engine.drop((await _body(request, wire.DropForm)).adapter)
+        await self._engine.drop((await self._body(request, wire.DropForm)).adapter)
         return _json({})
+
+    async def _body(self, request: Request, kind: type[T]) -> T:
+        """Return what a request says. Raises BadInput where that is no form of this kind, or longer than any has to
+        be."""
+        where, data = f"POST {request.url.path}", bytearray()
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > self._most_bytes:
+                raise refusal(where, f"a body of at most {self._most_bytes} bytes", "a longer one", "send less")
+        return wire.decode(bytes(data), kind, where)
 
     async def _refused(self, request: Request, error: SparringError) -> Response:
         self._counts[request.url.path.rpartition("/")[2], type(error).__name__] += 1
@@ -295,17 +306,6 @@ async def _unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _body(request: Request, kind: type[T]) -> T:
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MOST_BYTES:
-            raise refusal(
-                f"POST {request.url.path}", f"a body of at most {MOST_BYTES} bytes", "a longer one", "send less"
-            )
-    return wire.decode(bytes(data), kind, f"POST {request.url.path}")
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -125,7 +125,7 @@ class LoopThreads:
             return self._shared
         if not self._has_files:
             self._has_files = True
-            _allow_files()
+            allow_files()
         return self._idle.pop() if self._idle else LoopThread()
 
     def abandon(self, thread: LoopThread) -> None:
@@ -278,9 +278,11 @@ class _Call:
         self._inbox.put(self)
 
 
-def _allow_files() -> None:
-    """Raise this process's limit of open files to `FILES`, as far as it may."""
+def allow_files(number: int = FILES) -> int:
+    """Raise this process's limit of open files to a number, as far as it may. Return how many it may have then."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return number if soft == resource.RLIM_INFINITY else soft

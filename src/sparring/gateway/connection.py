@@ -7,26 +7,19 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
 
-import uvicorn
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Receive, Scope, Send
 
-from sparring.errors import SparringError, refusal
+from sparring.errors import SparringError
 from sparring.gateway.dialects.dialect import AnswerWriter, BytesOf, ClientRequest, Dialect, encoded
 from sparring.gateway.exchange import Part, ReadExchange
 from sparring.gateway.refusals import client_error, refused
+from sparring.gateway.serving import WHEN_BROKEN
 from sparring.reply import ReplyHead, SampledReply
 from sparring.types import Message
 
 T = TypeVar("T")
-WHEN_BROKEN = "sparring.when_broken"
-"""Entry of a request's scope: called where its connection breaks behind the answer and before the next request."""
-
-GRACE_S = 1
-"""Seconds that connections have when their server ends."""
-
 PING_S = 10.0
 """Seconds after which a client that waits for events is sent one that says nothing, unless its door says another
 number."""
@@ -190,47 +183,6 @@ class ExchangeResponse(Response):
 
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._headers]})
-
-
-class ClientProtocol(HttpToolsProtocol):
-    """HTTP of a client, which says where a connection broke behind an answer: a client that leaves without having read
-    all that was sent to it breaks it, one that has closes it."""
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End the connection; `exc`: why it broke, None where it was closed."""
-        super().connection_lost(exc)
-        when_broken = None if exc is None or self.scope is None else self.scope.get(WHEN_BROKEN)
-        if when_broken is not None:
-            when_broken()
-
-
-def server_settings(application: ASGIApp) -> uvicorn.Config:
-    """Return the settings of a server of agent programs, or of their gateway."""
-    return uvicorn.Config(
-        application,
-        http=ClientProtocol,
-        log_config=None,
-        lifespan="off",
-        access_log=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=GRACE_S,
-        ws="none",  # a client that asks for a socket is answered like any other, by a route
-    )
-
-
-async def read_body(request: Request, most_bytes: int) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        BadInput: it is larger than `most_bytes`.
-        ClientDisconnect: the client left before its end.
-    """
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > most_bytes:
-            raise refusal("body", f"at most {most_bytes} bytes", "more", "send less")
-    return bytes(data)
 
 
 async def while_there(receive: Receive, answering: asyncio.Future[T]) -> T:

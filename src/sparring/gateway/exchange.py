@@ -14,6 +14,7 @@ import xxhash
 from sparring.errors import BadInput, LimitReached, PolicyFailure, SparringError
 from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.models import ModelTable
+from sparring.record.rendering import apart, has_many, renders_long
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply, ShownReply, as_shown, pieces_of
 from sparring.types import Message, ReplyPiece
 
@@ -61,6 +62,9 @@ class DoorExchanges(Protocol):
 
     async def refuse(self, session: Any, reason: str) -> None:
         """Have a session take note that a request of its client was refused before it came there."""
+
+    async def overflow(self, limit: LimitReached) -> None:
+        """Take note of a request that was refused unread, since its prompt is too long by far."""
 
     async def hear(self, wanted: ClientRequest) -> str:
         """Take note of a conversation that a client tells without asking for a reply. Return the id by which a later
@@ -206,9 +210,14 @@ class Exchange:
 
 
 class Exchanges:
-    """The exchanges of one door: those under way, and the latest of those that are over. Implements `DoorExchanges`."""
+    """The exchanges of one door: those under way, and the latest of those that are over. Implements `DoorExchanges`.
 
-    def __init__(self) -> None:
+    Args:
+        session: of the policy.
+    """
+
+    def __init__(self, session: AnsweringSession) -> None:
+        self._session = session
         self._all: OrderedDict[Exchange, bytes] = OrderedDict()
         self._of_request: dict[bytes, list[Exchange]] = {}
         self._heard: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
@@ -243,12 +252,18 @@ class Exchanges:
         return exchange
 
     async def count(self, session: AnsweringSession, wanted: ClientRequest) -> int:
-        """Return the number of ids of a conversation."""
+        """Return the number of ids of a conversation. Raises LimitReached where it is too long by far."""
+        if renders_long(wanted.messages) or has_many(tool.parameters for tool in wanted.tools):
+            return await apart(session.count, wanted.messages, wanted.tools)
         return session.count(wanted.messages, wanted.tools)
 
     async def refuse(self, session: AnsweringSession, reason: str) -> None:
         """Take note of a refusal; see `DoorExchanges.refuse`."""
         session.refuse(reason)
+
+    async def overflow(self, limit: LimitReached) -> None:
+        """Take note of a request that was refused unread; see `DoorExchanges.overflow`."""
+        self._session.overflow(limit)
 
     async def hear(self, wanted: ClientRequest) -> str:
         """Take note of a conversation; see `DoorExchanges.hear`."""

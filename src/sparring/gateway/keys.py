@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
+from typing import Generic, TypeVar
+
 from starlette.requests import Request
 
 from sparring.errors import BadInput, refusal
 
 PATH = "/k/{key}"
 """Beginning of a path for clients that cannot send a key."""
+
+
+V = TypeVar("V")
+_SALT = secrets.token_bytes(32)
 
 
 class WrongKey(BadInput):
@@ -36,3 +44,36 @@ def key_of(request: Request) -> str:
 def wrong_key(got: str) -> WrongKey:
     """Return the refusal of a key."""
     return WrongKey(str(refusal("API key", "the key of a rollout", got, "send the key that the harness got")))
+
+
+class KeyTable(Generic[V]):
+    """Values by their keys, which are held as digests under a secret of the process: how long a look-up takes says
+    nothing of how much of a key was right."""
+
+    def __init__(self) -> None:
+        self._values: dict[bytes, V] = {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: str) -> bool:
+        return _sealed(key) in self._values
+
+    def __setitem__(self, key: str, value: V) -> None:
+        self._values[_sealed(key)] = value
+
+    def get(self, key: str) -> V | None:
+        """Return the value of a key; None where there is none."""
+        return self._values.get(_sealed(key))
+
+    def pop(self, key: str) -> V | None:
+        """Take out the value of a key, and return it; None where there is none."""
+        return self._values.pop(_sealed(key), None)
+
+    def pop_oldest(self) -> V:
+        """Take out the value that has been there longest, and return it."""
+        return self._values.pop(next(iter(self._values)))
+
+
+def _sealed(key: str) -> bytes:
+    return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), key=_SALT, digest_size=16).digest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from enum import StrEnum, auto
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.exchange import DoorExchanges
 from sparring.gateway.keys import WrongKey
 from sparring.gateway.models import ModelTable, SpellingSession, UnknownModel
+from sparring.gateway.reading import Room
 from sparring.reply import ReplyHead, SampledReply
 from sparring.types import ReplyPiece
 
@@ -35,6 +37,14 @@ class AnsweredDoor(Protocol):
     @property
     def exchanges(self) -> DoorExchanges:
         """The exchanges of its client's requests."""
+
+    @property
+    def room(self) -> Room:
+        """Room that a prompt has."""
+
+    @property
+    def reading(self) -> asyncio.Lock:
+        """Held while a request is read."""
 
     @property
     def ping_s(self) -> float:
@@ -63,8 +73,9 @@ class KeyForm(msgspec.Struct, frozen=True, kw_only=True):
 
 class DoorForm(msgspec.Struct, frozen=True, kw_only=True):
     """Door of a key: the names of its models beside the policy's, each with the entry that answers to it or None, the
-    types of tools that it leaves out, and the seconds between signs of life."""
+    types of tools that it leaves out, the room of a prompt, and the seconds between signs of life."""
 
+    room: Room
     models: dict[str, str | None]
     leave_out: tuple[str, ...]
     ping_s: float
@@ -95,6 +106,22 @@ class CountForm(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     wanted: ClientRequest
+
+
+class ErrorForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Error of a session: its class, as far as a client is told of it, its text, and of a limit which."""
+
+    kind: str
+    message: str
+    reason: str = ""
+    too_long: tuple[int, int] | None = None
+
+
+class OverflowForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Note of a request that was refused unread, since its prompt is too long by far."""
+
+    key: str
+    error: ErrorForm
 
 
 class HearForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,15 +171,6 @@ class Word(StrEnum):
 
     OVER = auto()
     """The run is over: no process goes on with it."""
-
-
-class ErrorForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Error of a session: its class, as far as a client is told of it, its text, and of a limit which."""
-
-    kind: str
-    message: str
-    reason: str = ""
-    too_long: tuple[int, int] | None = None
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,6 +5,8 @@
     POST /exchange   an answer, as lines that come as it is sampled
     POST /end        a connection no longer reads its exchange
     POST /count      the ids of a conversation
+    POST /overflow   a request that was refused unread
+    POST /known      whether a key opens anything
     POST /hear       a conversation that is told
     POST /recall     the conversations up to some replies
 
@@ -30,10 +32,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 
-from sparring.errors import SparringError
-from sparring.gateway.connection import server_settings
+from sparring.errors import LimitReached, SparringError
 from sparring.gateway.exchange import Exchange, Part
-from sparring.gateway.keys import PATH
+from sparring.gateway.keys import PATH, wrong_key
 from sparring.gateway.link import (
     SOCKET,
     BeginForm,
@@ -44,14 +45,17 @@ from sparring.gateway.link import (
     HearForm,
     KeyForm,
     Line,
+    OverflowForm,
     RecallForm,
     RefusedForm,
     Word,
     decode,
     encode,
     error_form,
+    raised,
 )
-from sparring.gateway.server import Gateway, LocalServer, gateway_here
+from sparring.gateway.server import Gateway, gateway_here
+from sparring.gateway.serving import LocalServer, server_settings
 from sparring.gateway.tool_server import READER, CallResponse, RunningCall
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply
 
@@ -141,6 +145,8 @@ class LinkServer:
             "exchange": self._exchange,
             "end": self._end,
             "count": self._count,
+            "overflow": self._overflow,
+            "known": self._known,
             "hear": self._hear,
             "refused": self._refused,
             "recall": self._recall,
@@ -152,7 +158,9 @@ class LinkServer:
     async def _describe(self, request: Request) -> Response:
         door = self._door(decode(await request.body(), KeyForm).key)
         left_out = tuple(sorted(door.leave_out))
-        return Response(encode(DoorForm(models=door.models.entries, leave_out=left_out, ping_s=door.ping_s)))
+        return Response(
+            encode(DoorForm(room=door.room, models=door.models.entries, leave_out=left_out, ping_s=door.ping_s))
+        )
 
     async def _begin(self, request: Request) -> Response:
         self._gateway = decode(await request.body(), BeginForm).gateway
@@ -217,6 +225,18 @@ class LinkServer:
         door = self._door(form.key)
         session = door.models.session(form.wanted.model)
         return Response(str(await door.exchanges.count(session, form.wanted)))
+
+    async def _overflow(self, request: Request) -> Response:
+        form = decode(await request.body(), OverflowForm)
+        error = raised(form.error)
+        assert isinstance(error, LimitReached)
+        await self._door(form.key).exchanges.overflow(error)
+        return Response()
+
+    async def _known(self, request: Request) -> Response:
+        if not self._doors.knows(decode(await request.body(), KeyForm).key):
+            raise wrong_key("one of a rollout that is over, or of none")
+        return Response()
 
     async def _hear(self, request: Request) -> Response:
         form = decode(await request.body(), HearForm)

@@ -93,6 +93,11 @@ def dialect_of(scope: Scope) -> Dialect:
     return Messages() if "anthropic-version" in headers else ChatCompletions()
 
 
+def from_elsewhere(scope: Scope, problem: BadInput) -> Response:
+    """Return the refusal of a web page of another site, or of a name that leads here."""
+    return _written(dialect_of(scope), ClientError(status=403, message=str(problem)))
+
+
 async def no_endpoint(scope: Scope, receive: Receive, send: Send) -> None:
     """Refuse a path that no endpoint has, such as that of a vendor's own compaction."""
     path, do = _KEY.sub("", scope["path"], count=1), "leave this request out"

@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from sparring.errors import InfraError, SparringError
-from sparring.gateway.connection import WHEN_BROKEN, read_body, while_there
+from sparring.errors import InfraError, LimitReached, SparringError
+from sparring.gateway.connection import while_there
 from sparring.gateway.dialects.dialect import ClientRequest
 from sparring.gateway.exchange import Part
-from sparring.gateway.keys import WrongKey
+from sparring.gateway.keys import KeyTable, WrongKey, key_of
 from sparring.gateway.link import (
     SOCKET,
     BeginForm,
@@ -32,16 +32,20 @@ from sparring.gateway.link import (
     HearForm,
     KeyForm,
     Line,
+    OverflowForm,
     RecallForm,
     RefusedForm,
     Word,
     decode,
     encode,
+    error_form,
     raised,
 )
 from sparring.gateway.link_server import ERROR
 from sparring.gateway.models import ModelTable
-from sparring.gateway.server import MOST_BYTES
+from sparring.gateway.reading import Room, read_body, read_tool_call
+from sparring.gateway.rewards import MOST_BYTES
+from sparring.gateway.serving import WHEN_BROKEN
 from sparring.gateway.tool_server import READER
 from sparring.reply import SampledReply
 from sparring.types import Message
@@ -151,6 +155,10 @@ class RemoteExchanges:
         """Have the session in the run's process take note of a refusal."""
         await self._link.post("refused", encode(RefusedForm(key=self._key, reason=reason)))
 
+    async def overflow(self, limit: LimitReached) -> None:
+        """Tell the run's process of a request that was refused unread."""
+        await self._link.post("overflow", encode(OverflowForm(key=self._key, error=error_form(limit))))
+
     async def hear(self, wanted: ClientRequest) -> str:
         """Take note of a conversation in the run's process, where it outlives this one."""
         form = HearForm(key=self._key, wanted=replace(wanted, echo={}))
@@ -202,7 +210,9 @@ class RemoteDoor:
     models: ModelTable[RemoteSession]
     leave_out: frozenset[str]
     exchanges: RemoteExchanges
+    room: Room
     ping_s: float
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class _ForwardedCall:
@@ -275,7 +285,7 @@ class GatewayLink:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         transport = httpx.AsyncHTTPTransport(uds=path, limits=limits)
         self._client = httpx.AsyncClient(base_url="http://run", transport=transport, timeout=None)
-        self._doors: dict[str, RemoteDoor] = {}
+        self._doors: KeyTable[RemoteDoor] = KeyTable()
         self._notes: set[asyncio.Task[None]] = set()
 
     async def words(self) -> AsyncGenerator[Word]:
@@ -299,19 +309,21 @@ class GatewayLink:
             WrongKey: there is none.
             InfraError: the run does not answer.
         """
-        if key not in self._doors:
+        door = self._doors.get(key)
+        if door is None:
             form = decode(await self.post("door", encode(KeyForm(key=key))), DoorForm)
             spelled: dict[int, bytes] = {}
             models = {name: RemoteSession(spelled) if entry is None else entry for name, entry in form.models.items()}
             if len(self._doors) >= REMEMBERED:
-                del self._doors[next(iter(self._doors))]
-            self._doors[key] = RemoteDoor(
+                self._doors.pop_oldest()
+            door = self._doors[key] = RemoteDoor(
                 models=ModelTable(RemoteSession(spelled), models),
                 leave_out=frozenset(form.leave_out),
                 exchanges=RemoteExchanges(self, key, spelled),
+                room=form.room,
                 ping_s=form.ping_s,
             )
-        return self._doors[key]
+        return door
 
     async def post(self, name: str, body: bytes) -> bytes:
         """Send a form and return the answer.
@@ -351,7 +363,7 @@ class GatewayLink:
         except httpx.HTTPError as error:
             raise self._gone(error) from error
         except WrongKey:
-            self._doors.pop(form.key, None)
+            self._doors.pop(form.key)
             raise
 
     async def forward(self, request: Request) -> Response:
@@ -362,6 +374,7 @@ class GatewayLink:
             ClientDisconnect: the client left.
             InfraError: the run's process does not answer.
         """
+        await self.post("known", encode(KeyForm(key=key_of(request))))
         body = await read_body(request, MOST_BYTES)
         passed_on = self._client.request(**_as_it_came(request), content=body)
         try:
@@ -378,7 +391,7 @@ class GatewayLink:
             ClientDisconnect: the client left; the run's process hears of it before the next request.
             InfraError: the run's process does not answer.
         """
-        body = await read_body(request, MOST_BYTES)
+        body = await read_tool_call(request, (await self.door(key_of(request))).room)
         await asyncio.gather(*self._notes)
         passed_on = _ForwardedCall(self, request, body)
         try:

@@ -6,18 +6,18 @@ The key under which a rollout samples gives none, unless the recipe says so: who
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from sparring.errors import BadInput, SparringError, refusal
-from sparring.gateway.connection import read_body
 from sparring.gateway.dialects.dialect import NO_RETRY, body_of
 from sparring.gateway.dialects.handles import unsealed
-from sparring.gateway.keys import WrongKey, key_of, wrong_key
+from sparring.gateway.keys import KeyTable, WrongKey, key_of, wrong_key
+from sparring.gateway.reading import read_body
 from sparring.record.rewards import (
     OutsideReward,
     OutsideRewards,
@@ -57,17 +57,24 @@ class RewardDesk:
         run_key: of the run, under which any rollout is rewarded by its id; empty for none.
     """
 
-    def __init__(self, doors: Mapping[str, object]) -> None:
+    def __init__(self, doors: KeyTable[Any]) -> None:
         self._doors = doors
         self.run_key = ""
         self._ids: dict[str, str] = {}
-        self._awaited: dict[str, tuple[OutsideRewards, Conversation]] = {}
-        self._expired: OrderedDict[str, OutsideRewards] = OrderedDict()
+        self._awaited: KeyTable[tuple[OutsideRewards, Conversation]] = KeyTable()
+        self._expired: KeyTable[OutsideRewards] = KeyTable()
 
     @property
     def awaits(self) -> bool:
         """True while a rollout awaits its rewards."""
-        return bool(self._awaited)
+        return len(self._awaited) > 0
+
+    def knows(self, key: str) -> bool:
+        """Return whether a key is one of rewards, or of a door."""
+        return self._is_runs(key) or any(key in table for table in (self._awaited, self._expired, self._doors))
+
+    def _is_runs(self, key: str) -> bool:
+        return bool(self.run_key) and secrets.compare_digest(key.encode(), self.run_key.encode())
 
     def open(self, key: str, rewards: OutsideRewards, conversation: Conversation) -> None:
         """Take rewards under a key until they are closed; under the run's by the rollout's id."""
@@ -76,16 +83,18 @@ class RewardDesk:
 
     def close(self, key: str) -> None:
         """Answer rewards under a key that they are late."""
-        rewards, _ = self._awaited.pop(key)
-        self._expired[key] = rewards
+        awaited = self._awaited.pop(key)
+        assert awaited is not None, "it was opened"
+        self._expired[key] = awaited[0]
         if len(self._expired) > MOST_EXPIRED:
-            _, oldest = self._expired.popitem(last=False)
-            self._ids.pop(oldest.trajectory, None)
+            self._ids.pop(self._expired.pop_oldest().trajectory, None)
 
     async def endpoint(self, request: Request) -> Response:
         """Answer a request: 200 when the reward is durable."""
         try:
             key = key_of(request)
+            if not self.knows(key):
+                raise wrong_key("one of no rollout, or of one that is long over")
             reward = self._take(key, await read_body(request, MOST_BYTES))
         except ClientDisconnect:
             return Response(status_code=499)
@@ -96,7 +105,7 @@ class RewardDesk:
 
     def _take(self, key: str, data: bytes) -> OutsideReward:
         """Take the reward that a body describes, and return it."""
-        if self.run_key and secrets.compare_digest(key.encode(), self.run_key.encode()):
+        if self._is_runs(key):
             key, data = self._of_run(data)
         rewards, conversation = self._awaited.get(key) or (self._expired.get(key), None)
         if rewards is None and key in self._doors:

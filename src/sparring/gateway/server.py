@@ -12,51 +12,50 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
-import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp
 
 from sparring.errors import BadInput, SparringError
-from sparring.gateway.connection import PING_S, ExchangeResponse, read_body, server_settings, unsampled
+from sparring.gateway.connection import PING_S, ExchangeResponse, unsampled
 from sparring.gateway.dialects.chat_completions import ChatCompletions
-from sparring.gateway.dialects.dialect import ClientCall, ClientError, ClientRequest, Dialect, body_of
+from sparring.gateway.dialects.dialect import ClientError, ClientRequest, Dialect
 from sparring.gateway.dialects.gemini import Gemini
 from sparring.gateway.dialects.messages import Messages
-from sparring.gateway.dialects.responses import Responses, replies_named
-from sparring.gateway.exchange import Exchanges, is_retried, request_digest
-from sparring.gateway.keys import PATH, key_of, wrong_key
+from sparring.gateway.dialects.responses import Responses
+from sparring.gateway.exchange import Exchanges, is_retried
+from sparring.gateway.hosts import at_home, shows_key
+from sparring.gateway.keys import PATH, KeyTable, key_of, wrong_key
 from sparring.gateway.link import AnsweredDoor, RunLink
 from sparring.gateway.models import ModelTable, SpellingSession, model_listed, model_listed_for_google
 from sparring.gateway.openapi import document
+from sparring.gateway.reading import Overflow, Room, read_call, read_tool_call
 from sparring.gateway.refusals import (
     Endpoint,
     client_error,
     dialect_of,
+    from_elsewhere,
     identified,
     no_endpoint,
-    read_request,
     refused,
     retrying,
 )
 from sparring.gateway.rewards import RewardDesk
 from sparring.gateway.rewards import refused as word_refused
+from sparring.gateway.serving import LocalServer, server_settings
 from sparring.gateway.tool_server import CallResponse, ToolCalls, answer_tools
 from sparring.gateway.workers import RunKeys, WorkerDesk, listening_at, reached
 from sparring.protocols import ToolHost
 from sparring.reply import AnsweringSession
-
-MOST_BYTES = 64 << 20
-"""Largest body of a request."""
 
 NOTED = "x-sparring-noted"
 """Header of an answer: fields of the request that had no effect."""
@@ -76,25 +75,32 @@ class Door:
         reward_key: under which the rollout is rewarded from outside; empty where the run takes no rewards.
         turned_away: how often clients had been turned away for their keys when it was opened.
         session: behind it, of the policy.
+        room: that a prompt of the policy has.
         models: that its client may name; the policy is one.
         leave_out: types of tools of the vendor's servers that are left out of a request in the place of refusing it.
         exchanges: of its client's requests.
         tools: of the world, as an MCP server at `/mcp`; None where it has none.
         calls: of these tools.
         ping_s: seconds after which a client that waits for events is sent one that says nothing.
+        reading: held while a request is read, so that they are read in the order in which they came.
     """
 
     url: str
     key: str
     session: AnsweringSession
+    room: Room
     models: ModelTable[AnsweringSession]
     leave_out: frozenset[str] = frozenset()
-    exchanges: Exchanges = field(default_factory=Exchanges)
+    exchanges: Exchanges = field(init=False)
     tools: ToolHost | None = None
     calls: ToolCalls = field(default_factory=ToolCalls)
     ping_s: float = PING_S
     reward_key: str = ""
     turned_away: int = 0
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.exchanges = Exchanges(self.session)
 
 
 class Gateway:
@@ -113,7 +119,7 @@ class Gateway:
         self.address = ""
         self.there = asyncio.Event()
         self._run = run
-        self._doors: dict[str, Door] = {}
+        self._doors: KeyTable[Door] = KeyTable()
         self._rewards = RewardDesk(self._doors)
         self.workers = WorkerDesk()
         self._kept = False
@@ -148,7 +154,8 @@ class Gateway:
             elif self._server is None:
                 await self._start()
             key = f"sk-{secrets.token_urlsafe(24)}"
-            door = Door(self._url, key, session, table, frozenset(leave_out))
+            room = Room(context=session.max_context, bytes=session.max_prompt_bytes)
+            door = Door(self._url, key, session, room, table, frozenset(leave_out))
             door.turned_away = self._turned_away[0]
             self._doors[door.key] = door
             rewards = getattr(session, "rewards", None)  # of a run that takes some from outside
@@ -167,7 +174,7 @@ class Gateway:
             drop: whether the replies that are under way are dropped, to be the same turns when they are asked for
                 again. Otherwise they end with what was sampled, which is recorded.
         """
-        self._doors.pop(door.key, None)
+        self._doors.pop(door.key)
         number, reason = self._turned_away
         if number > door.turned_away and not door.session.has_turn and not door.exchanges:
             door.session.refuse(f"meanwhile the gateway turned a client away: {reason}")
@@ -245,7 +252,8 @@ class Gateway:
         routes += self.routes_of_run(self._run)
         routes += [Endpoint("/health", self._health), Endpoint("/openapi.json", self._openapi)]
         behind_key = Mount(PATH, app=Router(routes, default=no_endpoint))
-        return identified(Router([*routes, behind_key], default=no_endpoint))
+        guarded = at_home(Router([*routes, behind_key], default=no_endpoint), from_elsewhere, keyed=shows_key)
+        return identified(guarded)
 
     def routes_of_run(
         self, run: RunLink | None = None, hold: Callable[[Request, CallResponse], None] | None = None
@@ -281,7 +289,7 @@ class Gateway:
         async def endpoint(request: Request) -> Response:
             try:
                 door = await self._door(request)
-                client_request = read_request(dialect, await _call(request, door))
+                client_request, _ = await read_call(dialect, request, door)
                 session = door.models.session(client_request.model)
                 count = await door.exchanges.count(session, client_request)
             except ClientDisconnect:
@@ -320,8 +328,8 @@ class Gateway:
     async def _tools(self, hold: Callable[[Request, CallResponse], None] | None, request: Request) -> Response:
         """Answer a client of the world's tools."""
         try:
-            data = await read_body(request, MOST_BYTES)
             door = self.door(key_of(request))
+            data = await read_tool_call(request, door.room)
             response = await answer_tools(door.tools, door.calls, request, data)
             if hold is not None and isinstance(response, CallResponse):
                 hold(request, response)
@@ -346,16 +354,18 @@ class Gateway:
         """
         door = await self._door(request)
         try:
-            call = await _call(request, door)
-            client_request = _labelled(read_request(dialect, call), door.models)
+            client_request, digest = await read_call(dialect, request, door)
+            client_request = _labelled(client_request, door.models)
             session = door.models.session(client_request.model)
+        except Overflow as limit:
+            await door.exchanges.overflow(limit)
+            raise
         except BadInput as error:
             await door.exchanges.refuse(door.models.sessions[0], str(error))
             raise
         headers = {NOTED: ", ".join(client_request.noted)} if client_request.noted else {}
         if client_request.samples_nothing:
             return unsampled(dialect, client_request, await door.exchanges.hear(client_request), headers)
-        digest = request_digest(f"{dialect.path} {client_request.model}", call.body, client_request)
         exchange = door.exchanges.begin(
             digest, retried=is_retried(request.headers), session=session, wanted=client_request
         )
@@ -381,6 +391,10 @@ class Gateway:
             raise error
         return door
 
+    def knows(self, key: str) -> bool:
+        """Return whether a key opens anything."""
+        return key in self._doors or self._rewards.knows(key) or self.workers.knows(key)
+
     async def _door(self, request: Request) -> AnsweredDoor:
         """Return the door that a request's key opens, here or in another process.
 
@@ -389,15 +403,6 @@ class Gateway:
         """
         key = key_of(request)
         return self.door(key) if self._run is None else await self._run.door(key)
-
-
-class LocalServer(uvicorn.Server):
-    """Server in somebody else's event loop: signals are not its own."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the run."""
-        yield
 
 
 _GATEWAYS: WeakKeyDictionary[asyncio.AbstractEventLoop, Gateway] = WeakKeyDictionary()
@@ -456,23 +461,6 @@ def _labelled(client_request: ClientRequest, models: ModelTable[SpellingSession]
     return replace(client_request, evidence=replace(evidence, label=label))
 
 
-async def _call(request: Request, door: AnsweredDoor) -> ClientCall:
-    """Return a client's call.
-
-    Raises:
-        BadInput: its body is too large, or no JSON object.
-    """
-    body = body_of(await read_body(request, MOST_BYTES))
-    named = replies_named(body)
-    earlier = await door.exchanges.conversations(door.models, named) if named else {}
-    return ClientCall(
-        body=body,
-        headers=request.headers,
-        path=request.path_params,
-        query=request.query_params,
-        leave_out=door.leave_out,
-        conversation=earlier.get,
-    )
 
 
 def _paths(dialect: Dialect) -> tuple[str, ...]:

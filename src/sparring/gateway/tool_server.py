@@ -18,9 +18,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from sparring.errors import BadInput, SparringError
-from sparring.gateway.connection import WHEN_BROKEN, while_there
+from sparring.errors import BadInput, PolicyFailure, SparringError
+from sparring.gateway.connection import while_there
 from sparring.gateway.dialects.dialect import body_of
+from sparring.gateway.serving import WHEN_BROKEN
 from sparring.protocols import ToolHost
 from sparring.types import ToolCall, ToolSpec
 
@@ -251,9 +252,11 @@ def _wanted(host: ToolHost, parameters: Mapping[str, Any]) -> tuple[str, dict[st
 
 
 async def _content(host: ToolHost, call: ToolCall) -> dict[str, Any]:
-    """Call a tool; return the content of the answer."""
+    """Call a tool; return the content of the answer. What the policy's program did wrong is its model's to read."""
     try:
         text = await host.call(call)
+    except PolicyFailure as error:
+        return {"result": {"content": [{"type": "text", "text": f"error: {error}"}], "isError": True}}
     except SparringError as error:
         return {"error": {"code": FAILED, "message": str(error)}}
     return {"result": {"content": [{"type": "text", "text": text}], "isError": False}}

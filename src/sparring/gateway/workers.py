@@ -21,9 +21,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from sparring.errors import BadInput, SparringError, refusal
-from sparring.gateway.connection import read_body, while_there
+from sparring.gateway.connection import while_there
 from sparring.gateway.dialects.dialect import body_of
 from sparring.gateway.keys import WrongKey, key_of
+from sparring.gateway.reading import read_body
 from sparring.gateway.rewards import MOST_BYTES, STATUSES, refused
 from sparring.record.leases import Lease, LeaseConflict, LeaseEnd, LeaseExpired, Leases, RunOver, UnknownLease
 
@@ -146,6 +147,10 @@ class WorkerDesk:
         leases.finish(request.path_params["id"], end)
         return _json({"outcome": end.outcome})
 
+    def knows(self, key: str) -> bool:
+        """Return whether a key is that of workers."""
+        return bool(self._key) and secrets.compare_digest(key.encode(), self._key.encode())
+
     def _leases(self, request: Request) -> Leases:
         """Return the leases that a request's key opens.
 
@@ -157,7 +162,7 @@ class WorkerDesk:
         if self.leases is None:
             do = 'set rollout.harness = "workers" in the recipe'
             raise NoWorkers(str(refusal("claim", "a run that workers play", "one that plays its rollouts itself", do)))
-        if not secrets.compare_digest(key.encode(), self._key.encode()):
+        if not self.knows(key):
             do = "send that of keys.json in the run's folder"
             raise WrongKey(str(refusal("API key", "the run's worker key", "another", do)))
         return self.leases

@@ -53,6 +53,8 @@ def load_harness(
     programs: Path = Path(".harnesses"),
     leases: Callable[[], Leases | None] = lambda: None,
     shown: Sequence[str] = (),
+    *,
+    calls_from_code: bool = False,
 ) -> Harness:
     """Find the harness of a recipe. One object serves all rollouts of a run.
 
@@ -64,6 +66,7 @@ def load_harness(
         programs: folder in which agent programs are looked for before PATH.
         leases: gives those of the run, for workers; None where its server is not there.
         shown: fields of a task's data that its worker is shown.
+        calls_from_code: whether the model of an agent program or a worker writes code that calls the world's tools.
 
     Raises:
         BadInput: there is no such harness, what is there is none, its program is not installed, or it cannot speak for
@@ -76,9 +79,9 @@ def load_harness(
     if name in BUILT_IN:
         return BUILT_IN[name]()
     if name == WORKERS and open_door is not None:
-        return WorkerHarness(open_door, leases, shown)
+        return WorkerHarness(open_door, leases, shown, calls_from_code=calls_from_code)
     if is_program and open_door is not None:
-        return load_program(name, programs, open_door)
+        return load_program(name, programs, open_door, calls_from_code=calls_from_code)
     if ":" not in name:
         names = ", ".join(sorted((*BUILT_IN, WORKERS, *preset_names())))
         expected = f"one of {names}, or package.module:name, path/to/file.py:name or path/to/preset.toml"

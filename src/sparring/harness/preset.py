@@ -60,6 +60,10 @@ class AgentProgram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     with_tools: WithTools | None = None
     """Additions where the world has tools; a preset without cannot be used there."""
 
+    calls_from_code: bool = False
+    """True lets calls of the world's tools run that stand in no reply, for a model that writes code which calls them.
+    Each counts as a tool call of the rollout."""
+
     install: str = ""
     """Package that holds the program: `npm:name` or `pip:name`."""
 

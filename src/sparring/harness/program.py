@@ -14,12 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from sparring.errors import EnvError, LimitReached, RequestRefused, SandboxError, Unanswered, boundary, refusal
 from sparring.harness.find import Installation, find_program
 from sparring.harness.preset import KEY, AgentProgram, fill, load_preset
 from sparring.harness.relay import relay_to
-from sparring.protocols import Episode, ToolHost, World
-from sparring.types import BoxSpec, ExecResult, Message, Task, ToolCall, ToolSpec
+from sparring.harness.world_tools import SampledCalls, WorldTools
+from sparring.protocols import Episode, ToolHost
+from sparring.reply import ReplyHead, Show
+from sparring.types import BoxSpec, ExecResult, Message, ReplyPiece, Task
 
 T = TypeVar("T")
 PORT = 8700
@@ -68,15 +72,22 @@ class OpenDoor(Protocol):
 class CountedSession:
     """A session that counts what is asked of it, and says when the rollout is over. Other attributes are its own.
 
+    Args:
+        session: of the rollout.
+        calls: account of the rollout's calls, which the replies are written into.
+
     Attributes:
         requests: replies that were asked for.
         limit: the limit of the rollout that was hit; None where none was. The context's length is none: a client that
             hears of it compacts.
         refused: the refusal for good of whoever answers; None where there was none.
+        calls: as they were given.
     """
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, calls: SampledCalls) -> None:
         self._session = session
+        self.calls = calls
+        calls.when_over = self._hit
         self.requests = 0
         self.limit: LimitReached | None = None
         self.refused: RequestRefused | None = None
@@ -92,25 +103,51 @@ class CountedSession:
         session = self._session
         return "" if session.has_turn or session.limit is not None else session.silence
 
-    async def reply(self, messages: Sequence[Message], *arguments: Any, **settings: Any) -> Any:
+    async def reply(
+        self, messages: Sequence[Message], *arguments: Any, show: Show | None = None, **settings: Any
+    ) -> Any:
         """Ask the session for a reply. Raises what the session raises."""
-        self.requests += 1
+        self._ask(messages)
+        shown = _ShownCalls(self.calls)
         try:
-            return await self._session.reply(messages, *arguments, **settings)
+            show = None if show is None else shown.then(show)
+            reply = await self._session.reply(messages, *arguments, show=show, **settings)
         except (LimitReached, RequestRefused) as error:
             self._hit(error)
             raise
+        shown.end(reply)
+        return reply
 
     async def stream(self, messages: Sequence[Message], *arguments: Any, **settings: Any) -> AsyncIterator[Any]:
         """Ask the session for a reply in pieces. Raises what the session raises."""
-        self.requests += 1
+        self._ask(messages)
+        shown = _ShownCalls(self.calls)
         async with aclosing(self._session.stream(messages, *arguments, **settings)) as pieces:
             try:
                 async for piece in pieces:
+                    shown.add(piece)
                     yield piece
             except (LimitReached, RequestRefused) as error:
                 self._hit(error)
                 raise
+
+    def overflow(self, limit: LimitReached) -> None:
+        """Take note of a request that nobody read; see `AnsweringSession.overflow`."""
+        self.requests += 1
+        self._session.overflow(limit)
+
+    def deliver(self, reply: str, delivered: bool) -> None:
+        """Take note of whether a client got a reply whole; see `AnsweringSession.deliver`."""
+        if not delivered:
+            self.calls.reopen(reply)
+        self._session.deliver(reply, delivered)
+
+    def _ask(self, messages: Sequence[Message]) -> None:
+        """Take note of a request. Raises LimitReached where calls from code have hit their limit."""
+        self.requests += 1
+        self.calls.go_on(messages)
+        if self.limit is not None and self.limit.reason == "max_tool_calls":
+            raise self.limit
 
     async def awaited(self, work: Awaitable[T], grace_s: float) -> T | None:
         """Return what some work of the client comes to. It is dropped, and None returned, where it has not ended
@@ -136,55 +173,36 @@ class CountedSession:
             self._over.set()
 
 
-class WorldTools:
-    """Tools of a world that a program calls by MCP. Implements `protocols.ToolHost`. Calls run one after another, for
-    the world takes one reply at a time.
+class _ShownCalls:
+    """Calls of one reply, each of which may run from when it is shown."""
 
-    Attributes:
-        done: whether the world has ended.
-    """
+    def __init__(self, calls: SampledCalls) -> None:
+        self._calls, self._reply, self._num_shown = calls, "", 0
 
-    def __init__(self, env: World) -> None:
-        self._env = env
-        self._turn = asyncio.Lock()
-        self._calls = 0
-        self.done = False
+    def then(self, show: Show) -> Show:
+        """Return what takes note of a part and then shows it."""
 
-    @property
-    def tools(self) -> tuple[ToolSpec, ...]:
-        """The tools as they are now."""
-        return self._env.tools
+        def shows(part: ReplyHead | ReplyPiece) -> None:
+            self.add(part)
+            show(part)
 
-    async def call(self, call: ToolCall) -> str:
-        """Run a tool and return its answer.
+        return shows
 
-        Raises:
-            EnvError: the world broke.
-            LimitReached: the policy's own commands have taken too long.
-        """
-        async with self._turn:
-            if self.done:
-                return "error: the task is over"
-            self._calls += 1
-            named = replace(call, id=f"call_{self._calls}")
-            with boundary(EnvError, f"tool {call.name}"):
-                observation = await self._env.step(Message(role="assistant", tool_calls=(named,)))
-            self.done = observation.done
-            return "\n".join(message.content for message in observation.messages) or "done"
+    def add(self, part: Any) -> None:
+        """Take note of a part of the reply, or of the reply."""
+        if isinstance(part, ReplyHead):
+            self._reply = part.id
+        elif isinstance(part, ReplyPiece):
+            if part.call is not None:
+                self._calls.offer(self._reply, self._num_shown, part.call)
+                self._num_shown += 1
+        else:
+            self.end(part)
 
-    async def answer(self, reply: Message, of: Message | None = None) -> None:
-        """Give the world the program's last reply, unless it has ended.
-
-        Args:
-            reply: what the program has to say in the end.
-            of: the policy's reply that it made this of; None: it is one.
-
-        Raises:
-            EnvError: the world broke.
-        """
-        if not self.done:
-            with boundary(EnvError, "step"):
-                self.done = (await self._env.step(reply, of=of)).done
+    def end(self, reply: Any) -> None:
+        """Take note of the calls of a whole reply that were not shown before."""
+        for at, call in enumerate(reply.message.tool_calls[self._num_shown :], start=self._num_shown):
+            self._calls.offer(reply.id, at, call)
 
 
 class ProgramHarness:
@@ -246,8 +264,8 @@ class ProgramHarness:
             do = f"use a preset with a table [with_tools], or leave the tools to {self.name}"
             raise refusal(KEY, "a program that is handed the world's tools", f"{self.name}, which takes none", do)
         messages = (*episode.task.messages, *observation.messages)
-        session = CountedSession(episode.session())
-        tools = WorldTools(episode.env)
+        calls = SampledCalls(episode.task.limits.max_tool_calls, from_code=self._preset.calls_from_code)
+        session, tools = CountedSession(episode.session(), calls), WorldTools(episode.env, calls)
         own = await box.beside(self._widened(BoxSpec())) if episode.env.tools else box
         try:
             async with AsyncExitStack() as stack:
@@ -335,18 +353,21 @@ class ProgramHarness:
             raise LimitReached("timeout", f"harness {self.name}: {_end_of(result)}")
 
 
-def load_program(name: str, folder: Path, open_door: OpenDoor) -> ProgramHarness:
+def load_program(name: str, folder: Path, open_door: OpenDoor, *, calls_from_code: bool = False) -> ProgramHarness:
     """Return the harness of a preset.
 
     Args:
         name: of the preset, or a path to one.
         folder: of programs.
         open_door: opens a session to the program.
+        calls_from_code: as in the preset, where the recipe says so.
 
     Raises:
         BadInput: there is no such preset, or its program is not installed.
     """
     preset, script = load_preset(name)
+    if calls_from_code and not preset.calls_from_code:
+        preset = msgspec.structs.replace(preset, calls_from_code=True)
     return ProgramHarness(name, preset, script, find_program(preset, folder), open_door)
 
 
@@ -370,6 +391,7 @@ def _noted(name: str, result: ExecResult, session: CountedSession) -> dict[str, 
         "failed": bool(result.exit_code) and session.limit is None and not (result.timed_out or result.out_of_memory),
         "wall_s": result.wall_s,
         "requests": session.requests,
+        "unsampled_calls": session.calls.unsampled,
         "timed_out": result.timed_out,
         "out_of_memory": result.out_of_memory,
         "stdout": result.stdout[-LAST_WORDS:],

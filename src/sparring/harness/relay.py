@@ -8,8 +8,14 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 PIECE = 1 << 16
-MOST_CONNECTIONS = 64
+MOST_CONNECTIONS = 16
 """Connections of one program that are served at once; more wait."""
+
+FILES_OF_CONNECTION = 3
+"""Files of the run that each has: of the program's socket, and both ends of that to the server."""
+
+PAUSE_S = 1.0
+"""Seconds until a connection is taken again where no file is left."""
 
 
 def relay_to(url: str) -> Callable[[socket.socket], Awaitable[None]]:
@@ -43,7 +49,12 @@ class Relay:
         try:
             while True:
                 await self._places.acquire()
-                accepted, _ = await loop.sock_accept(listening)
+                try:
+                    accepted, _ = await loop.sock_accept(listening)
+                except OSError:  # no file is left: the program's connections wait
+                    self._places.release()
+                    await asyncio.sleep(PAUSE_S)
+                    continue
                 task = loop.create_task(self._pass_on(accepted))
                 connections.add(task)
                 task.add_done_callback(connections.discard)

@@ -11,7 +11,8 @@ from typing import Any
 from sparring.errors import EnvError, HarnessError, LimitReached, Unanswered, boundary, refusal
 from sparring.harness.chat import ChatHarness
 from sparring.harness.preset import KEY
-from sparring.harness.program import Address, CountedSession, OpenDoor, WorldTools
+from sparring.harness.program import Address, CountedSession, OpenDoor
+from sparring.harness.world_tools import SampledCalls, WorldTools
 from sparring.protocols import Episode, Harness
 from sparring.record.leases import LeaseEnd, Leases, RolloutOffer
 from sparring.render.dialect import message_dicts, tool_dicts
@@ -31,14 +32,23 @@ class WorkerHarness:
         open_door: opens a session to a program.
         leases: gives those of the run; None where its server is not there.
         shown: fields of a task's data that its worker is shown.
+        calls_from_code: whether the workers' models write code that calls the world's tools.
 
     Attributes:
         rehearsal: the harness of a rollout before the run, when no worker is there.
     """
 
-    def __init__(self, open_door: OpenDoor, leases: Callable[[], Leases | None], shown: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        open_door: OpenDoor,
+        leases: Callable[[], Leases | None],
+        shown: Sequence[str] = (),
+        *,
+        calls_from_code: bool = False,
+    ) -> None:
         self.rehearsal: Harness = ChatHarness()
         self._open_door, self._leases, self._fields = open_door, leases, tuple(shown)
+        self._calls_from_code = calls_from_code
 
     async def run(self, episode: Episode) -> None:
         """Let a worker play the episode.
@@ -59,7 +69,8 @@ class WorkerHarness:
             observation = await episode.env.open(episode.task, episode.box)
         if observation.done:
             return
-        session, tools = CountedSession(episode.session()), WorldTools(episode.env)
+        calls = SampledCalls(episode.task.limits.max_tool_calls, from_code=self._calls_from_code)
+        session, tools = CountedSession(episode.session(), calls), WorldTools(episode.env, calls)
         async with AsyncExitStack() as stack:
             with episode.queue():  # for the gateway
                 door = await stack.enter_async_context(self._open_door(session))
@@ -135,4 +146,5 @@ def _judge(end: LeaseEnd, offer: RolloutOffer, session: CountedSession) -> None:
 def _noted(offer: RolloutOffer, session: CountedSession) -> dict[str, Any]:
     """Return the note of a rollout that a worker had."""
     outcome, reason = ("lost", "") if offer.end is None else (offer.end.outcome, offer.end.reason)
-    return {"harness": NAME, "worker": offer.worker, "outcome": outcome, "reason": reason, "requests": session.requests}
+    ended = {"harness": NAME, "worker": offer.worker, "outcome": outcome, "reason": reason}
+    return {**ended, "requests": session.requests, "unsampled_calls": session.calls.unsampled}

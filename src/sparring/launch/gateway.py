@@ -8,13 +8,11 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from pathlib import Path
 
-import uvicorn
-
 from sparring.errors import BadInput, InfraError, refusal
-from sparring.gateway.connection import server_settings
 from sparring.gateway.link import SOCKET, Word
 from sparring.gateway.remote_session import GatewayLink
 from sparring.gateway.server import Gateway
+from sparring.gateway.serving import BoundedServer, server_settings
 
 AGAIN_S = 1.0
 """Seconds between two looks for the process that goes on with a run."""
@@ -58,7 +56,7 @@ async def _serve(folder: Path, listening: socket.socket, url: str, say: Callable
             str(refusal(str(folder), "a run that is going on", str(error), "start the run first"))
         ) from error
     say(f"gateway of {folder} on {url}")
-    server = uvicorn.Server(server_settings(Gateway(link).application()))
+    server = BoundedServer(server_settings(Gateway(link).application()))
     attending = asyncio.create_task(_attend(link, words, say))
     attending.add_done_callback(lambda task: setattr(server, "should_exit", True))
     try:

@@ -240,6 +240,7 @@ def _worlds(config: RunConfig, judges: Judges, same: Same) -> tuple[EnvFactory, 
             programs,
             _leases,
             config.rollout.shown_to_workers,
+            calls_from_code=config.rollout.calls_from_code,
         )
         for key, each in factories.items()
     }

@@ -22,6 +22,8 @@ from sparring.engine.config import EngineConfig
 from sparring.engine.server import Bind, TokenServer
 from sparring.engine.wire import ServedModel
 from sparring.errors import refusal
+from sparring.gateway.hosts import at_home, plainly
+from sparring.gateway.serving import BoundedServer, server_settings
 from sparring.model.config import DType, Numerics
 from sparring.model.hub import base_folder
 from sparring.recipe.load import from_data
@@ -146,13 +148,12 @@ def server_of(engine: NativeEngine, config: ServeConfig, ready: Callable[[], Non
         instance=secrets.token_hex(8),
     )
     application = TokenServer(engine, served, text_rules(config.folder), config.api_key).application()
-    options = uvicorn.Config(
-        application, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=int(GRACE_S)
-    )
+    application = at_home(application, plainly, keyed=lambda scope: bool(config.api_key), names=(config.host,))
+    options = server_settings(application, log_level="warning", timeout_graceful_shutdown=int(GRACE_S))
     return StoppingServer(options, engine, ready)
 
 
-class StoppingServer(uvicorn.Server):
+class StoppingServer(BoundedServer):
     """Ends with its engine: first what is under way is answered, with an error, then the connections close."""
 
     def __init__(self, config: uvicorn.Config, engine: NativeEngine, ready: Callable[[], None]) -> None:
@@ -165,14 +166,8 @@ class StoppingServer(uvicorn.Server):
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the engine, then shut uvicorn's server down.
-
-        First nobody is let in any longer, and only later are the listening sockets closed: asyncio loses a connection
-        that it has accepted but not yet made known when they are (`Server._attach` fails unheard), and whoever opened
-        it waits for ever.
-        """
-        for listening in (one for server in self.servers for one in server.sockets):
-            asyncio.get_running_loop().remove_reader(listening.fileno())
+        """Let nobody in any longer, close the engine, then shut uvicorn's server down."""
+        await self.stop_accepting()
         await self._engine.close()
         await super().shutdown(sockets)
 

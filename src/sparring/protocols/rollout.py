@@ -153,7 +153,8 @@ class ToolHost(Protocol):
         """The tools as they are now."""
 
     async def call(self, call: ToolCall) -> str:
-        """Run a tool and return its answer. Raises `EnvError` where the world breaks."""
+        """Run a tool and return its answer. Raises `EnvError` where the world breaks, and a `PolicyFailure` where the
+        program may not call it."""
 
 
 Expert = Callable[[Sequence[Message]], Message]
@@ -222,6 +223,10 @@ class Renderer(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Write tokens as text, special ones included."""
+
+    @property
+    def longest_token(self) -> int:
+        """Bytes of the longest token of the vocabulary, at most."""
 
     def bytes_of(self, token: int) -> bytes:
         """Write one token as bytes, which may be a part of a character."""

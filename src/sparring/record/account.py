@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from sparring.errors import BadInput, LimitReached
+from sparring.reply import NO_EVIDENCE
 from sparring.types import UNTRAINED, Evidence, Segment
 
 
@@ -81,6 +82,11 @@ class AccountedSession:
             return f"got no reply to train, of {len(labels)} that are {' or '.join(sorted(set(labels)))}"
         reason = self.account.refused
         return f"was refused every request, the last for: {reason}" if reason else "requested no reply"
+
+    def overflow(self, limit: LimitReached) -> None:
+        """Take note of a request that nobody read; see `AnsweringSession.overflow`."""
+        with self.account.request(NO_EVIDENCE) as end:
+            end(limit)
 
     def refuse(self, reason: str) -> None:
         """Take note of a request that was refused before it came here."""

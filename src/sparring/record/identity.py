@@ -236,6 +236,11 @@ def _call_key(call: ToolCall) -> str:
     return _sorted.encode([call.name, "called", _as_doubles(call.arguments)])
 
 
+def arguments_key(arguments: Mapping[str, Any]) -> str:
+    """Return a text that is equal for arguments of a call that differ only in form; see `message_key`."""
+    return _sorted.encode(_as_doubles(arguments))
+
+
 def _object(text: str) -> Mapping[str, Any] | None:
     """Return a text's JSON object; None where it is none."""
     try:

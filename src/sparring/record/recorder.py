@@ -7,8 +7,6 @@ import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
-import xxhash
-
 from sparring.errors import EngineError, LimitReached, RequestEnded, SparringError, boundary, refusal
 from sparring.generation import Completion, Constraint, GenerateRequest, Sampling
 from sparring.protocols import Engine, Renderer, Store
@@ -17,8 +15,20 @@ from sparring.record.branches import Transcript
 from sparring.record.budget import Budget
 from sparring.record.lines import Turn
 from sparring.record.order import conversation_of, last_words
+from sparring.record.rendering import Planner
 from sparring.record.replies import RecordedPlaces, RecordedReplies, RecordedReply
-from sparring.record.request import Rank, ReplyRequest, at_most, check_far, check_length, joined_stop
+from sparring.record.request import (
+    Rank,
+    ReplyRequest,
+    at_most,
+    check_far,
+    check_length,
+    cut_reason,
+    derived_seed,
+    is_far,
+    joined_stop,
+    request_id,
+)
 from sparring.record.streaming import ShowingReader, named, without_stop
 from sparring.record.tool_lists import ToolLists
 from sparring.record.tree import Tree
@@ -110,6 +120,7 @@ class RecordedSession(AccountedSession):
     Attributes:
         id: the trajectory's id.
         max_context: most ids that a prompt and its reply may have together.
+        max_prompt_bytes: most bytes of text that so many ids may have.
         max_reply: most ids of one reply.
         usage: counts so far.
         generate_s: seconds that replies were waited for, summed over requests.
@@ -123,6 +134,7 @@ class RecordedSession(AccountedSession):
         super().__init__()
         self.id = trajectory_id(rollout_id, role)
         self.max_context = recorder.max_context
+        self.max_prompt_bytes = recorder.max_context * recorder.renderer.longest_token
         self.max_reply = min(recorder.sampling.max_tokens, recorder.max_context)
         self.usage = Usage()
         self.generate_s = 0.0
@@ -132,8 +144,9 @@ class RecordedSession(AccountedSession):
         self._role = role
         self._rank = rank
         self._limits = limits
-        self._seed = seed if role == "policy" else _derive(seed, role)
+        self._seed = seed if role == "policy" else derived_seed(seed, role)
         self._tree = Tree(recorder.renderer, recorder.tool_lists)
+        self._planner = Planner()
         self._budget = Budget(self.id, limits)
         self._places: RecordedPlaces | None = None
         self._closed = False
@@ -251,8 +264,7 @@ class RecordedSession(AccountedSession):
             The reply; None where it comes from the record, in which the engine gave it up.
         """
         self._budget.check(self.usage)
-        check_far(self.id, request.messages, self._recorder.renderer, self._recorder.max_context)
-        turn = self._planned(request)
+        turn = await self._planned(request)
         granted, recorded, shown = 0, None, self._showing(turn, request)
         try:
             sampling = self._sampling(turn, request)
@@ -279,7 +291,7 @@ class RecordedSession(AccountedSession):
         if completion.finish_reason == "abort":
             if recorded is not None:
                 return None
-            raise self._gave_up(_request_id(self.id, turn), len(completion.tokens))
+            raise self._gave_up(request_id(self.id, turn), len(completion.tokens))
         if shown is not None:
             shown.end(message)
         return SampledReply(
@@ -291,7 +303,11 @@ class RecordedSession(AccountedSession):
             tokens=completion.tokens,
             logprobs=completion.logprobs,
             reasoning_tokens=self._recorder.renderer.thought_length(completion.tokens) if message.reasoning else 0,
-            limit=self._limit_hit(completion, self._cut_reason(turn, request, sampling.max_tokens), tool_calls),
+            limit=self._limit_hit(
+                completion,
+                cut_reason(self._recorder.sampling.max_tokens, self._room(turn), request, sampling.max_tokens),
+                tool_calls,
+            ),
             stop=stop,
         )
 
@@ -307,8 +323,9 @@ class RecordedSession(AccountedSession):
             calls=self._tree.call_ids(turn),
         )
 
-    def _planned(self, request: ReplyRequest) -> Turn:
-        """Return the turn that a request is; one of a record that comes again has its place there."""
+    async def _planned(self, request: ReplyRequest) -> Turn:
+        """Return the turn that a request is; one of a record that comes again has its place there. Raises LimitReached
+        where its messages are too long by far."""
         if self.replies is not None and self._places is None:
             self._places = self.replies.places(self._role)
             self._tree.reserve(self._places.inputs, self._places.all)
@@ -317,7 +334,9 @@ class RecordedSession(AccountedSession):
         def recorded(prompt: bytes, repeat: int) -> int | None:
             return None if places is None else places.of(prompt, self._seed_of(repeat))
 
-        turn = self._tree.plan(request.messages, request.tools, request.evidence, recorded)
+        steps = self._tree.planning(request.messages, request.tools, request.evidence, recorded)
+        check = partial(check_far, self.id, request.messages, self._recorder.renderer, self.max_context)
+        turn = await self._planner.plan(check, steps, long=is_far(request.messages, self.max_context))
         if turn.node is not None and self._tree.is_lost(turn.node.place):
             self.deliver(f"{self.id}#{turn.node.place}", True)  # its client goes on from it, so it got it
         return turn
@@ -345,7 +364,9 @@ class RecordedSession(AccountedSession):
         return last_words(self.segments)
 
     def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
-        """Return the number of ids of a conversation that is rendered whole."""
+        """Return the number of ids of a conversation that is rendered whole. Raises LimitReached where that is too long
+        by far."""
+        check_far(self.id, messages, self._recorder.renderer, self.max_context)
         return len(self._recorder.renderer.render(messages, tools).tokens)
 
     def bytes_of(self, token: int) -> bytes:
@@ -394,20 +415,12 @@ class RecordedSession(AccountedSession):
         most = min(base.max_tokens, context)
         return at_most(sampling, most if request.max_tokens is None else min(most, request.max_tokens))
 
-    def _cut_reason(self, turn: Turn, request: ReplyRequest, granted: int) -> str:
-        """Return the limit that a reply hit which is cut short after the tokens that it was granted; empty where that
-        is its client's."""
-        base, context = self._recorder.sampling.max_tokens, self._room(turn)
-        if granted == request.max_tokens and granted < min(base, context):
-            return ""
-        return "context_length" if granted == context < base else "max_tokens"
-
     def _seed_of(self, repeat: int) -> int:
-        return self._seed if repeat == 0 else _derive(self._seed, "repeat", repeat)
+        return self._seed if repeat == 0 else derived_seed(self._seed, "repeat", repeat)
 
     async def _generate(self, turn: Turn, sampling: Sampling, shown: ShowingReader | None) -> Completion:
         request = GenerateRequest(
-            id=_request_id(self.id, turn),
+            id=request_id(self.id, turn),
             tokens=self._tree.prompt(turn),
             sampling=sampling,
             conversation=self._conversation(turn.lane),
@@ -484,13 +497,3 @@ class RecordedSession(AccountedSession):
 def trajectory_id(rollout_id: str, role: str) -> str:
     """Return the id of a role's trajectory: the policy's is its rollout's."""
     return rollout_id if role == "policy" else f"{rollout_id}/{role}"
-
-
-def _request_id(session: str, turn: Turn) -> str:
-    """Return the id of a turn's request at the engine; no other request has it."""
-    return f"{session}#{turn.place}" + (f".{turn.attempt}" if turn.attempt else "")
-
-
-def _derive(seed: int, *names: object) -> int:
-    """Return a seed for something within a session: xxh3-64 of its names and the session's seed."""
-    return xxhash.xxh3_64_intdigest("/".join(map(str, (*names, seed))).encode())

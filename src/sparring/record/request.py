@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import xxhash
+
 from sparring.errors import LimitReached
 from sparring.generation import Constraint, Sampling
 from sparring.protocols import Renderer
+from sparring.record.lines import Turn
 from sparring.reply import Evidence, Show
 from sparring.types import Message, ToolSpec
 
@@ -71,6 +74,26 @@ def check_far(name: str, messages: Sequence[Message], renderer: Renderer, room: 
         raise LimitReached("context_length", text, (2 * room + 1, room))
 
 
+def cut_reason(base: int, context: int, request: ReplyRequest, granted: int) -> str:
+    """Return the limit that a reply hit which is cut short; empty where that is its client's.
+
+    Args:
+        base: most tokens of a reply of the run.
+        context: tokens that the context has room for.
+        request: of the client.
+        granted: tokens that the reply had.
+    """
+    if granted == request.max_tokens and granted < min(base, context):
+        return ""
+    return "context_length" if granted == context < base else "max_tokens"
+
+
+def is_far(messages: Sequence[Message], room: int) -> bool:
+    """Return whether messages have so many characters that a beginning of them has to be rendered to know whether they
+    fit a context of `room` tokens."""
+    return sum(len(message.content) for message in messages) > CHARACTERS_PER_TOKEN * room
+
+
 def overflows(messages: Sequence[Message], renderer: Renderer, room: int) -> bool:
     """Return True if messages are too long for a context of `room` tokens by far. Of an environment that returned too
     much, only a beginning is rendered, four times as long each time until it does not fit: a megabyte of text takes
@@ -93,3 +116,13 @@ def at_most(sampling: Sampling, most: int) -> Sampling:
     if most == sampling.max_tokens:
         return sampling
     return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
+
+
+def request_id(session: str, turn: Turn) -> str:
+    """Return the id of a turn's request at the engine; no other request has it."""
+    return f"{session}#{turn.place}" + (f".{turn.attempt}" if turn.attempt else "")
+
+
+def derived_seed(seed: int, *names: object) -> int:
+    """Return a seed for something within a session: xxh3-64 of its names and the session's seed."""
+    return xxhash.xxh3_64_intdigest("/".join(map(str, (*names, seed))).encode())

@@ -65,7 +65,7 @@ class TextTree:
         """
         if not messages:
             raise ValueError("a request must have a message")
-        tools_digest, specs = self._tool_lists.of(tools)
+        tools_digest, specs, _ = self._tool_lists.of(tools)
         keys = self._forms.keys(START, messages)
         parent, before = self._continued(messages, keys, tools_digest)
         if parent is None:

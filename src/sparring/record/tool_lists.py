@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparring.record.identity import digest, tools_key, written_key
+from sparring.record.rendering import has_many
 from sparring.types import ToolSpec
 
 REMEMBERED = 256
@@ -15,15 +16,17 @@ class ToolLists:
     """Lists of tools by their digests, which are equal for lists that differ only in form."""
 
     def __init__(self) -> None:
-        self._by_form: dict[bytes, tuple[bytes, tuple[ToolSpec, ...]]] = {}
+        self._by_form: dict[bytes, tuple[bytes, tuple[ToolSpec, ...], bool]] = {}
 
-    def of(self, tools: Sequence[ToolSpec]) -> tuple[bytes, tuple[ToolSpec, ...]]:
-        """Return the digest of a list, and the list as it was first sent in this form."""
+    def of(self, tools: Sequence[ToolSpec]) -> tuple[bytes, tuple[ToolSpec, ...], bool]:
+        """Return the digest of a list, the list as it was first sent in this form, and whether it takes long to
+        render."""
         form = written_key(tools)
         remembered = None if form is None else self._by_form.get(form)
         if remembered is not None:
             return remembered
-        made = digest(tools_key(tools)), tuple(tools)
+        long = has_many(part for tool in tools for part in (tool.description, tool.parameters))
+        made = digest(tools_key(tools)), tuple(tools), long
         if form is not None:
             self._by_form[form] = made
             if len(self._by_form) > REMEMBERED:

@@ -30,6 +30,10 @@ class TextRequest:
     constraint: Constraint | None
 
 
+LONGEST_TOKEN = 128
+"""Bytes of the longest token of common vocabularies."""
+
+
 class TextRecorder:
     """Opens sessions whose replies are text that none of our engines sampled, such as an expert's: their trajectories
     have messages and no tokens. Implements `rollout.episode.SessionRecorder`.
@@ -87,6 +91,11 @@ class TextSession(AccountedSession):
     def max_reply(self) -> int:
         """Most ids of one reply, as in `max_context`."""
         return 16384 if self._imitator is None else self._imitator.max_reply
+
+    @property
+    def max_prompt_bytes(self) -> int:
+        """Most bytes of text that so many ids may have."""
+        return self.max_context * (LONGEST_TOKEN if self._imitator is None else self._imitator.renderer.longest_token)
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None

@@ -17,18 +17,22 @@ from __future__ import annotations
 import hashlib
 import heapq
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
+from typing import Any
 
 from sparring.generation import Completion, Sampling
 from sparring.protocols import Renderer
 from sparring.record.branches import Transcript, transcripts_of
 from sparring.record.forks import Links, fork_of, quoted_in, sums_up, with_equal_thoughts
 from sparring.record.forms import Forms
-from sparring.record.identity import DIGEST_BYTES, chained, thought_of
-from sparring.record.lines import START, Lane, Node, Request, Turn, begins, place_named
+from sparring.record.identity import DIGEST_BYTES, chained
+from sparring.record.lines import START, Lane, Node, Request, Turn, place_named
+from sparring.record.matching import Matching
 from sparring.record.order import settled
+from sparring.record.rendering import Rendering, renders_long
 from sparring.record.tool_lists import ToolLists
 from sparring.reply import NO_EVIDENCE
 from sparring.types import Evidence, Label, Message, Segment, Source, ToolSpec
@@ -98,7 +102,26 @@ class Tree:
         evidence: Evidence = NO_EVIDENCE,
         recorded: Callable[[bytes, int], int | None] = lambda prompt, repeat: None,
     ) -> Turn:
-        """Return the turn that this request is: its place in the tree, and the ids that it adds.
+        """Return the turn that this request is: its place in the tree, and the ids that it adds. Arguments and errors
+        are those of `planning`."""
+        steps = self.planning(messages, tools, evidence, recorded)
+        done: Any = None
+        while True:
+            try:
+                done = steps.send(done).run()
+            except StopIteration as end:
+                turn: Turn = end.value
+                return turn
+
+    def planning(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        evidence: Evidence = NO_EVIDENCE,
+        recorded: Callable[[bytes, int], int | None] = lambda prompt, repeat: None,
+    ) -> Generator[Rendering, Any, Turn]:
+        """Plan a turn: yield what has to be rendered for it, which may be done on any thread, be sent what came of it,
+        and return the turn: its place in the tree, and the ids that it adds. Nobody plans another one meanwhile.
 
         Args:
             messages: the whole conversation.
@@ -110,14 +133,16 @@ class Tree:
         Raises:
             ValueError: there is no message.
         """
-        tools_digest, specs = self.tool_lists.of(tools)
+        tools_digest, specs, long = self.tool_lists.of(tools)
         messages, node, before, keys = self._matched(messages, tools_digest, evidence)
-        matched, added = node, None if node is None else self._bridged(node, messages[before:], tools)
+        matched = node
+        added = None if node is None else (yield self._bridging(node, messages[before:], tools, long))
         if node is None or added is None:
             # A first request is the prompt; any later whole render is the harness's own doing: it rewrote the history.
             source: Source = "harness" if any(message.role == "assistant" for message in messages) else "prompt"
             messages = self._forms.with_thoughts(messages)
-            added = self.renderer.render(messages, tools).tokens
+            long = long or renders_long(messages)
+            added = (yield Rendering(long, partial(self.renderer.render, messages, tools))).tokens
             keys = keys if node is None else self._forms.keys(START, messages)
             node, before = None, 0
         else:
@@ -281,11 +306,12 @@ class Tree:
         and the digests of the conversation up to each message after it."""
         if not messages:
             raise ValueError("a request must have a message")
-        lane = self._same_objects(messages, tools)
+        matching = Matching(self._lanes, self._lane_of_reply, self._nodes, self._written)
+        lane = matching.same_objects(messages, tools)
         if lane is not None:
             return messages, lane.node, lane.replied, chained(lane.key, messages[lane.replied :])
         messages, keys = self._forms.read(messages)
-        node, before = self._deepest(messages, keys, tools, evidence)
+        node, before = matching.deepest(messages, keys, tools, evidence)
         return messages, node, before, keys[before:]
 
     def _places(
@@ -371,63 +397,6 @@ class Tree:
         if len(self._leaves) > MOST_QUOTED:
             del self._leaves[next(iter(self._leaves))]
 
-    def _same_objects(self, messages: Sequence[Message], tools: bytes) -> Lane | None:
-        """Return the lane whose messages these begin with, up to the very object of its last reply; None where none is.
-
-        A loop that only adds messages sends such objects. Every other request is matched by its keys.
-        """
-        count = next((at for at in range(len(messages), 0, -1) if messages[at - 1].role == "assistant"), 0)
-        number = self._lane_of_reply.get(id(messages[count - 1])) if count else None
-        if number is None:
-            return None
-        lane = self._lanes[number]
-        same = len(lane.heard) == lane.replied == count and lane.tools == tools and begins(messages, lane.heard)
-        return lane if same else None
-
-    def _deepest(
-        self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes, evidence: Evidence
-    ) -> tuple[Node | None, int]:
-        """Return the longest recorded conversation that one with these keys begins with, and its number of messages."""
-        for count in range(len(messages), 0, -1):
-            if messages[count - 1].role == "assistant":
-                node = self._nodes.get(keys[count - 1] + tools)
-                node = None if node is None else self._chosen(node, messages[:count], evidence)
-                if node is not None:
-                    return node, count
-        return None, 0
-
-    def _chosen(self, node: Node | None, messages: Sequence[Message], evidence: Evidence) -> Node | None:
-        """Return which of the replies with an equal conversation is meant: the one that the client names, by its id or
-        by those of its calls; else one of the same agent; else the last that was delivered. A thought that the client
-        sends back has to be the recorded one; None where it is no reply's."""
-        equal = []
-        while node is not None:
-            if self._thinks_alike(node, messages):
-                equal.append(node)
-            node = node.twin
-        if len(equal) < 2:
-            return equal[0] if equal else None
-        calls = [call.id for call in messages[-1].tool_calls]
-
-        def rank(node: Node) -> tuple[bool, bool, bool, bool, int]:
-            ids = [call.id for call in node.reply.tool_calls]
-            named = evidence.handle in ids or place_named(evidence.handle) == node.place
-            delivered = self._written[node.place].delivered is not False
-            return named, bool(ids) and ids == calls, node.agent == evidence.agent, delivered, node.place
-
-        return max(equal, key=rank)
-
-    def _thinks_alike(self, node: Node, messages: Sequence[Message]) -> bool:
-        """Return whether each thought in a conversation is the recorded one."""
-        if not any(sent.reasoning for sent in messages):
-            return True
-        heard = self._lanes[node.lane].heard
-        return all(
-            thought_of(sent) == thought_of(recorded)
-            for sent, recorded in zip(messages, heard, strict=False)
-            if sent.reasoning and sent is not recorded and sent.role == "assistant" and thought_of(sent)
-        )
-
     def _described(self, segment: Segment, request: Request) -> Segment:
         """Return an input segment with all that is told in it, and why its conversation leaves another."""
         messages, evidence = request.messages, request.evidence
@@ -470,6 +439,10 @@ class Tree:
         if node is None:
             return self._lanes[0], 0
         return self._lanes[self._forms.lines.get(node.key, node.lane)], node.count
+
+    def _bridging(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec], long: bool) -> Rendering:
+        """Return the rendering of new messages behind a node; `long`: whether the tools are."""
+        return Rendering(long or renders_long(new), partial(self._bridged, node, new, tools))
 
     def _bridged(self, node: Node, new: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...] | None:
         """Return the ids that a bridge adds to a node's; None where the renderer finds no bridge.

@@ -152,6 +152,11 @@ class TemplateRenderer:
         """Return the text of some ids, special tokens included."""
         return self.tokenizer.decode(tokens)
 
+    @property
+    def longest_token(self) -> int:
+        """Return the bytes of the longest token."""
+        return self.tokenizer.longest
+
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of one id, which may be a part of a character."""
         return self.tokenizer.bytes_of(token)

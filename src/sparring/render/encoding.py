@@ -6,6 +6,7 @@ loaded beside the work, when that will pay, and is used only if it encodes every
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from threading import Thread
@@ -23,6 +24,11 @@ MUCH_TEXT = 100_000
 LONG_TEXT = 200_000
 """Characters of a text that `fastokens` divides among threads."""
 
+BATCHED_TEXT = 4000
+"""Characters of a text that is encoded as a batch: that alone lets Python's other threads go on meanwhile."""
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # of batches of one; a process that forks is warned of more
+
 _TOKENS_OF_A_PROOF = 40
 _HARD = (
     "",
@@ -36,7 +42,7 @@ _HARD = (
     "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \u0939\u093f\u0928\u094d\u0926\u0940 \u0645\u0631\u062d\u0628\u0627",
     "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea",
     "\u2764\ufe0f\x00\x1f\x7f\x85\xa0\u2028\u3000\ufeff\u200b",
-    'def f(x):\n\t\treturn {"a": [1, -2.5e+10], \'b\': x**2}  # why?\r\n\r\n\n<|im_start|>user</s><think>\n\n</think>',
+    "def f(x):\n\t\treturn {\"a\": [1, -2.5e+10], 'b': x**2}  # why?\r\n\r\n\n<|im_start|>user</s><think>\n\n</think>",
     "a" * 300 + " " * 300 + "=" * 300 + "\n" * 300 + "\u00e9" * 300,
 )
 
@@ -85,7 +91,9 @@ class TextEncoder:
         return True
 
     def _slow(self, text: str) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=False).ids
+        if len(text) < BATCHED_TEXT:
+            return self._backend.encode(text, add_special_tokens=False).ids
+        return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
 def proofs(backend: Tokenizer) -> Iterator[str]:

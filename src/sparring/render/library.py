@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,6 +62,7 @@ class LibraryRenderer:
         self._ends = {self._end(reply) for reply in _REPLIES} - {None}
         self._parser = LibraryParser(library, tokenizer, name, self._stop_ids)
         self._remembered: dict[bytes, Rendered] = {}
+        self._remembering = threading.Lock()
         self._mends_thoughts = keeps_thoughts and drops_thoughts(self)
 
     @property
@@ -89,9 +91,10 @@ class LibraryRenderer:
             rendered = with_thoughts(self, messages, tools, generation)
         rendered = rendered or self.plain(messages, tools, generation)
         if key is not None and len(rendered.tokens) <= _REMEMBERED_TOKENS:
-            self._remembered[key] = rendered
-            if len(self._remembered) > _REMEMBERED_RENDERS:
-                del self._remembered[next(iter(self._remembered))]
+            with self._remembering:  # long conversations are rendered by threads of the recorder
+                self._remembered[key] = rendered
+                if len(self._remembered) > _REMEMBERED_RENDERS:
+                    del self._remembered[next(iter(self._remembered))]
         return rendered
 
     def plain(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
@@ -149,6 +152,11 @@ class LibraryRenderer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of some ids, special tokens included."""
         return self.tokenizer.decode(tokens)
+
+    @property
+    def longest_token(self) -> int:
+        """Return the bytes of the longest token."""
+        return self.tokenizer.longest
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of one id, which may be a part of a character."""

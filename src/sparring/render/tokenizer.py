@@ -56,6 +56,11 @@ class FileTokenizer:
         """Return the number of ids, added tokens included."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
+    @functools.cached_property
+    def longest(self) -> int:
+        """Return the bytes of its longest token, at most."""
+        return max(len(token.encode()) for token in self._backend.get_vocab(with_added_tokens=True))
+
     @property
     def added_tokens(self) -> dict[str, int]:
         """Return the tokens that no text is ever split across, as text -> id."""

@@ -40,6 +40,10 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     `"*-mini" = "auxiliary"`: what is said as the auxiliary model is recorded and not trained. `*` stands for any
     letters. They go before those of a preset."""
 
+    calls_from_code: bool = False
+    """True lets calls of the world's tools run that stand in no reply, for an agent program or a worker whose model
+    writes code which calls them (docs/agents.md). Each counts as a tool call of the rollout."""
+
     gateway: str = ""
     """Address of `sparring gateway`, such as `http://10.0.0.5:9000`, that programs get in the place of the run's own
     server (docs/path/gateway.md). Empty: the run's process answers them."""

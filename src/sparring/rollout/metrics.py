@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from sparring.observe.metrics import Metrics
 from sparring.observe.survival import lost_rollouts, silent_rollouts, turns
@@ -136,3 +137,39 @@ def _is_unread(reply: Segment) -> bool:
     if reply.message is None or any(call.arguments is not None for call in reply.message.tool_calls):
         return False
     return bool(reply.message.tool_calls) or any(tag in reply.message.content for tag in CALL_TAGS)
+
+
+class HarnessEnds:
+    """Count of what harnesses and programs did wrong; the first of each kind is reported.
+
+    Args:
+        metrics: where to.
+        report: takes a sentence for the user.
+    """
+
+    def __init__(self, metrics: Metrics, report: Callable[[str], None]) -> None:
+        self._metrics, self._report = metrics, report
+        self._reported: set[str] = set()
+
+    def take(self, kind: str, name: str, data: Mapping[str, Any]) -> None:
+        """Take an event of an attempt; see `phases.Recorded`."""
+        if kind == "harness" or kind == "program" and data.get("failed"):
+            self._count("rollout/harness_failed", 1, f"{name}: {_failure_in(data)}")
+        if kind == "program" and "unsampled_calls" in data:
+            number = data["unsampled_calls"]
+            text = f"{name}: {number} calls of the world's tools that stand in no reply of the model did not run"
+            self._count("rollout/unsampled_calls", number, f"{text} (rollout.calls_from_code)")
+
+    def _count(self, metric: str, number: int, text: str) -> None:
+        self._metrics.add(metric, number, "sum")
+        if number and metric not in self._reported:
+            self._reported.add(metric)
+            self._report(f"{text}; {metric} counts more of these")
+
+
+def _failure_in(data: Mapping[str, Any]) -> str:
+    """Return what the note of a harness that raised, or of a program that ended with another status than 0, says."""
+    if "error" in data:
+        return f"a limit ended it, and behind that its harness raised: {data['error']}"
+    last = (data["stderr"].strip() or data["stdout"].strip()).splitlines()
+    return f"{data['harness']} ended with status {data['exit_code']}{f': {last[-1]}' if last else ''}"

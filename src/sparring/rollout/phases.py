@@ -293,9 +293,18 @@ class LimitedSession:
         return self._session.max_context
 
     @property
+    def max_prompt_bytes(self) -> int:
+        """Most bytes of text that so many ids may have."""
+        return self._session.max_prompt_bytes
+
+    @property
     def max_reply(self) -> int:
         """Most ids of one reply."""
         return self._session.max_reply
+
+    def overflow(self, limit: LimitReached) -> None:
+        """Take note of a request whose prompt was so long that nobody read it."""
+        self._session.overflow(limit)
 
     @property
     def last_words(self) -> Message | None:

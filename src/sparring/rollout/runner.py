@@ -40,6 +40,7 @@ from sparring.rollout.breaker import Breakers
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.episode import GuardedEnv, RunningEpisode, SessionRecorder
 from sparring.rollout.load import CappedBoxes, Places
+from sparring.rollout.metrics import HarnessEnds
 from sparring.rollout.outcomes import ANSWERED, CANCELLED, MALFORMED, broken_by, ended_as, is_about, outcome_at
 from sparring.rollout.phases import Phases, Waits
 from sparring.rollout.rebuild import Suspension, Watch
@@ -111,8 +112,8 @@ class RolloutRunner:
         self._successes: defaultdict[str, Successes] = defaultdict(Successes)  # by environment
         self._under_way: dict[str, Suspension] = {}
         self._metrics = Metrics()
-        self._harness_failed = False
         self.report = report
+        self._ends = HarnessEnds(self._metrics, lambda sentence: self.report(sentence))
         places = factory.places if isinstance(factory, Domains) else {}
         self._places = {name: asyncio.Semaphore(number) for name, number in places.items()}
         self.places = Places(config.max_concurrent_rollouts)
@@ -328,13 +329,9 @@ class RolloutRunner:
         return Phases(self.waits, rollout_id=name, recorded=self._note)
 
     def _note(self, kind: str, name: str, data: Mapping[str, Any]) -> None:
-        """Take note of an event; that an environment was abandoned is also said, and the first harness that failed."""
+        """Take note of an event; that an environment was abandoned is also said."""
         self.log.note(kind, name, data)
-        if kind == "harness" or kind == "program" and data.get("failed"):
-            if not self._harness_failed:
-                self.report(f"{name}: {_failure_in(data)}; rollout/harness_failed counts more of these")
-            self._harness_failed = True
-            self._metrics.add("rollout/harness_failed", 1, "sum")
+        self._ends.take(kind, name, data)
         if kind == "abandoned":
             self.report(f"{name}: its environment ignores cancellation in {data['call']} and is left behind")
 
@@ -483,9 +480,3 @@ class RolloutRunner:
         raise AssertionError("the last try returns or raises")
 
 
-def _failure_in(data: Mapping[str, Any]) -> str:
-    """Return what the note of a harness that raised, or of a program that ended with another status than 0, says."""
-    if "error" in data:
-        return f"a limit ended it, and behind that its harness raised: {data['error']}"
-    last = (data["stderr"].strip() or data["stdout"].strip()).splitlines()
-    return f"{data['harness']} ended with status {data['exit_code']}{f': {last[-1]}' if last else ''}"

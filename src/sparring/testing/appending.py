@@ -60,6 +60,11 @@ class AppendingRenderer:
         """Return the ids, written out."""
         return " ".join(map(str, tokens))
 
+    @property
+    def longest_token(self) -> int:
+        """Return the bytes of the longest token."""
+        return 128
+
     def bytes_of(self, token: int) -> bytes:
         """Return the id, written out."""
         return b"%d" % token

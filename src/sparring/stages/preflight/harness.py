@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
+from sparring.envs.threads import allow_files
 from sparring.errors import EnvError, HarnessError, refusal
+from sparring.harness.by_environment import mounts_of
 from sparring.harness.load import BUILT_IN
+from sparring.harness.relay import FILES_OF_CONNECTION, MOST_CONNECTIONS
 from sparring.harness.workers import NAME as WORKERS
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import Conversation, converse
 from sparring.stages.models.imitator import imitator_of
 from sparring.types import Message, Task
+
+FILES_OF_RUN, FILES_OF_BOX = 512, 8
+"""Files that a run opens beside its programs, and for each of their boxes."""
 
 
 async def play_silently(context: Context, task: Task) -> list[Conversation]:
@@ -53,6 +59,25 @@ def players_of(config: RunConfig, held: Iterable[Conversation], *, rendered: boo
         elif name not in BUILT_IN:
             facts.append(f"harness: {name} played task {task.id}, whose replies were empty, to its end{unknown}")
     return facts
+
+
+def check_files(context: Context) -> list[str]:
+    """Let this process open the files that its agent programs may need; say how many connections each may have, where
+    there are programs.
+
+    Raises:
+        BadInput: the machine does not allow so many.
+    """
+    if mounts_of(context.harness) is None:
+        return []
+    places = context.config.rollout.max_concurrent_rollouts
+    wanted = FILES_OF_RUN + places * (FILES_OF_BOX + MOST_CONNECTIONS * FILES_OF_CONNECTION)
+    allowed = allow_files(wanted)
+    if allowed < wanted:
+        most = (allowed - FILES_OF_RUN) // (wanted // places)
+        do = f"raise it (ulimit -Hn {wanted}), or set rollout.max_concurrent_rollouts = {max(1, most)}"
+        raise refusal("open files", f"{wanted} for {places} programs at once", f"a limit of {allowed}", do)
+    return [f"programs: {MOST_CONNECTIONS} connections each, within {allowed} open files"]
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ from sparring.stages.models.teacher_format import check_read
 from sparring.stages.models.teachers import check_collect, check_distill, check_teachers_answer
 from sparring.stages.preflight.engine import check_engine
 from sparring.stages.preflight.environment import check_environment, check_repeats, check_shown, first_tasks
-from sparring.stages.preflight.harness import players_of
+from sparring.stages.preflight.harness import check_files, players_of
 from sparring.stages.preflight.judges import check_judges
 from sparring.stages.preflight.memory import check_memory, shapes_of
 from sparring.stages.preflight.metric_names import check_metrics
@@ -86,7 +86,7 @@ async def check(context: Context) -> list[str]:
     task = tasks[0]
     if task.box is not None or mounts_of(context.harness) is not None:
         check_sandbox(config.sandbox)
-        facts.append(f"sandbox: {config.sandbox.bwrap} isolates a command on this machine")
+        facts += [f"sandbox: {config.sandbox.bwrap} isolates a command on this machine", *check_files(context)]
     facts += await _proven(context, tasks)
     context = replace(context, harness=rehearsal_of(context.harness))
     environment_facts, held, shown = await check_environment(context, task)

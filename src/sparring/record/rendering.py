@@ -1,0 +1,101 @@
+"""Rendering of long conversations beside the event loop, which all rollouts share.
+
+Text is rendered at some 50 ids a millisecond of one thread, and a conversation may have a hundred thousand. What is
+long is rendered by a thread of a small pool, while other rollouts go on. Requests of one session are planned in the
+order in which they came all the same, so that the record does not depend on how long anything took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+from sparring.types import Message
+
+T = TypeVar("T")
+
+LONG = 16384
+"""Characters of messages from which on they are rendered beside the event loop: 5 to 10 ms."""
+
+VALUE = 16
+"""Characters that a value in a call's arguments, a tool's schema or a message counts for."""
+
+THREADS = 2
+
+
+class Rendering(NamedTuple):
+    """Messages that are to be rendered for a turn.
+
+    Attributes:
+        long: whether that is done beside the event loop.
+        run: renders; may be called on any thread.
+    """
+
+    long: bool
+    run: Callable[[], Any]
+
+
+def is_long(messages: Sequence[Message]) -> bool:
+    """Return whether the text of messages is so long that work with it is done beside the event loop."""
+    return sum(len(message.content) + VALUE for message in messages) >= LONG
+
+
+def renders_long(messages: Sequence[Message]) -> bool:
+    """Return whether messages, their calls included, take long to render."""
+    return is_long(messages) or has_many(call.arguments for message in messages for call in message.tool_calls)
+
+
+def has_many(values: Iterable[Any]) -> bool:
+    """Return whether plain data has so many values, or so much text, that it takes long to render."""
+    left, size = list(values), 0
+    while left and size < LONG:
+        value = left.pop()
+        size += VALUE + len(value) if isinstance(value, str) else VALUE
+        if isinstance(value, Mapping):
+            size += VALUE * len(value)
+            left += value.values()
+        elif isinstance(value, (list, tuple)):
+            left += value
+    return size >= LONG
+
+
+async def apart(work: Callable[..., T], *arguments: Any) -> T:
+    """Return what some work comes to that is done beside the event loop. It shares nothing that changes."""
+    return await asyncio.get_running_loop().run_in_executor(_pool(), work, *arguments)
+
+
+class Planner:
+    """Planner of the turns of one session, in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self._in_turn = asyncio.Lock()
+
+    async def plan(self, check: Callable[[], None], steps: Generator[Rendering, Any, T], *, long: bool) -> T:
+        """Return the turn that some steps come to.
+
+        Args:
+            check: done before; raises where the conversation is refused.
+            steps: of the planning; see `Tree.planning`.
+            long: whether `check` is done beside the event loop.
+        """
+        async with self._in_turn:
+            if long:
+                await apart(check)
+            else:
+                check()
+            done: Any = None
+            while True:
+                try:
+                    rendering = steps.send(done)
+                except StopIteration as end:
+                    turn: T = end.value
+                    return turn
+                done = await apart(rendering.run) if rendering.long else rendering.run()
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="rendering")
