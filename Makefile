@@ -5,6 +5,7 @@
 # make test-extra    tests of optional packages, which it installs (wandb, peft, zensical, anthropic)
 # make test-harness  published agent programs against the gateway; installs them into .harnesses and writes the matrix of
 #                    docs/agents.md. VERSIONS=latest installs the newest ones and leaves the page alone
+# make test-suites   suites and schemas that others wrote (docs/suites.md): MCP, Open Responses, schemathesis; installs them
 # make test-vllm     the engine's contract and a run against the real vLLM, which it installs into .venv-vllm
 # make test-trl      preference losses and gradients against the real TRL, which it installs into .venv-trl
 # make test-peers    advantages, policy losses and gradients against the real verl, which it installs into .venv-peers
@@ -26,7 +27,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart test test-near test-slow test-extra test-harness test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning check docs install clean
+.PHONY: quickstart test test-near test-slow test-extra test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning check docs install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -57,6 +58,12 @@ test-harness: install
 	$(BIN)/python tests/harness/install.py $(VERSIONS)
 	$(BIN)/python -m pytest -m harness
 	$(BIN)/python tests/harness/matrix.py $(VERSIONS)
+
+# tests/suites/package.json and tests/suites/requirements.txt are the one list of the suites and their versions
+test-suites: install
+	mkdir -p .suites && cp tests/suites/package.json .suites && cd .suites && npm install --no-fund --no-audit
+	$(BIN)/python -m pip install -q --disable-pip-version-check -r tests/suites/requirements.txt
+	$(BIN)/python -m pytest -m suites
 
 # benchmarks/peers/vllm.txt is the one list of what vLLM needs
 test-vllm: install

@@ -11,6 +11,7 @@ written.
     POST /v1/drop       an adapter is served no longer
     GET  /health        200 while the engine answers
     GET  /metrics       counters, gauges and histograms for Prometheus
+    GET  /openapi.json  this list, with what each request and answer holds
 
 An error is {"error": {"type", "message"}} with its class's status, and it is that of one request. Ids and conversations
 are the server's: clients that share one choose different ones.
@@ -96,9 +97,9 @@ class TokenServer:
 
     def application(self) -> ASGIApp:
         """Return the ASGI application."""
-        posts = ("generate", "abort", "fork", "score", "release", "weights", "drop")
-        routes = [Route(f"/v1/{name}", getattr(self, f"_{name}"), methods=["POST"]) for name in posts]
+        routes = [Route(f"/v1/{name}", getattr(self, f"_{name}"), methods=["POST"]) for name in wire.POSTS]
         gets = {"/v1/model": self._model, "/health": self._health, "/metrics": self._metrics}
+        gets["/openapi.json"] = self._document
         routes += [Route(path, answer, methods=["GET"]) for path, answer in gets.items()]
         handlers: dict[Any, Any] = {
             SparringError: self._refused,
@@ -142,6 +143,9 @@ class TokenServer:
 
     async def _model(self, request: Request) -> Response:
         return _json({**_plain(self._served), "version": self._engine.version, "base": self._base})
+
+    async def _document(self, request: Request) -> Response:
+        return _json(wire.document())
 
     async def _health(self, request: Request) -> Response:
         problem = self._engine.problem

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from sparring.errors import BadInput, EngineError, RequestRefused, SparringError, WeightsError, boundary, refusal
-from sparring.generation import GenerateRequest, Sampling, ScoreRequest
+from sparring.generation import Completion, GenerateRequest, Sampling, ScoreRequest, Scores
 from sparring.types import WeightRef
 
 INSTANCE, VERSION, BASE = "x-sparring-instance", "x-sparring-version", "x-sparring-base"
@@ -29,6 +29,8 @@ STATUS: Mapping[type[SparringError], int] = {
     SparringError: 500,
 }
 """HTTP status of each error class; the first class that fits counts."""
+
+FAILING = tuple(sorted(STATUS.values()))
 
 T = TypeVar("T")
 
@@ -127,6 +129,44 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
     """Body of every answer that is an error."""
 
     error: Problem
+
+
+POSTS: Mapping[str, tuple[type, Any]] = {
+    "generate": (GenerateForm, Completion),
+    "abort": (AbortForm, None),
+    "fork": (ForkForm, list[GenerateForm]),
+    "score": (ScoreForm, Scores),
+    "release": (ReleaseForm, None),
+    "weights": (WeightForm, None),
+    "drop": (DropForm, None),
+}
+"""By name, what `POST /v1/<name>` takes and what it answers; None is an empty object."""
+
+
+def document() -> dict[str, Any]:
+    """Return the OpenAPI document of the server: what each request may hold and each answer holds."""
+    kinds = [kind for pair in (*POSTS.values(), (ServedModel, Failed)) for kind in pair if kind is not None]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    of = dict(zip(map(str, kinds), schemas, strict=True))
+
+    def answers(kind: Any, *errors: int) -> dict[str, Any]:
+        right = {"type": "object"} if kind is None else of[str(kind)]
+        bodies = {200: right, **dict.fromkeys((401, *errors), of[str(Failed)])}
+        return {str(code): _described(body) for code, body in sorted(bodies.items())}
+
+    paths: dict[str, Any] = {
+        f"/v1/{name}": {"post": {"requestBody": _described(of[str(form)]), "responses": answers(kind, *FAILING)}}
+        for name, (form, kind) in POSTS.items()
+    }
+    paths["/v1/model"] = {"get": {"responses": answers(ServedModel)}}
+    key = {"key": {"type": "http", "scheme": "bearer"}}
+    info = {"title": "Sparring's token server", "version": "1"}
+    parts = {"schemas": components, "securitySchemes": key}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": parts, "security": [{"key": []}]}
+
+
+def _described(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"description": "JSON", "content": {"application/json": {"schema": schema}}}
 
 
 def encode(value: Any) -> bytes:

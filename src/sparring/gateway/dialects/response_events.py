@@ -14,6 +14,10 @@ from sparring.reply import ReplyHead, SampledReply, pieces_of
 from sparring.types import ReplyPiece
 
 
+FUNCTION: Mapping[str, Any] = {"description": None, "parameters": None, "strict": None}
+"""Fields that a tool has in a response, also where its request left them out."""
+
+
 def response_of(client_request: ClientRequest, reply: SampledReply, bytes_of: BytesOf) -> dict[str, Any]:
     """Return a whole response: what a stream's last event has."""
     writer = ResponseWriter(client_request, bytes_of)
@@ -186,24 +190,53 @@ def _response(
 ) -> dict[str, Any]:
     """Return a response without its items. `reply`: of one that has ended."""
     cut = reply is not None and reply.finish_reason == "length"
+    now = int(time.time())
     return {
-        "tools": [],
-        "tool_choice": "auto",
-        "parallel_tool_calls": True,
-        "instructions": None,
-        "metadata": {},
-        "temperature": None,
-        "top_p": None,
-        **client_request.echo["fields"],
+        **settings_shown(client_request.echo["fields"]),
         "id": f"resp_{sealed(id)}",
         "object": "response",
-        "created_at": int(time.time()),
+        "created_at": now,
+        "completed_at": None if reply is None or cut else now,
         "status": "incomplete" if cut else status,
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "model": client_request.model,
         "output": [],
         "usage": None if reply is None else _usage(reply),
+    }
+
+
+def settings_shown(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a response shows: what the request said, else the vendor's defaults. Those of sampling
+    are the trainer's, whatever stands here.
+
+    Source: the Open Responses specification, `ResponseResource`, in which none of them may be left out.
+    """
+    tools = [FUNCTION | tool if tool.get("type") == "function" else tool for tool in fields.get("tools", ())]
+    reasoning = fields.get("reasoning")
+    return {
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "instructions": None,
+        "metadata": {},
+        "previous_response_id": None,
+        "truncation": "disabled",
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "top_logprobs": 0,
+        "max_output_tokens": None,
+        "max_tool_calls": None,
+        "store": True,
+        "background": False,
+        "service_tier": "default",
+        "safety_identifier": None,
+        "prompt_cache_key": None,
+        **fields,
+        "tools": tools,
+        "text": {"format": {"type": "text"}, **fields.get("text", {})},
+        "reasoning": None if reasoning is None else {"effort": None, "summary": None, **reasoning},
     }
 
 

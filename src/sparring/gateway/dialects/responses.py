@@ -119,7 +119,8 @@ class Responses:
 
 _ECHOED = frozenset(
     "instructions metadata tools tool_choice parallel_tool_calls max_output_tokens previous_response_id reasoning"
-    " store temperature text top_p truncation user".split()
+    " store temperature text top_p truncation user top_logprobs service_tier safety_identifier prompt_cache_key"
+    " max_tool_calls".split()
 )
 """Fields of a request that its answer repeats."""
 
