@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparring.errors import refusal
-from sparring.rollout.digest import digest
+from sparring.rollout.seeds import digest
 from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import Conversation, converse, demonstrate, given_conversations, without_expert
 from sparring.stages.models.imitator import imitator_of
