@@ -21,6 +21,7 @@ from sparring.gateway.exchange import DoorExchanges, request_digest
 from sparring.gateway.models import ModelTable
 from sparring.gateway.refusals import read_request
 from sparring.record.rendering import apart
+from sparring.record.request import far
 from sparring.types import Message, ToolSpec
 
 T = TypeVar("T")
@@ -47,9 +48,9 @@ _OPENS = (b",", b"[", b"{", b":")
 class Overflow(LimitReached):
     """A request is too long by far for the context: it is refused unread."""
 
-    def __init__(self, what: str, least: int, context: int) -> None:
-        text = f"a prompt of more than {least} tokens ({what}), room for {context}"
-        super().__init__("context_length", text, (least, context))
+    def __init__(self, what: str, context: int) -> None:
+        text = f"a prompt of more than {2 * context} tokens ({what}), room for {context}"
+        super().__init__("context_length", text, far(context))
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +71,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 
     def overflow(self, what: str) -> Overflow:
         """Return the refusal of a request."""
-        return Overflow(what, 2 * self.context, self.context)
+        return Overflow(what, self.context)
 
     def check(self, data: bytes) -> None:
         """Refuse a body by its bytes alone. Raises Overflow where it has too many values, BadInput where it is large

@@ -71,7 +71,13 @@ def check_far(name: str, messages: Sequence[Message], renderer: Renderer, room: 
     """Refuse messages that are too long by far before they are rendered. Raises as `check_length` does."""
     if overflows(messages, renderer, room):
         text = f"{name}: a prompt of more than {2 * room} tokens, room for {room}"
-        raise LimitReached("context_length", text, (2 * room + 1, room))
+        raise LimitReached("context_length", text, far(room))
+
+
+def far(room: int) -> tuple[int, int]:
+    """Return the length that is told of a prompt too long by far, and its room: one more than twice the room, since
+    nobody has counted further."""
+    return 2 * room + 1, room
 
 
 def cut_reason(base: int, context: int, request: ReplyRequest, granted: int) -> str:

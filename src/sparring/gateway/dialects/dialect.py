@@ -12,6 +12,7 @@ import msgspec
 
 from sparring.errors import refusal
 from sparring.generation import Constraint
+from sparring.record.request import far
 from sparring.reply import Evidence, ReplyHead, SampledReply
 from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
 
@@ -379,7 +380,7 @@ def said_length(too_long: tuple[int, int]) -> str:
         too_long: its ids, as far as they were counted, and the room for it.
     """
     length, room = too_long
-    return f"more than {2 * room}" if length == 2 * room + 1 else str(length)
+    return f"more than {2 * room}" if tuple(too_long) == far(room) else str(length)
 
 
 def _no_constant(name: str) -> Any:
