@@ -73,8 +73,8 @@ async def agent(episode):
         await http.post("/v1/chat/completions", json={"model": "policy", "messages": messages}, headers=headers)
 """
 
-ONE_SYSTEM_MESSAGE = """{%- for message in messages[1:] if message.role == 'system' -%}
-    {{- raise_exception('System message must be at the beginning.') -}}
+NO_SYSTEM_ROLE = """{%- for message in messages if message.role == 'system' -%}
+    {{- raise_exception('System role not supported') -}}
 {%- endfor -%}
 """
 
@@ -85,14 +85,14 @@ def test_a_program_whose_every_request_the_chat_format_refuses_is_not_ready_to_r
     """What it is played with is rendered as the run will: else each of its rollouts would be a request and a refusal."""
     folder = shutil.copytree(checkpoint, tmp_path / "strict")
     template = folder / "chat_template.jinja"
-    template.write_text(ONE_SYSTEM_MESSAGE + template.read_text())
+    template.write_text(NO_SYSTEM_ROLE + template.read_text())
     (tmp_path / "agent.py").write_text(AGENT)
     words = [f"rollout.harness={tmp_path / 'agent.py'}:agent", f"models.policy.path={folder}"]
     words += ["models.policy.renderer=template", 'run.stages=["rl"]']
     assert main(["check", str(given), *(word for each in words for word in ("--set", each))]) == 2
     error = capsys.readouterr().err
     assert "rollout.harness: expected a harness that requests its replies from the session" in error
-    assert "refused every request" in error and "System message must be at the beginning." in error
+    assert "refused every request" in error and "System role not supported" in error
 
 
 def test_tools_that_an_agent_brings_are_proven(given: Path, capsys: pytest.CaptureFixture[str]) -> None:

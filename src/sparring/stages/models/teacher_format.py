@@ -50,8 +50,10 @@ def check_format(context: Context, name: str) -> list[str]:
         own_format = load_renderer(folder, spec.renderer, policy.thinking, render.control_tokens, render.thoughts)
     except BadInput:  # no template of its own: it never wrote a prompt
         return []
-    own = {_key(prompt.messages): prompt for prompt in tried_prompts(own_format, tools, thinking=policy.thinking)}
-    for prompt in tried_prompts(student_format, tools, thinking=policy.thinking):
+    tried = list(tried_prompts(own_format, tools, thinking=policy.thinking))
+    shown = tools if tried else ()  # a template without a place for tools refuses all that show some
+    own = {_key(prompt.messages): prompt for prompt in tried or tried_prompts(own_format, (), thinking=policy.thinking)}
+    for prompt in tried_prompts(student_format, shown, thinking=policy.thinking):
         other = own.get(_key(prompt.messages))
         if other is not None and other.tokens != prompt.tokens:
             left, right = parting(student_format.decode(prompt.tokens), own_format.decode(other.tokens))
@@ -60,6 +62,8 @@ def check_format(context: Context, name: str) -> list[str]:
             return [
                 f"distill: warning: the chat template of {name} writes another prompt than the student's, {where}; {do}"
             ]
+    if tools and not shown:
+        return [f"distill: warning: the chat template of {name} has no place for tools; the prompts it judges have some"]
     return []
 
 

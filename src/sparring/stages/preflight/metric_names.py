@@ -26,6 +26,8 @@ SAMPLED = (
     *("rollout/domain_bias/*", "rollout/places", "rollout/outages", "rollout/outage_s", "rollout/tasks_left_out"),
     *("rollout/rebuilt", "rollout/started_over", "rollout/harness_failed", "rollout/workers_lost"),
     *("rollout/rewards_missing", "rollout/rewards_expired", "rollout/wall_s_mean", "rollout/wall_s_max"),
+    *("rollout/nothing_to_train", "rollout/silent_rate", "rollout/unread_calls", "rollout/cut_by_context"),
+    *("rollout/branches_of_other_tools", "rollout/unsampled_calls", "rollout/rewards_of_no_turn"),
     *("rollout/world_share", "rollout/*/reward", "rollout/*/success", "rollout/*/share", "rollout/*/trained_part"),
     *("entropy", "approx_kl", "clip_fraction", "ratio", "mismatch_*", "correction_*", "version_lag_max", "kl*"),
     *("tokens_dropped", "divergence", "distill_gap", "teacher/*", "critic/*", "implicit/*", "judge/*", "pools/*"),
