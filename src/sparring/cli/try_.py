@@ -31,10 +31,10 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         BadInput: there is no command, no such program, or the replies or a bound are wrong.
     """
-    from sparring.cli.chat import printable
     from sparring.errors import refusal
     from sparring.launch.said import read_replies
     from sparring.launch.trial import ProgramTrial, try_program
+    from sparring.observe.terminal import say
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
@@ -52,4 +52,4 @@ def run(args: argparse.Namespace) -> int:
         max_context=args.context,
         timeout_s=args.timeout,
     )
-    return 0 if try_program(trial, lambda line: print(printable(line), flush=True)) else 1
+    return 0 if try_program(trial, say) else 1

@@ -53,7 +53,7 @@ if mode == "shows its prompt":
     print("{prompt} {system}")
     print(sys.argv[2])
 if mode == "is refused":
-    reply(top_k=5)
+    reply(n=0)
 if mode == "says too much":
     messages[0]["content"] = "word " * 5000
     reply()

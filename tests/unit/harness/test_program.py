@@ -142,7 +142,7 @@ def test_a_program_in_a_box_reaches_a_gateway_in_another_process(bench: Bench, t
         assert ended == f"{tmp_path}: the run is over\n"
     assert (ending(finished), finished.score and finished.score.reward) == (("completed", "answered"), 1.0)
     assert process.returncode == 0
-    assert refused is not None and "refused every request, the last for: top_k: expected" in refused.message
+    assert refused is not None and "refused every request, the last for: n: expected" in refused.message
 
 
 def test_a_program_sees_its_own_folders_its_own_environment_and_no_network(bench: Bench) -> None:
@@ -175,7 +175,7 @@ def test_a_program_that_is_only_refused_is_a_failure_with_what_it_was_told(bench
     assert (ending(finished), finished.score) == (("infra_failed", "failure"), None)
     failure = finished.rollout.outcome.failure
     assert failure is not None and (failure.error, failure.where) == ("Unanswered", f"harness {bench.folder}/mine.toml")
-    assert "status 1 and was refused every request, the last for: top_k: expected" in failure.message
+    assert "status 1 and was refused every request, the last for: n: expected" in failure.message
     assert "HTTP Error 400" in failure.message, "its own last words"
 
 

@@ -55,7 +55,7 @@ def made(agent: object, env: type = ToyEnv, **settings: object) -> RolloutRunner
 
 
 def played(agent: object, env: type = ToyEnv, task: Task = toy_task(), **settings: object) -> Finished:
-    return run_virtual(made(agent, env, **settings).run(task, rollout_id="rl/0/0", index=0, seed=1))[0]
+    return asyncio.run(made(agent, env, **settings).run(task, rollout_id="rl/0/0", index=0, seed=1))
 
 
 async def asks_nothing(episode: Episode) -> None:
@@ -120,7 +120,7 @@ def test_a_harness_that_was_answered_nothing_is_a_failure_that_says_what_it_was_
     ("key", "fields", "told"),
     [
         ("another", {}, "meanwhile the gateway turned a client away: "),
-        ("", {"top_k": 5}, "refused every request, the last for: top_k: expected"),
+        ("", {"n": 0}, "refused every request, the last for: n: expected"),
         ("", {"model": "gpt-9"}, "refused every request, the last for: model: expected"),
         ("", {"messages": 7}, "refused every request, the last for: messages: expected"),
     ],

@@ -16,7 +16,6 @@ from sparring.record.recorder import Recorder
 from sparring.record.request import CHARACTERS_PER_TOKEN
 from sparring.rollout.runner import RolloutRunner
 from sparring.testing.appending import AppendingRenderer
-from sparring.testing.clock import run_virtual
 from sparring.testing.scripted_engine import ScriptedEngine
 from sparring.testing.toy import ToyEnv, ToyWorld, toy_task
 from sparring.types import Message, Observation, Outcome, Task, ToolSpec
@@ -65,7 +64,7 @@ class NoBoxes:
 def test_an_observation_of_100_mb_truncates_its_rollout(at_once: bool, turns: int) -> None:
     stack = make_stack()
     runner = RolloutRunner(TalkativeWorld(at_once), NoBoxes(), stack.recorder, ChatHarness(), stack.config)
-    done = run_virtual(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1))[0]
+    done = asyncio.run(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1))
     assert done.rollout.outcome == Outcome(kind="truncated", reason="context_length")
     assert done.rollout.trajectories[0].usage.turns == turns
     assert (done.score is None) == (turns == 0), "where nothing was sampled there is nothing to score"

@@ -63,7 +63,7 @@ def check_format(context: Context, name: str) -> list[str]:
                 f"distill: warning: the chat template of {name} writes another prompt than the student's, {where}; {do}"
             ]
     if tools and not shown:
-        return [f"distill: warning: the chat template of {name} has no place for tools; the prompts it judges have some"]
+        return [f"distill: warning: the chat template of {name} has no place for tools; what it judges has some"]
     return []
 
 
