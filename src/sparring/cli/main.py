@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from sparring.cli import chat, check, diff, eval, export, gateway, replay, report, run, serve, try_
+from sparring.cli import chat, check, convert, diff, eval, export, gateway, replay, report, run, serve, try_
 from sparring.errors import BadInput, SparringError
 from sparring.observe.terminal import guard_terminal, printable, say
 
@@ -25,7 +25,7 @@ YOUNG_OBJECTS = 50_000
 """New objects that start a collection of the youngest generation (700 as Python comes). Imports make two million
 objects that stay; to walk them again and again took a third of a start."""
 
-VERBS = (run, check, eval, export, chat, serve, gateway, try_, replay, diff, report)
+VERBS = (run, check, eval, export, convert, chat, serve, gateway, try_, replay, diff, report)
 
 
 REFUSALS = (

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from sparring.errors import refusal
+from sparring.model.gguf.place import converted, gguf_file
 from sparring.model.hub import SAVED, local_folder
 from sparring.model.peft import is_adapter
 from sparring.stages.context import APART, LIVE, ORDER, RunFiles
@@ -22,9 +23,9 @@ TRAINING = ("sft", "preference", *LIVE)
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Return the Hugging Face or adapter folder that `path` means: itself, the newest weights of the run's folder that
-    it is, or a saved step of a run: `RUN/STAGE/best`, `RUN/STAGE/last`, `RUN/STAGE/step-000146`, the folder of that
-    checkpoint; without a STAGE, of the last one that trains.
+    """Return the Hugging Face or adapter folder that `path` means: itself; what the GGUF file there is converted into;
+    the newest weights of the run's folder that it is; or a saved step of a run: `RUN/STAGE/best`, `RUN/STAGE/last`,
+    `RUN/STAGE/step-000146`, the folder of that checkpoint; without a STAGE, of the last one that trains.
 
     Raises:
         BadInput: there is none.
@@ -36,6 +37,9 @@ def find_checkpoint(path: Path) -> Path:
     named = _named(path)
     if named is not None:
         return _saved(*named)
+    file = gguf_file(path)
+    if file is not None:
+        return converted(file)
     got = "a folder without config.json" if path.is_dir() else "no folder"
     do = "check the path; a saved step of a run is written like runs/quickstart/rl/best"
     raise refusal(str(path), "a Hugging Face checkpoint folder or the folder of a run", got, do)

@@ -126,7 +126,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One `[models.<name>]` section: a checkpoint folder or hub name, or a fresh model."""
 
     path: str | None = None
-    """Folder or hub name of a Hugging Face causal LM; None: made from `init`."""
+    """Folder or hub name of a Hugging Face causal LM, or a GGUF file (extra `gguf`); None: made from `init`."""
     init: InitConfig | None = None
     """Shape of a fresh model; None: loaded from `path`."""
     dtype: DType = "float32"

@@ -1,4 +1,4 @@
-"""A checkpoint by folder or by hub name, as a folder on this machine. Torch-free."""
+"""A checkpoint by folder, GGUF file or hub name, as a folder on this machine. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from sparring.errors import InfraError, boundary, refusal
+from sparring.model.gguf.place import SUFFIX, converted, gguf_file
 from sparring.model.peft import base_of, is_adapter
 
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "tokenizer.model")
@@ -17,19 +18,25 @@ ANSWER_S = 10.0
 
 
 def local_folder(name: str) -> Path:
-    """Return the folder of a checkpoint or an adapter. A hub name (`owner/model`) is looked up in the library's cache;
+    """Return the folder of a checkpoint or an adapter; that of a GGUF file, or of a folder that holds one, is made by
+    converting it once. A hub name (`owner/model`) is looked up in the library's cache;
     only what is not there is fetched, so that a run that goes on finds the weights it began with.
 
     Raises:
-        BadInput: there is no such folder, and the hub does not have it or cannot be reached.
+        BadInput: there is no such folder, the GGUF file cannot be converted, or the hub does not have the model or
+            cannot be reached.
     """
     folder = Path(name)
     if (folder / "config.json").is_file() or is_adapter(folder):
         return folder
+    file = gguf_file(folder)
+    if file is not None:
+        return converted(file)
     where = f"model {name}"
     if folder.exists():
-        raise refusal(where, "a Hugging Face checkpoint folder", "a folder without config.json", "correct the path")
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        got = "a folder without config.json or GGUF file" if folder.is_dir() else "a file of another kind"
+        raise refusal(where, "a Hugging Face checkpoint folder or a GGUF file", got, "correct the path")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(SUFFIX):
         do = "correct the path"
         if SAVED.fullmatch(folder.name):
             do += f"; a saved step of a run is written out first: sparring export {name} FOLDER"

@@ -69,7 +69,7 @@ def test_a_report_of_a_bug_can_name_versions_also_as_a_module() -> None:
         ([], "sparring: expected VERB, got nothing; see sparring --help\n"),
         (
             ["rum"],
-            "sparring: argument VERB: expected one of 'run', 'check', 'eval', 'export', 'chat', 'serve', 'gateway', 'try', 'replay', 'diff', 'report', got 'rum'; ",
+            "sparring: argument VERB: expected one of 'run', 'check', 'eval', 'export', 'convert', 'chat', 'serve', 'gateway', 'try', 'replay', 'diff', 'report', got 'rum'; ",
         ),
         (["run"], "sparring run: expected RECIPE, got nothing; see sparring run --help\n"),
         (["eval", "a.toml"], "sparring eval: expected CHECKPOINT, got nothing; "),

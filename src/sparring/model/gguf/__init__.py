@@ -1,0 +1,1 @@
+"""GGUF files, in which llama.cpp keeps models, as checkpoint folders of the transformers library."""

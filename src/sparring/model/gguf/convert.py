@@ -1,0 +1,117 @@
+"""Conversion of a GGUF file into a checkpoint folder of the transformers library: configuration, weights of float32,
+tokenizer, chat template and end ids.
+
+Settings, names and layouts are the library's affair (`modeling_gguf_pytorch_utils`), blocks are dequantised by the
+`gguf` package. Both are slower than reading a folder: a file is converted once, see `place.converted`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from huggingface_hub import save_torch_state_dict
+from transformers import modeling_gguf_pytorch_utils as library
+from transformers.core_model_loading import revert_weight_conversion
+
+from sparring.errors import BadInput, boundary, refusal
+from sparring.model.gguf.settings import FREQUENCIES, complete
+from sparring.model.gguf.tokenizer import check_tokenizer, write_tokenizer
+from sparring.model.library import class_of
+from sparring.model.load import refuse_incomplete
+
+CAUSAL = ("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "starcoder2", "falcon")
+"""Architectures (`general.architecture`) that are read."""
+
+
+def convert(file: Path, out: Path) -> None:
+    """Write the checkpoint folder of a GGUF file into `out`, an empty folder.
+
+    Raises:
+        BadInput: the file is none, cut, split, of another byte order, of an architecture, a type of weights or a
+            tokenizer that cannot be read, or has settings or weights without a place.
+    """
+    where = str(file)
+    with boundary(BadInput, where, "a whole GGUF file", "copy or download it again"):
+        reader = gguf.GGUFReader(file)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+    _check(reader, fields, where)
+    check_tokenizer(file, fields)
+    config = _config(file, reader, fields)
+    with torch.device("meta"), boundary(BadInput, where, "settings that the library makes a model of", "take another"):
+        module = class_of(config).from_config(config)
+    state = _weights(file, reader, module)
+    written = json.loads(config.to_json_string(use_diff=True)) | {
+        "architectures": [type(module).__name__],
+        "dtype": "float32",
+    }
+    written.pop("_name_or_path", None)
+    (out / "config.json").write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_tokenizer(file, fields, out)
+    save_torch_state_dict(revert_weight_conversion(module, state), out)
+
+
+def _check(reader: gguf.GGUFReader, fields: Mapping[str, Any], where: str) -> None:
+    """Refuse a file by what its head says."""
+    if reader.byte_order == "S":
+        raise refusal(
+            where, "a GGUF file in this processor's byte order", "the other one", "convert it with gguf-convert-endian"
+        )
+    if fields.get("split.count", 1) > 1:
+        raise refusal(where, "a whole model in one file", "a part of one", "merge it: llama-gguf-split --merge")
+    arch = fields.get("general.architecture")
+    if arch not in CAUSAL:
+        do = "take the model's Hugging Face folder"
+        raise refusal(where, f"an architecture that is read ({', '.join(CAUSAL)})", repr(arch), do)
+
+
+def _config(file: Path, reader: gguf.GGUFReader, fields: Mapping[str, Any]) -> Any:
+    arch, where = fields["general.architecture"], str(file)
+    with boundary(BadInput, where, "settings that the library reads", "take the model's Hugging Face folder"):
+        settings = library.load_gguf_checkpoint(str(file))["config"]
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    if "token_embd.weight" in tensors:
+        settings["vocab_size"] = int(tensors["token_embd.weight"].shape[1])  # more than there are tokens, where padded
+    complete(settings, arch, fields, tensors[FREQUENCIES].data if FREQUENCIES in tensors else None, where)
+    settings.pop("_model_name_or_path", None)
+    with boundary(BadInput, where, "settings that the library knows", "take the model's Hugging Face folder"):
+        return transformers.AutoConfig.for_model(**settings)
+
+
+def _weights(file: Path, reader: gguf.GGUFReader, module: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the weights of `module`, a tied one once, as float32.
+
+    Raises:
+        BadInput: a tensor of the file has no place in the module, or a weight of the module is not in the file.
+    """
+    where, arch = str(file), reader.fields["general.architecture"].contents()
+    processor = library.TENSOR_PROCESSORS.get(arch, library.TensorProcessor)(config=module.config.to_dict())
+    placed = library.get_gguf_hf_weights_map(module, processor)
+    for tensor in reader.tensors:
+        if tensor.name not in placed and tensor.name != FREQUENCIES and "_exps." not in tensor.name:
+            raise refusal(
+                where, f"weights of a {arch} model alone", tensor.name, "take the model's Hugging Face folder"
+            )
+    read: dict[str, Any] = {"config": {}, "tensors": {}}
+    with boundary(BadInput, where, "weights of types that the gguf package reads", "take another quantisation"):
+        for tensor in reader.tensors:
+            blocks = gguf.dequantize(tensor.data, tensor.tensor_type)
+            result = processor.process(blocks, tensor.name, tensor_key_mapping=placed, parsed_parameters=read)
+            if result.name in placed:
+                read["tensors"][placed[result.name]] = torch.from_numpy(np.copy(result.weights))
+    state = read["tensors"]
+    expected = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    tied = set(module.all_tied_weights_keys) if module.config.tie_word_embeddings else set()
+    wrong = [
+        (name, state[name].shape, shape)
+        for name, shape in expected.items()
+        if name in state and state[name].shape != shape
+    ]
+    refuse_incomplete(where, set(expected) - set(state) - tied, wrong)
+    return {name: tensor.float().contiguous() for name, tensor in state.items() if name in expected}

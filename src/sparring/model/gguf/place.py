@@ -1,0 +1,100 @@
+"""GGUF files by path, and the folders into which they are converted once. Torch-free."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from sparring.errors import refusal
+from sparring.observe.terminal import say
+
+SUFFIX = ".gguf"
+PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+"""End of the name of a file that holds a part of a model."""
+FORM = 1
+"""Number of what `convert` writes: another number, another folder."""
+
+
+def gguf_file(path: Path) -> Path | None:
+    """Return the GGUF file at `path`: the file itself, or the only one of a folder without config.json; None: there is
+    none.
+
+    Raises:
+        BadInput: the folder holds several, or a part of a model.
+    """
+    files = [path] if path.suffix == SUFFIX and path.is_file() else []
+    if path.is_dir() and not (path / "config.json").is_file():
+        files = sorted(file for file in path.iterdir() if file.suffix == SUFFIX and file.is_file())
+    for file in files:
+        if PART.search(file.name):
+            raise refusal(
+                str(file), "a whole model in one GGUF file", "a part of one", "merge it: llama-gguf-split --merge"
+            )
+    if len(files) > 1:
+        named = ", ".join(file.name for file in files[:3])
+        raise refusal(
+            str(path), "a folder with one GGUF file", f"{len(files)}: {named}", "give the path of one of them"
+        )
+    return files[0] if files else None
+
+
+def converted(file: Path) -> Path:
+    """Return the checkpoint folder of a GGUF file, made the first time that the file is seen and kept in the user's
+    cache (`$XDG_CACHE_HOME/sparring/gguf`, else `~/.cache/sparring/gguf`) under the digest of its bytes.
+
+    Raises:
+        BadInput: the file cannot be converted (see `convert`), or the cache cannot be written.
+    """
+    status = file.stat()
+    beside = file.parent / "tokenizer.json"
+    digest = _digest(file, status.st_size, status.st_mtime_ns)
+    if beside.is_file():
+        digest += _digest(beside, beside.stat().st_size, beside.stat().st_mtime_ns)[:8]
+    folder = _cache() / f"{file.stem}-{digest}-{FORM}"
+    if not (folder / "config.json").is_file():
+        say(f"converting {file} once, into {folder}", stream=sys.stderr)
+        write(file, folder)
+    return folder
+
+
+def write(file: Path, folder: Path) -> None:
+    """Convert a GGUF file into `folder`, which is there whole or not at all, whoever else writes it.
+
+    Raises:
+        BadInput: as `convert`, the package `gguf` is not installed, or the disk cannot be written.
+    """
+    if find_spec("gguf") is None:
+        raise refusal(str(file), "the package gguf, which reads it", "none installed", "pip install 'sparring[gguf]'")
+    from sparring.model.gguf.convert import convert
+
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        staging.chmod(0o755)
+        try:
+            convert(file, staging)
+            if not folder.exists():
+                os.rename(staging, folder)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    except OSError as error:
+        do = "free its disk, or set XDG_CACHE_HOME to another place"
+        raise refusal(str(folder), "a place to write the converted checkpoint", str(error), do) from error
+
+
+def _cache() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "sparring" / "gguf"
+
+
+@lru_cache(maxsize=64)
+def _digest(file: Path, size: int, changed_ns: int) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]

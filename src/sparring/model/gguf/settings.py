@@ -1,0 +1,117 @@
+"""Settings of a model in the head of a GGUF file, beside those that the transformers library reads.
+
+The library takes what its table names and passes over the rest in silence: a head size, scaled positions. What it
+passes over is read here or refused, since a model without it would compute something else.
+
+Source: the GGUF specification of the ggml project (docs/gguf.md), `[llm].*`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+from sparring.errors import refusal
+
+HARMLESS = {"tensor_data_layout", "pooling_type", "vocab_size", "context_length", "block_count"}
+FREQUENCIES = "rope_freqs.weight"
+"""Tensor with a divisor for each rotary frequency, in which converted Llama 3 models keep their scaling."""
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""The constants of that scaling (Llama 3.1 model card and code, 2024)."""
+DO = "take the model's Hugging Face folder"
+
+
+def complete(
+    config: dict[str, Any], arch: str, fields: Mapping[str, Any], divisors: np.ndarray | None, where: str
+) -> None:
+    """Complete what the library read of a file's settings.
+
+    Args:
+        config: the library's, by its names; changed in place.
+        arch: the file's `general.architecture`.
+        fields: all of the file's settings by name.
+        divisors: the file's `FREQUENCIES`, None without.
+        where: names the file in refusals.
+
+    Raises:
+        BadInput: a setting that neither the library nor this function knows, or a value that cannot be served.
+    """
+    own = {key.removeprefix(f"{arch}."): value for key, value in fields.items() if key.startswith(f"{arch}.")}
+    names = (str(config.get("model_type", arch)).removesuffix("_text"), arch)
+    taken = {key: name for arch_name in names for key, name in GGUF_CONFIG_MAPPING.get(arch_name, {}).items()}
+    own = {key: value for key, value in own.items() if taken.get(key) is None and key not in HARMLESS}
+    _head_size(config, own, where)
+    _positions(config, own, divisors, where)
+    if arch == "gemma3":
+        own.pop("attention.sliding_window_pattern", None)
+        own.pop("rope.freq_base_swa", None)
+        _gemma3(config, own)
+    if own.get("expert_count") == 0:
+        own = {key: value for key, value in own.items() if not key.startswith("expert_")}
+    if own:
+        key, value = next(iter(sorted(own.items())))
+        raise refusal(where, "settings that can be read", f"{arch}.{key} = {str(value)[:40]}", DO)
+
+
+def _head_size(config: dict[str, Any], own: dict[str, Any], where: str) -> None:
+    size = own.pop("attention.key_length", None) or config.get("head_dim")
+    size = size or config["hidden_size"] // config["num_attention_heads"]
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if (other := own.pop(key, size)) != size:
+            raise refusal(where, f"{key} {size}, the size of a head", str(other), DO)
+    config["head_dim"] = size
+
+
+def _positions(config: dict[str, Any], own: dict[str, Any], divisors: np.ndarray | None, where: str) -> None:
+    """Set scaled rotary positions: linear, YaRN (arXiv 2309.00071) or Llama 3's."""
+    scaling = {key: own.pop(key) for key in list(own) if key.startswith("rope.scaling.")}
+    kind = scaling.pop("rope.scaling.type", "none")
+    scaled: dict[str, Any] = {}
+    if kind in ("linear", "yarn") and "gemma" not in str(config.get("model_type")):
+        scaled = {"rope_type": kind, "factor": scaling.pop("rope.scaling.factor", 1.0)}
+        original = scaling.pop("rope.scaling.original_context_length", None)
+        if original is not None and kind == "yarn":
+            scaled["original_max_position_embeddings"] = original
+    elif kind != "none":
+        raise refusal(where, "rope.scaling.type none, linear or yarn of a model without sliding layers", repr(kind), DO)
+    scaling.pop("rope.scaling.finetuned", None)
+    if scaling and kind != "none":
+        raise refusal(where, "scaled positions by type, factor and original length", f"also {sorted(scaling)[0]}", DO)
+    if divisors is not None:
+        if scaled:
+            raise refusal(where, f"scaled positions or {FREQUENCIES}", "both", DO)
+        scaled = _llama3(divisors, config, where)
+    if scaled:
+        config["rope_parameters"] = {"rope_theta": config.pop("rope_theta", 10000.0), **scaled}
+
+
+def _llama3(divisors: np.ndarray, config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return Llama 3's scaling, if these are its divisors."""
+    factor = float(divisors.max())
+    size, theta = config["head_dim"], config.get("rope_theta", 10000.0)
+    low, high, original = LLAMA3.values()
+    expected = []
+    for index in range(size // 2):
+        wave = 2 * math.pi * theta ** (2 * index / size)
+        smooth = (original / wave - low) / (high - low)
+        between = 1 / ((1 - smooth) / factor + smooth)
+        expected.append(1.0 if wave < original / high else factor if wave > original / low else between)
+    if divisors.shape != (size // 2,) or not np.allclose(divisors, expected, rtol=1e-5):
+        raise refusal(where, f"Llama 3's scaling in {FREQUENCIES}", "other divisors", DO)
+    return {"rope_type": "llama3", "factor": factor, **LLAMA3}
+
+
+def _gemma3(config: dict[str, Any], own: dict[str, Any]) -> None:
+    """Set the scale of attention: of the 62 layers of the largest one it is by its width, of all others by the head
+    (llama.cpp, `llama_model_gemma3`)."""
+    wide = config["num_hidden_layers"] == 62
+    config["query_pre_attn_scalar"] = (
+        config["hidden_size"] // config["num_attention_heads"] if wide else config["head_dim"]
+    )
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if (cap := own.pop(key, None)) is not None:
+            config[key] = cap
