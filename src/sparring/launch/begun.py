@@ -13,6 +13,7 @@ import msgspec
 from sparring.errors import refusal
 from sparring.launch.checkpoint import CONFIG
 from sparring.launch.sameness import BY_MESSAGES
+from sparring.model.hub import template_text
 from sparring.observe.whole_file import write_whole
 from sparring.protocols import Store
 from sparring.recipe.load import load
@@ -29,6 +30,8 @@ NO_DIFFERENCE = (
 """Settings that do not make another run of one: what is shown, addresses, and what a resume does."""
 BEGUN = "config.begun.toml"
 """In the run's folder, once its steps were raised: the recipe that it was begun with."""
+TEMPLATES = "templates"
+"""Key of the store: the texts of the chat templates that the run was begun with, by model."""
 AFTER = {"rl": ("distill", "eval", "export"), "distill": ("eval", "export")}
 """Stages behind a live one, which use what it wrote."""
 
@@ -58,6 +61,10 @@ def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
         for difference in config_differences(begun, msgspec.to_builtins(config))
         if not any(difference.startswith(f"{stage}.steps (") for stage in changes)
     ]
+    if store is not None and (kept := store.get(TEMPLATES)) is not None:
+        differing += [
+            f"the text of models.{name}.template" for name in kept if _templates(config).get(name) != kept[name]
+        ]
     if differing:
         raise refusal(
             str(folder),
@@ -85,8 +92,15 @@ def claim(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
         raise_steps(context, changes)
     if not file.exists():
         context.store.put(BY_MESSAGES, True)
+        if templates := _templates(context.config):
+            context.store.put(TEMPLATES, templates)
     if changes or not file.exists():
         write_whole(file, dump(context.config).encode())
+
+
+def _templates(config: RunConfig) -> dict[str, str]:
+    """Return the texts of the chat templates that a recipe brings, by the names of its models."""
+    return {name: template_text(spec.template) for name, spec in config.models.items() if spec.template is not None}
 
 
 def _begun(folder: Path, config: RunConfig) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ import msgspec
 from sparring.errors import BadInput, refusal
 from sparring.launch.begun import config_differences
 from sparring.launch.checkpoint import CONFIG, STORE
-from sparring.model.hub import local_folder
+from sparring.model.hub import model_folder
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import LIVE, POLICY
@@ -157,9 +157,9 @@ def _traces_difference(left: SqliteStore, right: SqliteStore) -> Comparison:
 
 def _start(run: RecordedRun) -> Path | None:
     """Return the folder of the checkpoint that a run was given; None where it made its own, or where that is gone."""
-    path = run.config.models[POLICY].path
+    spec = run.config.models[POLICY]
     try:
-        return None if path is None else local_folder(path)
+        return None if spec.path is None else model_folder(spec)
     except BadInput:
         return None
 

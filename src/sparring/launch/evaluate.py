@@ -138,16 +138,18 @@ def evaluated_as(config: RunConfig, name: str, tokenizer: Path | None) -> Subjec
     Raises:
         BadInput: there is no such folder, or no tokenizer for an endpoint.
     """
-    from sparring.model.hub import local_folder
+    from sparring.model.hub import model_folder, with_template
 
     if name.startswith(ENDPOINT):
-        policy = config.models[POLICY].path
-        if tokenizer is None and policy is None:
+        policy = config.models[POLICY]
+        if tokenizer is None and policy.path is None:
             raise refusal(name, "a tokenizer for the endpoint's tokens", "none", "give its folder: --tokenizer FOLDER")
-        folder = local_folder(policy) if tokenizer is None else find_checkpoint(tokenizer)
+        folder = model_folder(policy) if tokenizer is None else find_checkpoint(tokenizer)
         return Subject(name=name, folder=folder, endpoint=name)
     path = Path(name)
-    return path if path.suffix == ".json" else Subject(name=name, folder=find_checkpoint(path))
+    if path.suffix == ".json":
+        return path
+    return Subject(name=name, folder=with_template(find_checkpoint(path), config.models[POLICY].template))
 
 
 def check_writable(path: Path) -> None:
@@ -313,12 +315,12 @@ def _served(engine: EngineConfig, url: str) -> ServedConfig:
 def _deciding(config: RunConfig, subject: Subject) -> list[Path]:
     """Return the files that decide what is sampled and scored: of the checkpoint, of the models that speak for other
     roles or score, with what they adapt, and of the environment."""
-    from sparring.model.hub import base_folder, local_folder
+    from sparring.model.hub import base_folder, model_folder
 
     models, reward = {**config.models, **_reward_model(config)}, _rewards(config).reward_model
     beside = sorted({*config.judging, *config.rollout.roles.values()} - {POLICY})
     specs = [models[name] for name in (reward, *beside) if name in models]
-    named = [subject.folder, *(local_folder(spec.path) for spec in specs if spec.path is not None)]
+    named = [subject.folder, *(model_folder(spec) for spec in specs if spec.path is not None)]
     folders = dict.fromkeys(folder for each in named for folder in (each, base_folder(each)))
     files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in CONTENT]
     environments = list(config.environments.values())

@@ -11,7 +11,7 @@ from sparring.errors import refusal
 from sparring.launch.block import block
 from sparring.launch.checkpoint import STORE
 from sparring.launch.repeat import Repeated, read_recipe, repeat_rollout
-from sparring.model.hub import base_folder, local_folder
+from sparring.model.hub import base_folder, model_folder
 from sparring.model.peft import is_adapter
 from sparring.recipe.run_config import RunConfig
 from sparring.render.load import load_renderer
@@ -137,8 +137,8 @@ def _weights(
 def _output(config: RunConfig, folder: Path, stage: str) -> Path:
     """Return the Hugging Face folder that a stage wrote; of init, the checkpoint that the recipe names if it names
     one."""
-    start = config.models[POLICY].path
-    return local_folder(start) if stage == "init" and start is not None else folder / stage / "model"
+    spec = config.models[POLICY]
+    return model_folder(spec) if stage == "init" and spec.path is not None else folder / stage / "model"
 
 
 def _from_zero(rollout: Rollout) -> Rollout:

@@ -315,14 +315,14 @@ async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies
     from sparring.engine.adapters.chat_endpoint import ChatEndpoint
     from sparring.engine.adapters.client import read_api_key
     from sparring.envs.rubrics.judges import EngineReplies
-    from sparring.model.hub import base_folder, local_folder
+    from sparring.model.hub import base_folder, model_folder
     from sparring.render.load import load_renderer
 
     spec = config.models[name]
     served = spec.served
     if served is not None and served.kind == "chat":
         return ChatEndpoint(served.url, model=served.served_model, api_key=read_api_key(served.api_key_env))
-    folder = local_folder(str(spec.path))
+    folder = model_folder(spec)
     renderer = load_renderer(base_folder(folder), spec.renderer, spec.thinking)
     return EngineReplies(cluster.engine(name, path=str(folder)), renderer, name)
 
@@ -330,10 +330,10 @@ async def _open_model(config: RunConfig, cluster: Cluster, name: str) -> Replies
 def _who(config: RunConfig, name: str) -> str:
     """Describe a model of `[models]` by its settings and, if they are on this machine, its files. Changes on a server
     stay unseen."""
-    from sparring.model.hub import local_folder
+    from sparring.model.hub import model_folder
 
     spec = config.models[name]
-    files = [] if spec.path is None else sorted(file for file in local_folder(spec.path).iterdir() if file.is_file())
+    files = [] if spec.path is None else sorted(file for file in model_folder(spec).iterdir() if file.is_file())
     stats = [(file.name, (status := file.stat()).st_size, status.st_mtime_ns) for file in files]
     return repr((msgspec.to_builtins(spec), config.engine.kind, config.run.device, stats))
 

@@ -137,6 +137,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     renderer: str = "auto"
     """Renderer, which turns messages into tokens: a name of the `renderers` library, `template` (the checkpoint's own),
     or auto."""
+    template: str | None = None
+    """File with a chat template in Jinja that takes the place of the checkpoint's own, such as for a model whose
+    template has no place for tools; None: the checkpoint's."""
     thinking: bool = False
     """Let the model think before it speaks, if its format has thoughts; `hy3` and `inkling` are told by their effort
     (`high` and 0.9, else none). `check` says where a format always begins a thought."""
@@ -153,3 +156,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if (self.path is None) == (self.init is None):
             got = "neither" if self.path is None else "both"
             raise ValueError(f"exactly one of `path` and `init` (the shape of a fresh model), got {got}")
+        if self.template is not None and self.path is None:
+            raise ValueError("template belongs to a checkpoint (`path`), got one for a fresh model")
+        if self.template is not None and self.renderer not in ("auto", "template"):
+            raise ValueError(f"renderer must be auto or template beside a template, got {self.renderer!r}")

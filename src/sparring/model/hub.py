@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
+import tempfile
 from pathlib import Path
 
 from sparring.errors import InfraError, boundary, refusal
-from sparring.model.gguf.place import SUFFIX, converted, gguf_file
+from sparring.model.config import ModelConfig
+from sparring.model.gguf.place import SUFFIX, cache, converted, gguf_file
 from sparring.model.peft import base_of, is_adapter
 
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "tokenizer.model")
+TEMPLATE = "chat_template.jinja"
 SAVED = re.compile(r"best|last|step-\d+")
 """Names of saved steps of a run."""
 ANSWER_S = 10.0
@@ -51,6 +56,69 @@ def local_folder(name: str) -> Path:
             str(error).splitlines()[0],
             "correct the name, or download it and give its folder",
         ) from error
+
+
+def model_folder(spec: ModelConfig) -> Path:
+    """Return the folder of a recipe's model that has a path, with the recipe's chat template.
+
+    Raises:
+        BadInput: as `local_folder` and `with_template`; or the template is one for an adapter.
+    """
+    folder = local_folder(str(spec.path))
+    if spec.template is not None and is_adapter(folder):
+        do = "give the template to its base"
+        raise refusal(f"template {spec.template}", "a whole model to write for", f"the adapter {folder}", do)
+    return with_template(folder, spec.template)
+
+
+def with_template(folder: Path, template: str | None) -> Path:
+    """Return a folder of links to a checkpoint's files, in the user's cache, with another chat template. Where there is
+    none, it is the checkpoint's own folder; so it is of an adapter, whose base has the template.
+
+    Args:
+        folder: of the checkpoint.
+        template: a file in Jinja, or None.
+
+    Raises:
+        BadInput: the template cannot be read.
+    """
+    if template is None or is_adapter(folder):
+        return folder
+    text = template_text(template)
+    files = {file.name: file.resolve() for file in sorted(folder.iterdir()) if file.is_file()}
+    files.pop(TEMPLATE, None)
+    stats = [(name, str(file), file.stat().st_size, file.stat().st_mtime_ns) for name, file in files.items()]
+    out = cache("templates") / hashlib.sha256(repr((text, stats)).encode()).hexdigest()[:24]
+    if not out.is_dir():
+        _link(files, text, out)
+    return out
+
+
+def template_text(file: str) -> str:
+    """Read a chat template.
+
+    Raises:
+        BadInput: it is no text file.
+    """
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise refusal(f"template {file}", "a text file in Jinja", str(error), "correct the path") from error
+
+
+def _link(files: dict[str, Path], template: str, out: Path) -> None:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent) as folder:
+            staging = Path(folder) / out.name
+            staging.mkdir()
+            for name, file in files.items():
+                (staging / name).symlink_to(file)
+            (staging / TEMPLATE).write_text(template, encoding="utf-8")
+            if not out.is_dir():
+                os.rename(staging, out)
+    except OSError as error:
+        raise refusal(str(out), "a place for links", str(error), "set XDG_CACHE_HOME to another place") from error
 
 
 def base_folder(path: str | Path) -> Path:

@@ -11,7 +11,7 @@ import msgspec
 
 from sparring.envs.rubrics.judges import Judges
 from sparring.errors import refusal
-from sparring.model.hub import base_folder, local_folder
+from sparring.model.hub import base_folder, model_folder
 from sparring.observe.sinks.sink import Sink
 from sparring.protocols import Boxes, Cluster, EnvFactory, Harness, Store
 from sparring.recipe.run_config import RunConfig
@@ -63,8 +63,8 @@ class RunFiles:
         Raises:
             BadInput: there is no such checkpoint.
         """
-        path = self.config.models[POLICY].path
-        return None if path is None else local_folder(path)
+        spec = self.config.models[POLICY]
+        return None if spec.path is None else model_folder(spec)
 
     def input(self, stage: str) -> Path:
         """Return the Hugging Face or adapter folder that `stage` starts from: what the nearest finished stage before it

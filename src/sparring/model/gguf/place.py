@@ -57,7 +57,7 @@ def converted(file: Path) -> Path:
     digest = _digest(file, status.st_size, status.st_mtime_ns)
     if beside.is_file():
         digest += _digest(beside, beside.stat().st_size, beside.stat().st_mtime_ns)[:8]
-    folder = _cache() / f"{file.stem}-{digest}-{FORM}"
+    folder = cache("gguf") / f"{file.stem}-{digest}-{FORM}"
     if not (folder / "config.json").is_file():
         say(f"converting {file} once, into {folder}", stream=sys.stderr)
         write(file, folder)
@@ -89,9 +89,10 @@ def write(file: Path, folder: Path) -> None:
         raise refusal(str(folder), "a place to write the converted checkpoint", str(error), do) from error
 
 
-def _cache() -> Path:
+def cache(kind: str) -> Path:
+    """Return the folder of what is made once for a user, of one kind: `$XDG_CACHE_HOME/sparring/KIND`."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "sparring" / "gguf"
+    return Path(root) / "sparring" / kind
 
 
 @lru_cache(maxsize=64)

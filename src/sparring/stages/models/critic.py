@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sparring.annotations import Annotation
 from sparring.errors import refusal
-from sparring.model.hub import base_folder, local_folder
+from sparring.model.hub import base_folder, model_folder
 from sparring.observe.hooks import prefixed
 from sparring.protocols import Trainer, TrainPlan
 from sparring.stages.context import POLICY, Context
@@ -54,7 +54,7 @@ def critic_folder(context: Context, source: Path) -> Path:
     assert section is not None, "asked of a run with a critic"
     if section.model == POLICY:
         return source
-    return context.output(OWN) if section.model == OWN else local_folder(str(context.config.models[section.model].path))
+    return context.output(OWN) if section.model == OWN else model_folder(context.config.models[section.model])
 
 
 def check_critic(context: Context) -> list[str]:
@@ -92,7 +92,7 @@ def _check_model(context: Context, name: str) -> None:
     if name not in models or models[name].path is None:
         names = ", ".join([POLICY, OWN, *(n for n, spec in models.items() if n != POLICY and spec.path)])
         raise refusal(where, f"one of {names}", repr(name), f"add [models.{name}] path")
-    check_reads_policy(name, local_folder(str(models[name].path)), context.given())
+    check_reads_policy(name, model_folder(models[name]), context.given())
 
 
 def _numerics_of(name: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sparring.annotations import Annotation
 from sparring.errors import refusal
-from sparring.model.hub import local_folder
+from sparring.model.hub import model_folder
 from sparring.observe.hooks import prefixed
 from sparring.protocols import Trainer, TrainPlan
 from sparring.stages.context import POLICY, Context
@@ -46,7 +46,7 @@ def implicit_folder(context: Context, source: Path) -> Path:
     """
     section = context.config.rl.implicit
     assert section is not None, "asked of a run with an implicit reward model"
-    return source if section.model == POLICY else local_folder(str(context.config.models[section.model].path))
+    return source if section.model == POLICY else model_folder(context.config.models[section.model])
 
 
 def check_implicit(context: Context) -> list[str]:
@@ -73,7 +73,7 @@ def _check_model(context: Context, name: str) -> None:
     if name not in models or models[name].path is None:
         names = ", ".join([POLICY, *(n for n, spec in models.items() if n != POLICY and spec.path)])
         raise refusal("rl.implicit.model", f"one of {names}", repr(name), f"add [models.{name}] path")
-    folder = local_folder(str(models[name].path))
+    folder = model_folder(models[name])
     check_reads_policy(name, folder, context.given())
     kinds = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or []
     if any("ForSequenceClassification" in kind for kind in kinds):

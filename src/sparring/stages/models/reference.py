@@ -10,7 +10,7 @@ from sparring.algo.annotate.trainer_quantity import TeacherTag, TrainerQuantity
 from sparring.annotations import Annotation
 from sparring.errors import refusal
 from sparring.generation import ScoreRequest, Scores
-from sparring.model.hub import local_folder
+from sparring.model.hub import model_folder
 from sparring.protocols import Annotator, Trainer
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import POLICY, Context
@@ -93,7 +93,7 @@ def reference_folder(config: RunConfig) -> Path:
         got = f"{name!r}, which {'has no path' if name in models else 'no [models] section describes'}"
         expected = "start, last, average or a model with a path"
         raise refusal("algo.kl.reference", expected, got, f"add [models.{name}] with a path")
-    return local_folder(str(models[name].path))
+    return model_folder(models[name])
 
 
 def check_name(config: RunConfig, name: str, where: str) -> None:

@@ -9,7 +9,7 @@ from sparring.algo.facts import name_of
 from sparring.algo.rules import credits_with
 from sparring.envs.roles import roles_of
 from sparring.errors import refusal
-from sparring.model.hub import base_folder, local_folder
+from sparring.model.hub import base_folder, model_folder
 from sparring.model.peft import is_adapter
 from sparring.protocols import Scorer
 from sparring.recipe.sections.preference import StepsConfig
@@ -142,4 +142,4 @@ def check_reads_policy(name: str, folder: Path, policy: Path | None) -> None:
 
 def _folder(context: Context) -> Path:
     name = context.config.rl.reward_model
-    return context.output(OWN) if name == OWN else local_folder(str(context.config.models[str(name)].path))
+    return context.output(OWN) if name == OWN else model_folder(context.config.models[str(name)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparring.errors import BadInput, refusal
-from sparring.model.hub import base_folder, local_folder
+from sparring.model.hub import base_folder, local_folder, model_folder
 from sparring.recipe.run_config import RunConfig
 from sparring.render.exported import parting, tried_prompts
 from sparring.render.load import load_renderer
@@ -46,7 +46,7 @@ def check_format(context: Context, name: str) -> list[str]:
     render, tools = config.render, context.factory.make().tools
     try:
         student_format = renderer_of(config, student)
-        folder = base_folder(local_folder(str(spec.path)))
+        folder = base_folder(model_folder(spec))
         own_format = load_renderer(folder, spec.renderer, policy.thinking, render.control_tokens, render.thoughts)
     except BadInput:  # no template of its own: it never wrote a prompt
         return []

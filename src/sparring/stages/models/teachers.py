@@ -13,7 +13,7 @@ from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.generation import ScoreRequest
 from sparring.model.config import ModelConfig
-from sparring.model.hub import base_folder, local_folder
+from sparring.model.hub import base_folder, model_folder
 from sparring.protocols import Annotator, Engine, Trainer
 from sparring.render.demonstrate import reply_tokens
 from sparring.render.load import load_renderer
@@ -101,7 +101,7 @@ def teacher_folder(context: Context, name: str) -> Path:
     Raises:
         BadInput: there is none.
     """
-    return local_folder(str(context.config.models[name].path))
+    return model_folder(context.config.models[name])
 
 
 def check_collect(context: Context) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sparring.envs.rubrics.config import RELATIVE, AskedPart, of_domain
 from sparring.errors import BadInput, InfraError, refusal
-from sparring.model.hub import local_folder
+from sparring.model.hub import model_folder
 from sparring.stages.context import POLICY, Context
 
 
@@ -70,7 +70,7 @@ def _check_model(context: Context, where: str, part: AskedPart) -> None:
         do = "add a model that judges, under a name of its own"
         raise refusal(f"{where}.model", f"a table [models.{part.model}] with a path", got, do)
     if spec.path is not None:
-        local_folder(spec.path)
+        model_folder(spec)
     if part.constrain and spec.served is not None and spec.served.kind != "remote":
         got = f'true with a server of kind "{spec.served.kind}", which takes no token masks from its client'
         raise refusal(f"{where}.constrain", "false", got, "leave it out, and set find to the pattern of the verdict")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
-from sparring.model.hub import local_folder
+from sparring.model.hub import model_folder
 from sparring.model.outline import Outline, Size, fresh_outline, outline
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.rl import CriticConfig, ImplicitConfig
@@ -128,7 +128,7 @@ def _outline(config: RunConfig, name: str, start: Path | None, *, scalar: bool) 
         "lora": None if own or scalar else spec.lora,
         "gradient_checkpointing": spec.gradient_checkpointing,
     }
-    folder = local_folder(str(spec.path)) if own else start
+    folder = model_folder(spec) if own else start
     if folder is None:
         assert spec.init is not None, "a model has a path or an init"
         return fresh_outline(spec.init, **settings)
