@@ -31,6 +31,8 @@ from sparring.recipe.run_config import RunConfig, dump, resolve
 from sparring.recipe.sections.evaluation import EvalConfig
 from sparring.recipe.sections.rl import RlConfig
 from sparring.recipe.sections.run import RunSection
+from sparring.recipe.url_secrets import has_user
+from sparring.recipe.url_secrets import refused as url_refused
 from sparring.rollout.config import RolloutConfig
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.reward_scorers import OWN
@@ -141,6 +143,8 @@ def evaluated_as(config: RunConfig, name: str, tokenizer: Path | None) -> Subjec
     from sparring.model.hub import local_folder
 
     if name.startswith(ENDPOINT):
+        if has_user(name, "url"):
+            raise url_refused("CHECKPOINT", "url")
         policy = config.models[POLICY].path
         if tokenizer is None and policy is None:
             raise refusal(name, "a tokenizer for the endpoint's tokens", "none", "give its folder: --tokenizer FOLDER")
