@@ -207,7 +207,7 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
     from sparring.sandbox.check import check_sandbox
     from sparring.stages.models.reward_scorers import check_reward_model
     from sparring.stages.models.role_models import check_roles
-    from sparring.stages.preflight.harness import play_silently
+    from sparring.stages.preflight.harness import check_files, play_silently
     from sparring.stages.preflight.judges import check_judges
     from sparring.stages.runtime.evaluation import evaluate_folder, held_out
 
@@ -219,6 +219,7 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
         tasks = held_out(context, config.eval.tasks)
         if tasks[0].box is not None or mounts_of(context.harness) is not None:
             check_sandbox(config.sandbox)
+            check_files(context)
         await check_judges(context)
         check_reward_model(context, subject.folder)
         check_roles(context)
