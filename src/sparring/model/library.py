@@ -7,7 +7,7 @@ from typing import Any
 import transformers
 from torch import nn
 
-# its handler writes to the stream that was standard error at its import, escapes and all; so its messages go where all go
+# its handler writes to what was standard error at its import, escapes and all; so its messages go where all go
 transformers.utils.logging.disable_default_handler()
 transformers.utils.logging.enable_propagation()
 
