@@ -1,4 +1,4 @@
-"""A user and a password in a URL would stand in the run's folder and in messages: they are refused, and not repeated."""
+"""A user and a password in a URL would stand in the run's folder and in messages: they are refused, not repeated."""
 
 from __future__ import annotations
 
