@@ -209,7 +209,7 @@ def raised(form: ErrorForm) -> SparringError:
     """Return the error that was written."""
     if form.kind == "limit":
         return LimitReached(form.reason, form.message, form.too_long)
-    return KINDS[form.kind](form.message)
+    return KINDS.get(form.kind, InfraError)(form.message)
 
 
 def encode(form: Any) -> bytes:

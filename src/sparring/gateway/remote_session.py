@@ -441,7 +441,8 @@ class GatewayLink:
 def _as_it_came(request: Request) -> dict[str, Any]:
     """Return a request without its body."""
     headers = [(name, value) for name, value in request.headers.raw if name not in OF_CONNECTION]
-    return {"method": request.method, "url": f"{request.url.path}?{request.url.query}", "headers": headers}
+    path = request.scope["raw_path"] + b"?" + request.scope["query_string"]  # a host that is none breaks `request.url`
+    return {"method": request.method, "url": path.decode("latin-1"), "headers": headers}
 
 
 def _kept(answer: httpx.Response) -> dict[str, str]:

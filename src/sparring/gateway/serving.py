@@ -25,6 +25,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from sparring.open_files import allow_files
+
 MOST_HEAD = 64 << 10
 """Most bytes of the head of a request: its line and its headers; and of the trailers behind a body."""
 
@@ -266,7 +268,8 @@ class BoundedServer(uvicorn.Server):
         self._accepting: list[asyncio.Task[None]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to take connections of the sockets."""
+        """Begin to take connections of the sockets, as many as the system lets this process have files for."""
+        allow_files()
         await self.lifespan.startup()
         self.servers = []
         loop = asyncio.get_running_loop()

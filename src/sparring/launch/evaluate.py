@@ -31,6 +31,8 @@ from sparring.recipe.run_config import RunConfig, dump, resolve
 from sparring.recipe.sections.evaluation import EvalConfig
 from sparring.recipe.sections.rl import RlConfig
 from sparring.recipe.sections.run import RunSection
+from sparring.recipe.url_secrets import has_user
+from sparring.recipe.url_secrets import refused as url_refused
 from sparring.rollout.config import RolloutConfig
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.reward_scorers import OWN
@@ -141,6 +143,8 @@ def evaluated_as(config: RunConfig, name: str, tokenizer: Path | None) -> Subjec
     from sparring.model.hub import model_folder, with_template
 
     if name.startswith(ENDPOINT):
+        if has_user(name, "url"):
+            raise url_refused("CHECKPOINT", "url")
         policy = config.models[POLICY]
         if tokenizer is None and policy.path is None:
             raise refusal(name, "a tokenizer for the endpoint's tokens", "none", "give its folder: --tokenizer FOLDER")
@@ -205,7 +209,7 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
     from sparring.sandbox.check import check_sandbox
     from sparring.stages.models.reward_scorers import check_reward_model
     from sparring.stages.models.role_models import check_roles
-    from sparring.stages.preflight.harness import play_silently
+    from sparring.stages.preflight.harness import check_files, play_silently
     from sparring.stages.preflight.judges import check_judges
     from sparring.stages.runtime.evaluation import evaluate_folder, held_out
 
@@ -217,6 +221,7 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
         tasks = held_out(context, config.eval.tasks)
         if tasks[0].box is not None or mounts_of(context.harness) is not None:
             check_sandbox(config.sandbox)
+            check_files(context)
         await check_judges(context)
         check_reward_model(context, subject.folder)
         check_roles(context)

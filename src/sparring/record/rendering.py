@@ -1,4 +1,4 @@
-"""Rendering of long conversations beside the event loop, which all rollouts share.
+"""Rendering of long conversations, and compiling of grammars, beside the event loop, which all rollouts share.
 
 Text is rendered at some 50 ids a millisecond of one thread, and a conversation may have a hundred thousand. What is
 long is rendered by a thread of a small pool, while other rollouts go on. Requests of one session are planned in the
@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
+from sparring.generation import Constraint, GenerateRequest
+from sparring.protocols import Renderer
 from sparring.types import Message
 
 T = TypeVar("T")
@@ -24,6 +26,9 @@ VALUE = 16
 """Characters that a value in a call's arguments, a tool's schema or a message counts for."""
 
 THREADS = 2
+
+SEEN = 64
+"""Constraints that are known to be compiled; renderers keep as many."""
 
 
 class Rendering(NamedTuple):
@@ -94,6 +99,34 @@ class Planner:
                     turn: T = end.value
                     return turn
                 done = await apart(rendering.run) if rendering.long else rendering.run()
+
+
+class Binder:
+    """Binding of requests' stop strings and constraints to ids. A grammar is compiled beside the event loop: a large
+    one takes a second, and so does the table of a vocabulary that the first one needs.
+
+    Args:
+        renderer: binds.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._seen: set[Constraint] = set()
+
+    async def bind(self, request: GenerateRequest) -> GenerateRequest:
+        """Return a request as `Renderer.bind` does.
+
+        Raises:
+            BadInput: the constraint does not compile, or there is an empty stop string.
+        """
+        constraint = request.sampling.constraint
+        if constraint is None or constraint in self._seen and len(constraint.source) < LONG:
+            return self._renderer.bind(request)
+        bound = await apart(self._renderer.bind, request)
+        if len(self._seen) >= SEEN:
+            self._seen.clear()
+        self._seen.add(constraint)
+        return bound
 
 
 @cache

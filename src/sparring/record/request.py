@@ -117,6 +117,27 @@ def overflows(messages: Sequence[Message], renderer: Renderer, room: int) -> boo
     return False
 
 
+def sampling_of(request: ReplyRequest, of_run: Sampling, *, stop_ids: Sequence[int], seed: int) -> Sampling:
+    """Return how a reply is drawn, whatever room its context leaves.
+
+    Args:
+        request: of the client.
+        of_run: how tokens are drawn where the client says nothing.
+        stop_ids: that end a turn where the run names none.
+        seed: of this turn.
+    """
+    sampling = replace(
+        of_run,
+        min_tokens=0 if request.constraint else of_run.min_tokens,
+        constraint=request.constraint or of_run.constraint,
+        stop=of_run.stop or tuple(stop_ids),
+        stop_strings=joined_stop(of_run.stop_strings, request.stop),
+        seed=seed,
+    )
+    most = of_run.max_tokens
+    return at_most(sampling, most if request.max_tokens is None else min(most, request.max_tokens))
+
+
 def at_most(sampling: Sampling, most: int) -> Sampling:
     """Return settings of sampling for a reply of at most so many tokens."""
     if most == sampling.max_tokens:
