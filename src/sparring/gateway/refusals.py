@@ -80,7 +80,8 @@ def retrying(status: int) -> dict[str, str]:
 def dialect_of(scope: Scope) -> Dialect:
     """Return the dialect of the client of any request: that of its path, or of its headers where several vendors have
     the path."""
-    path = _KEY.sub("", scope["path"], count=1)
+    path = scope["path"]
+    path = _KEY.sub("", path, count=1) if "/k/" in path else path
     if "/messages" in path:
         return Messages()
     if "/responses" in path:
