@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -143,3 +144,27 @@ SLOW = {
 def test_a_client_that_does_not_go_on_is_let_go(name: str) -> None:
     came, it = served(lambda it: it.sends(*SLOW[name]), HASTY)
     assert sum(it.counts.values()) == 1 and "did not come" in next(iter(it.counts)), came
+
+
+@pytest.mark.slow
+def test_connections_beyond_the_bound_wait_until_others_leave() -> None:
+    """The bound is that of a process that may open 128 files when its server is made."""
+
+    async def talk(it: Served) -> bytes:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        held = [await asyncio.open_connection("127.0.0.1", it.port) for _ in range(64)]
+        waiting = asyncio.create_task(it.sends(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"))
+        while not it.told:
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        for _, writer in held:
+            writer.close()
+        return await waiting
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+    try:
+        came, it = served(talk)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert came.startswith(b"HTTP/1.1 200") and "64 connections are open" in it.told[0]
