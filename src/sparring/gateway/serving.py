@@ -159,12 +159,16 @@ class ClientProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Take a part of the address."""
-        self._count(len(url))
+        self._fields += len(url)
+        if self._fields > MOST_HEAD:
+            self._end_head()
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header, or a trailer."""
-        self._count(len(name) + len(value) + 4)
+        self._fields += len(name) + len(value) + 4
+        if self._fields > MOST_HEAD:
+            self._end_head()
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -184,11 +188,9 @@ class ClientProtocol(HttpToolsProtocol):
         super().pause_writing()
         self._stuck = self.loop.time()
 
-    def _count(self, number: int) -> None:
-        """Count bytes of a head. Raises _OverLimit where they are too many."""
-        self._fields += number
-        if self._fields > MOST_HEAD:
-            self._stop(431, f"expected a head of at most {MOST_HEAD} bytes")
+    def _end_head(self) -> None:
+        """Refuse a head of too many bytes. Raises _OverLimit."""
+        self._stop(431, f"expected a head of at most {MOST_HEAD} bytes")
 
     def _stop(self, status: int, text: str) -> None:
         """Stop the parser, from within a call of it."""
