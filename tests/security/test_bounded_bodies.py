@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sparring.gateway.reading import MOST_BYTES, MUCH_VALUES, Room, has_more, is_much
+from sparring.gateway.reading import MOST_BYTES, MUCH_VALUES, Room, has_more, values_at_most
 from sparring.gateway.server import open_door
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.testing.scripted_engine import ScriptedEngine
@@ -137,16 +137,16 @@ def test_values_are_counted_without_what_stands_in_text(value: Any) -> None:
 class Uncounted(bytes):
     """Body in which nothing is looked for."""
 
-    def count(self, *arguments: Any) -> int:
+    def translate(self, *arguments: Any) -> bytes:
         raise AssertionError("it was counted")
 
 
 def test_of_a_short_body_only_the_length_is_looked_at() -> None:
     """Counting costs an ordinary request more than decoding it."""
     data = Uncounted(b'{"messages": []}'.ljust(MUCH_VALUES))
-    assert not is_much(data) and not has_more(data, Room(context=MUCH_VALUES, bytes=1).values)
+    assert values_at_most(data) == len(data) and not has_more(data, Room(context=MUCH_VALUES, bytes=1).values)
     with pytest.raises(AssertionError):
-        is_much(Uncounted(data + b" "))
+        values_at_most(Uncounted(data + b" "))
 
 
 def test_text_of_commas_is_not_taken_for_values() -> None:

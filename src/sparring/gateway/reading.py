@@ -42,7 +42,7 @@ VALUES_BESIDE = 4096
 MUCH_BYTES, MUCH_VALUES = 128 << 10, 8192
 """Size of a request from which on it is read beside the event loop."""
 
-_OPENS = (b",", b"[", b"{", b":")
+_OPENS = b",[{:"
 
 
 class Overflow(LimitReached):
@@ -167,7 +167,8 @@ async def read_call(dialect: Dialect, request: Request, door: ReadDoor) -> tuple
         Overflow: it is too long by far.
     """
     data = await read_prompt(request, door.room)
-    beside = is_much(data)
+    values = values_at_most(data)
+    beside = len(data) > MUCH_BYTES or values > MUCH_VALUES
     async with door.reading:
         body = await _done(beside, _decoded, data, door.room)
         named = replies_named(body)
@@ -180,30 +181,26 @@ async def read_call(dialect: Dialect, request: Request, door: ReadDoor) -> tuple
             leave_out=door.leave_out,
             conversation=earlier.get,
         )
-        return await _done(beside, _read, dialect, call, door.room if _may_have(data, door.room.context) else None)
+        return await _done(beside, _read, dialect, call, door.room if values > door.room.context else None)
 
 
-def is_much(data: bytes) -> bool:
-    """Return whether a body takes so long to read that it is done beside the event loop."""
-    return len(data) > MUCH_BYTES or _may_have(data, MUCH_VALUES)
+def values_at_most(data: bytes) -> int:
+    """Return a number than which JSON has no more values, text not looked into: of a short one its length, since
+    counting takes longer than reading it."""
+    return len(data) if len(data) <= MUCH_VALUES else _marks(data)
 
 
 def has_more(data: bytes, most: int) -> bool:
     """Return whether JSON has more values than `most`: containers, keys and what stands between commas. Text is not
     looked into, and nothing is converted."""
-    if not _may_have(data, most):
+    if len(data) <= most or _marks(data) <= most:
         return False
     bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     return bare.count(b'"') > 2 * most or _marks(b"".join(bare.split(b'"')[::2])) > most
 
 
-def _may_have(data: bytes, most: int) -> bool:
-    """Return whether JSON may have more values than `most`: those of a short one need not be counted."""
-    return len(data) > most and _marks(data) > most
-
-
 def _marks(data: bytes) -> int:
-    return sum(map(data.count, _OPENS))
+    return len(data) - len(data.translate(None, _OPENS))  # in half the time of four counts
 
 
 def _decoded(data: bytes, room: Room) -> dict[str, Any]:
