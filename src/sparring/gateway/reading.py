@@ -175,7 +175,9 @@ async def read_call(dialect: Dialect, request: Request, door: ReadDoor) -> tuple
         earlier = await door.exchanges.conversations(door.models, named) if named else {}
         call = ClientCall(
             body=body,
-            headers={name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(request.headers.raw)},
+            headers={
+                name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(request.scope["headers"])
+            },
             path=request.path_params,
             query=request.query_params if request.scope["query_string"] else {},
             leave_out=door.leave_out,

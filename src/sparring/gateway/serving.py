@@ -287,7 +287,7 @@ class BoundedServer(uvicorn.Server):
             else:
                 pause.cancel()
         self._listening.clear()
-        await asyncio.gather(*self._joining)
+        await asyncio.gather(*self._joining, return_exceptions=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the server."""
