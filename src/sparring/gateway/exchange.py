@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -31,7 +31,7 @@ _in_order = msgspec.msgpack.Encoder(order="deterministic")
 HOW = frozenset(("stream", "stream_options"))
 """Fields of a request that say how it is answered, and not with what."""
 
-RETRIES = "x-stainless-retry-count"
+RETRIES = b"x-stainless-retry-count"
 """Header in which the vendors' clients count how often they have sent a request before."""
 
 
@@ -102,6 +102,7 @@ class Exchange:
         self._shown = [ShownReply() for _ in range(client_request.samples)]
         self._ids: dict[int, str] = {}
         self._delivered = False
+        self._in_pieces = client_request.stream
         # the request goes with this task: exchanges are remembered, and whole conversations need not be
         self.sampling = asyncio.get_running_loop().create_task(self._sample(client_request))
 
@@ -121,7 +122,7 @@ class Exchange:
         """Take note of whether a connection that read the answer got it to its end. Where one did, it is delivered.
         Where nobody knows (None), also of one that was said to have, an equal request is this one, as one whose
         connection broke; where none comes, its client had the answer: who has not sends again."""
-        if not self.wakers and self.over:
+        if self._in_pieces and self.over and not self.wakers:
             self._compact()
         if delivered is None or not self._delivered:
             self._delivered, self.broken = bool(delivered), not delivered
@@ -197,6 +198,7 @@ class Exchange:
 
     def _compact(self) -> None:
         """Hold each reply in as few pieces as it has parts."""
+        self._in_pieces = False
         if self.error is None:
             self.parts = [
                 (sample, part)
@@ -333,7 +335,7 @@ def request_digest(path: str, body: Mapping[str, Any], client_request: ClientReq
     return xxhash.xxh3_128_digest(data)
 
 
-def is_retried(headers: Mapping[str, str]) -> bool:
-    """Return whether a request says that it was sent before."""
-    count = headers.get(RETRIES, "")
-    return count.isdecimal() and count.strip("0") != ""  # a number of thousands of digits has no integer
+def is_retried(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Return whether a request with these headers says that it was sent before."""
+    # a number of thousands of digits has no integer
+    return any(name == RETRIES and count.isdigit() and count.strip(b"0") != b"" for name, count in headers)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -80,7 +81,8 @@ def retrying(status: int) -> dict[str, str]:
 def dialect_of(scope: Scope) -> Dialect:
     """Return the dialect of the client of any request: that of its path, or of its headers where several vendors have
     the path."""
-    path = _KEY.sub("", scope["path"], count=1)
+    path = scope["path"]
+    path = _KEY.sub("", path, count=1) if "/k/" in path else path
     if "/messages" in path:
         return Messages()
     if "/responses" in path:
@@ -113,7 +115,24 @@ async def no_endpoint(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Endpoint(Route):
-    """Route whose refusal of another method is in the words of the client's vendor."""
+    """Route whose refusal of another method is in the words of the client's vendor.
+
+    Args:
+        path: of requests.
+        endpoint: answers one; it raises none of starlette's own errors, so nothing looks for them in each event.
+        methods: that it takes.
+    """
+
+    def __init__(
+        self, path: str, endpoint: Callable[[Request], Awaitable[Response]], *, methods: list[str] | None = None
+    ) -> None:
+        super().__init__(path, endpoint, methods=methods)
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            response = await endpoint(Request(scope, receive, send))
+            await response(scope, receive, send)
+
+        self.app = answer
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request at this path."""

@@ -367,7 +367,7 @@ class Gateway:
         if client_request.samples_nothing:
             return unsampled(dialect, client_request, await door.exchanges.hear(client_request), headers)
         exchange = door.exchanges.begin(
-            digest, retried=is_retried(request.headers), session=session, wanted=client_request
+            digest, retried=is_retried(request.scope["headers"]), session=session, wanted=client_request
         )
         return ExchangeResponse(
             exchange,
@@ -459,8 +459,6 @@ def _labelled(client_request: ClientRequest, models: ModelTable[SpellingSession]
     if label is None or evidence.label is not None:
         return client_request
     return replace(client_request, evidence=replace(evidence, label=label))
-
-
 
 
 def _paths(dialect: Dialect) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from sparring.record.request import (
     check_length,
     cut_reason,
     derived_seed,
-    is_far,
+    far_check,
     request_id,
     sampling_of,
 )
@@ -336,8 +336,8 @@ class RecordedSession(AccountedSession):
             return None if places is None else places.of(prompt, self._seed_of(repeat))
 
         steps = self._tree.planning(request.messages, request.tools, request.evidence, recorded)
-        check = partial(check_far, self.id, request.messages, self._recorder.renderer, self.max_context)
-        turn = await self._planner.plan(check, steps, long=is_far(request.messages, self.max_context))
+        check = far_check(self.id, request.messages, self._recorder.renderer, self.max_context)
+        turn = await self._planner.plan(steps, check)
         if turn.node is not None and self._tree.is_lost(turn.node.place):
             self.deliver(f"{self.id}#{turn.node.place}", True)  # its client goes on from it, so it got it
         return turn

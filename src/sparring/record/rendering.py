@@ -45,12 +45,15 @@ class Rendering(NamedTuple):
 
 def is_long(messages: Sequence[Message]) -> bool:
     """Return whether the text of messages is so long that work with it is done beside the event loop."""
-    return sum(len(message.content) + VALUE for message in messages) >= LONG
+    return sum([len(message.content) for message in messages]) + VALUE * len(messages) >= LONG
 
 
 def renders_long(messages: Sequence[Message]) -> bool:
     """Return whether messages, their calls included, take long to render."""
-    return is_long(messages) or has_many(call.arguments for message in messages for call in message.tool_calls)
+    if is_long(messages):
+        return True
+    arguments = [call.arguments for message in messages if message.tool_calls for call in message.tool_calls]
+    return bool(arguments) and has_many(arguments)
 
 
 def has_many(values: Iterable[Any]) -> bool:
@@ -78,19 +81,16 @@ class Planner:
     def __init__(self) -> None:
         self._in_turn = asyncio.Lock()
 
-    async def plan(self, check: Callable[[], None], steps: Generator[Rendering, Any, T], *, long: bool) -> T:
+    async def plan(self, steps: Generator[Rendering, Any, T], check: Callable[[], None] | None) -> T:
         """Return the turn that some steps come to.
 
         Args:
-            check: done before; raises where the conversation is refused.
             steps: of the planning; see `Tree.planning`.
-            long: whether `check` is done beside the event loop.
+            check: done before, beside the event loop; raises where the conversation is refused.
         """
         async with self._in_turn:
-            if long:
+            if check is not None:
                 await apart(check)
-            else:
-                check()
             done: Any = None
             while True:
                 try:
