@@ -415,7 +415,11 @@ def gateway_here() -> Gateway:
 
 @asynccontextmanager
 async def open_door(
-    session: Any, *, models: Mapping[str, AnsweringSession | str] = {}, leave_out: Sequence[str] = ()
+    session: Any,
+    *,
+    models: Mapping[str, AnsweringSession | str] = {},
+    leave_out: Sequence[str] = (),
+    gateway: Gateway | None = None,
 ) -> AsyncIterator[Door]:
     """Open a door to a session of the running event loop for as long as the context lasts.
 
@@ -425,11 +429,12 @@ async def open_door(
             entry; `{"claude-*": "policy"}`.
         leave_out: types of tools of the vendor's own servers, such as `web_search`, that are left out of a request in
             the place of refusing it.
+        gateway: has the door; None: that of the event loop.
 
     Raises:
         BadInput: the table of models is wrong.
     """
-    gateway = gateway_here()
+    gateway = gateway or gateway_here()
     door = await gateway.open(session, models, leave_out)
     try:
         yield door
@@ -459,8 +464,6 @@ def _labelled(client_request: ClientRequest, models: ModelTable[SpellingSession]
     if label is None or evidence.label is not None:
         return client_request
     return replace(client_request, evidence=replace(evidence, label=label))
-
-
 
 
 def _paths(dialect: Dialect) -> tuple[str, ...]:
