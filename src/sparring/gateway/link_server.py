@@ -245,7 +245,7 @@ class LinkServer:
     async def _refused(self, request: Request) -> Response:
         form = decode(await request.body(), RefusedForm)
         door = self._door(form.key)
-        await door.exchanges.refuse(door.session, form.reason)
+        await door.exchanges.refuse(door.session, form.reason, misdirected=form.misdirected)
         return Response()
 
     async def _recall(self, request: Request) -> Response:
