@@ -60,8 +60,9 @@ class DoorExchanges(Protocol):
     async def count(self, session: Any, wanted: ClientRequest) -> int:
         """Return the number of ids of a conversation."""
 
-    async def refuse(self, session: Any, reason: str) -> None:
-        """Have a session take note that a request of its client was refused before it came there."""
+    async def refuse(self, session: Any, reason: str, *, misdirected: bool = False) -> None:
+        """Have a session take note that a request of its client was refused before it came there. One for a path or by
+        a method that no endpoint has counts where there was no other: agents ask for more than replies."""
 
     async def overflow(self, limit: LimitReached) -> None:
         """Take note of a request that was refused unread, since its prompt is too long by far."""
@@ -224,6 +225,7 @@ class Exchanges:
         self._of_request: dict[bytes, list[Exchange]] = {}
         self._heard: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
         self._num_heard = 0
+        self._refused = False
 
     def __len__(self) -> int:
         return len(self._all)
@@ -259,9 +261,11 @@ class Exchanges:
             return await apart(session.count, wanted.messages, wanted.tools)
         return session.count(wanted.messages, wanted.tools)
 
-    async def refuse(self, session: AnsweringSession, reason: str) -> None:
+    async def refuse(self, session: AnsweringSession, reason: str, *, misdirected: bool = False) -> None:
         """Take note of a refusal; see `DoorExchanges.refuse`."""
-        session.refuse(reason)
+        if not misdirected or not self._all and not self._refused:
+            session.refuse(reason)
+        self._refused = self._refused or not misdirected
 
     async def overflow(self, limit: LimitReached) -> None:
         """Take note of a request that was refused unread; see `DoorExchanges.overflow`."""

@@ -132,10 +132,12 @@ class HearForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusedForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Note that a request of a door's client was refused in the gateway, and why."""
+    """Note that a request of a door's client was refused in the gateway, and why; `misdirected` as in
+    `DoorExchanges.refuse`."""
 
     key: str
     reason: str
+    misdirected: bool = False
 
 
 class RecallForm(msgspec.Struct, frozen=True, kw_only=True):

@@ -254,7 +254,7 @@ class LinkServer:
     async def _refused(self, request: Request) -> Response:
         form = await _form(request, RefusedForm)
         door = self._door(form.key)
-        await door.exchanges.refuse(door.session, form.reason)
+        await door.exchanges.refuse(door.session, form.reason, misdirected=form.misdirected)
         return Response()
 
     async def _recall(self, request: Request) -> Response:

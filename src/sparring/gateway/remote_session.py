@@ -151,9 +151,10 @@ class RemoteExchanges:
         """Return the number of ids of a conversation."""
         return int(await self._link.post("count", encode(CountForm(key=self._key, wanted=replace(wanted, echo={})))))
 
-    async def refuse(self, session: Any, reason: str) -> None:
+    async def refuse(self, session: Any, reason: str, *, misdirected: bool = False) -> None:
         """Have the session in the run's process take note of a refusal."""
-        await self._link.post("refused", encode(RefusedForm(key=self._key, reason=reason)))
+        form = RefusedForm(key=self._key, reason=reason, misdirected=misdirected)
+        await self._link.post("refused", encode(form))
 
     async def overflow(self, limit: LimitReached) -> None:
         """Tell the run's process of a request that was refused unread."""

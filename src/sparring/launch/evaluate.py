@@ -21,6 +21,7 @@ from sparring.envs.rubrics.config import Function
 from sparring.errors import refusal
 from sparring.launch.block import block
 from sparring.launch.checkpoint import CONFIG, find_checkpoint
+from sparring.launch.rehearsal import rehearse
 from sparring.launch.run import answered_outside, opened
 from sparring.model.config import ModelConfig, ServedConfig
 from sparring.observe.config import ObserveConfig
@@ -203,7 +204,7 @@ def _tell(config: ObserveConfig, stage: str, text: str) -> None:
 
 
 async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
-    from sparring.harness.by_environment import mounts_of, rehearsal_of
+    from sparring.harness.by_environment import mounts_of
     from sparring.harness.load import BUILT_IN
     from sparring.rollout.evaluate import EvalPlan
     from sparring.sandbox.check import check_sandbox
@@ -226,7 +227,7 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
         check_reward_model(context, subject.folder)
         check_roles(context)
         if config.harness_of(tasks[0].env) not in BUILT_IN:
-            await play_silently(dataclasses.replace(context, harness=rehearsal_of(context.harness)), tasks[0])
+            await rehearse(context, lambda rehearsed, _: play_silently(rehearsed, tasks[0]))
         plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples)
         evaluation = await evaluate_folder(context, str(subject.folder), plan)
         result = _told(context, subject, evaluation, folder)

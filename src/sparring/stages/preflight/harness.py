@@ -15,6 +15,7 @@ from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import Conversation, converse
 from sparring.stages.models.imitator import imitator_of
+from sparring.stages.preflight.workers import Rehearsal
 from sparring.types import Message, Task
 
 FILES_OF_RUN, FILES_OF_BOX = 512, 8
@@ -38,12 +39,15 @@ async def play_silently(context: Context, task: Task) -> list[Conversation]:
         )
 
 
-def players_of(config: RunConfig, held: Iterable[Conversation], *, rendered: bool) -> list[str]:
+def players_of(
+    config: RunConfig, held: Iterable[Conversation], rehearsal: Rehearsal | None, *, rendered: bool
+) -> list[str]:
     """Return a sentence for each environment whose harness is none of the built-in: who played its first task.
 
     Args:
         config: of the run.
         held: conversations of the tasks that were played.
+        rehearsal: who played those of workers; None where the run has none.
         rendered: whether its requests were rendered.
     """
     unknown = "" if rendered else "; its requests were not rendered, because the policy has no tokenizer yet"
@@ -54,8 +58,10 @@ def players_of(config: RunConfig, held: Iterable[Conversation], *, rendered: boo
     facts = []
     for environment, task in first.items():
         name = config.harness_of(environment)
-        if name == WORKERS:
-            facts.append(f"harness: workers will play; task {task.id} was played as a chat, for none is there yet")
+        if name == WORKERS and rehearsal is not None:
+            facts.append(
+                f"harness: workers will play; {rehearsal.who} played task {task.id} through their door{unknown}"
+            )
         elif name not in BUILT_IN:
             facts.append(f"harness: {name} played task {task.id}, whose replies were empty, to its end{unknown}")
     return facts
