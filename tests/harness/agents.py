@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sparring.errors import BadInput
 from sparring.gateway.server import open_door
 from sparring.generation import Completion, Delta, GenerateRequest, Sampling
 from sparring.harness.by_environment import mounts_of
@@ -19,6 +21,7 @@ from sparring.record.imitated import Imitator
 from sparring.record.recorder import Recorder
 from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.render.demonstrate import reply_tokens
+from sparring.render.grammars.call_format import call_id
 from sparring.rollout.attempt_log import AttemptLog
 from sparring.rollout.config import RolloutConfig
 from sparring.rollout.runner import Finished, RolloutRunner
@@ -43,6 +46,22 @@ def says(content: str, *calls: tuple[str, dict[str, Any]]) -> Message:
     return Message(role="assistant", content=content, tool_calls=tool_calls)
 
 
+def sampled(renderer: Any, reply: Message, calls: Iterator[int]) -> tuple[int, ...]:
+    """The ids of a reply, its calls under ids that the format writes; with a thought where it takes no reply without.
+
+    Args:
+        renderer: of the format.
+        reply: that is sampled.
+        calls: numbers of the calls of a conversation.
+    """
+    made = tuple(replace(call, id=call_id(renderer.name, call.name, next(calls))) for call in reply.tool_calls)
+    reply = replace(reply, tool_calls=made)
+    try:
+        return reply_tokens(renderer, reply)
+    except BadInput:
+        return reply_tokens(renderer, replace(reply, reasoning="So it is."))
+
+
 @dataclass
 class Played:
     """A rollout: how it ended, the segments, what the engine was asked, the program's note."""
@@ -50,6 +69,7 @@ class Played:
     finished: Finished
     engine: Any
     note: dict[str, Any] = field(default_factory=dict)
+    renderer: Any = RENDERER
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -86,7 +106,7 @@ class Played:
 
     def prompt(self, number: int) -> str:
         """The text of a prompt that the engine was given."""
-        return RENDERER.decode(self.engine.requests[number].tokens)
+        return self.renderer.decode(self.engine.requests[number].tokens)
 
     def _prompt(self, segment: Segment) -> tuple[int, ...]:
         path, at = [], segment.parent
@@ -200,6 +220,7 @@ def play(
     fail_on: Collection[int] = (),
     cuts: Cuts | None = None,
     by_expert: bool = False,
+    renderer: Any = RENDERER,
 ) -> Played:
     """Play a rollout of the folder world.
 
@@ -214,12 +235,14 @@ def play(
         fail_on: numbers of the requests, counted from 1, that the scripted engine fails.
         cuts: closes connections in mid-stream.
         by_expert: messages are replied by an expert whom the policy is to imitate: no ids are sampled.
+        renderer: of the policy.
     """
     left = iter(()) if callable(replies) else iter(replies)
+    calls = itertools.count()
 
     def script(request: GenerateRequest) -> Sequence[int]:
-        reply = replies(RENDERER.decode(request.tokens)) if callable(replies) else next(left)
-        return reply_tokens(RENDERER, reply) if isinstance(reply, Message) else reply
+        reply = replies(renderer.decode(request.tokens)) if callable(replies) else next(left)
+        return sampled(renderer, reply, calls) if isinstance(reply, Message) else reply
 
     scripted = ScriptedEngine if cuts is None else Unhurried
     engine: Any = scripted(script, fail_on=fail_on) if native is None else Requested(native)
@@ -228,7 +251,7 @@ def play(
     log = AttemptLog(recorded=lambda kind, name, data: notes.append((kind, dict(data))))
 
     async def expert(request: TextRequest) -> Message:
-        prompt = RENDERER.decode(RENDERER.render(request.messages, request.tools).tokens)
+        prompt = renderer.decode(renderer.render(request.messages, request.tools).tokens)
         reply = replies(prompt) if callable(replies) else next(left)
         assert isinstance(reply, Message)
         return reply
@@ -236,10 +259,10 @@ def play(
     async def main() -> Finished:
         boxes = BubblewrapBoxes(SandboxConfig(servers=1), mounts_of(loaded))
         sampling = Sampling(max_tokens=64 if native is not None else 4096)
-        recorder: Any = Recorder(engine, RENDERER, sampling=sampling, max_context=max_context)
+        recorder: Any = Recorder(engine, renderer, sampling=sampling, max_context=max_context)
         if by_expert:
-            ids = partial(reply_tokens, RENDERER)
-            imitator = Imitator(renderer=RENDERER, reply_ids=ids, max_context=max_context, max_reply=4096)
+            ids = partial(reply_tokens, renderer)
+            imitator = Imitator(renderer=renderer, reply_ids=ids, max_context=max_context, max_reply=4096)
             recorder = TextRecorder(expert, "expert", imitator)
         runner = RolloutRunner(FolderWorld(tools), boxes, recorder, loaded, RolloutConfig(retries=0), log=log)
         try:
@@ -250,4 +273,4 @@ def play(
             await boxes.close()
 
     finished = asyncio.run(main())
-    return Played(finished, engine, next((data for kind, data in notes if kind == "program"), {}))
+    return Played(finished, engine, next((data for kind, data in notes if kind == "program"), {}), renderer)

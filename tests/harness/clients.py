@@ -102,14 +102,15 @@ CLIENTS = (
 NAMED = {client.preset: client for client in CLIENTS}
 
 
-def plain(client: Client) -> Played:
-    """Calls, of which two stand side by side and the second is done first, and the end."""
+def plain(client: Client, **settings: Any) -> Played:
+    """Calls, of which two stand side by side and the second is done first, and the end; settings are those of
+    `play`."""
     replies = [
         client.runs("cat question.txt", content="I look."),
         client.runs("sleep 0.5; echo 42 > answer.txt; echo uno", "echo dos"),
         client.ends("All done."),
     ]
-    return play(client.preset, replies)
+    return play(client.preset, replies, **settings)
 
 
 def malformed(client: Client) -> Played:

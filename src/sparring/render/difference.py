@@ -89,7 +89,7 @@ class TemplateRenderer:
     def plain(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
         """Return a conversation as the template itself writes it. Raises as `render` does."""
         self._places.check(tools)
-        messages = self._places.arranged(messages)
+        messages = self._places.arranged(messages, tools)
         text = self._text(self._escaper.messages(messages), tools, generation)
         tokens: list[int] = []
         sampled: list[bool] = []
@@ -117,7 +117,7 @@ class TemplateRenderer:
             return None
         if self._drops_thoughts and THINK_END in self.decode(completion) and any(m.role == "user" for m in new):
             return None
-        added = self._added_text(self._escaper.answers(self._places.following(new)), tools)
+        added = self._added_text(self._escaper.answers(self._places.following(new, tools)), tools)
         if added is None:
             return None
         close = "" if ended else (THINK_END if thinks else "") + self._end

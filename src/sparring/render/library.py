@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,6 +28,11 @@ _REPLIES = (
     {"role": "assistant", "content": "y"},
     {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "call_0", "function": _FUNCTION}]},
 )
+
+_IN_JSON = {"kimi-k2.5": "tool_declare"}
+"""Formats that write tools in TypeScript, and where a schema has no such form (`oneOf`, no type, a reference out of its
+own `$defs`) all of them as JSON, in a message of this role: what Kimi K2.5's own tokenizer does, and the library
+refuses."""
 
 # The rollouts of a group begin with the same prompt, and the library spends a millisecond or more on one.
 _REMEMBERED_RENDERS = 64
@@ -100,7 +106,7 @@ class LibraryRenderer:
     def plain(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
         """Return a conversation as the format itself writes it. Raises as `render` does."""
         self._places.check(tools)
-        arranged = self._places.arranged(messages)
+        arranged = self._places.arranged(messages, tools)
         return self._rendered(self._escaper.messages(arranged), self._escaper.tools(tools), generation)
 
     def bridge(
@@ -124,7 +130,7 @@ class LibraryRenderer:
         bridged = self._library.bridge_to_next_turn(
             list(prompt),
             [*reply, *(() if close is None else (close,))],
-            self._escaper.answers(self._places.following(new)),
+            self._escaper.answers(self._places.following(new, tools)),
             tools=self._escaper.tools(tools) or None,
         )
         if bridged is None:
@@ -167,16 +173,26 @@ class LibraryRenderer:
         return self._text_rules.bind(request)
 
     def _rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> Rendered:
-        with boundary(
-            BadInput, f"renderer {self.name}", "a conversation that its format takes", "correct the conversation"
-        ):
-            rendered = self._library.render(messages, tools=tools or None, add_generation_prompt=generation)
+        try:
+            rendered = self._by_library(messages, tools, generation)
+        except BadInput:
+            if not tools or self.name not in _IN_JSON:
+                raise
+            declared = json.dumps(tools, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+            messages = [{"role": _IN_JSON[self.name], "content": declared}, *messages]
+            rendered = self._by_library(messages, [], generation)
         tokens = tuple(rendered.token_ids)
         sampled = list(rendered.sampled_mask) or [
             index >= 0 and messages[index]["role"] == "assistant" for index in rendered.message_indices
         ]
         self._unmark_generation_prompts(tokens, sampled)
         return Rendered(tokens=tokens, sampled=tuple(sampled))
+
+    def _by_library(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> Any:
+        with boundary(
+            BadInput, f"renderer {self.name}", "a conversation that its format takes", "correct the conversation"
+        ):
+            return self._library.render(messages, tools=tools or None, add_generation_prompt=generation)
 
     def _written(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> str:
         return self.decode(self._rendered(messages, tools, generation).tokens)

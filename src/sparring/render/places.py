@@ -44,6 +44,7 @@ class TemplatePlaces:
 
     def __init__(self, written: Written) -> None:
         self._written = written
+        self._systems = _SystemPlaces(written, []), _SystemPlaces(written, [_TOOL])
 
     def check(self, tools: Sequence[ToolSpec]) -> None:
         """Refuse tools where the template leaves them out.
@@ -55,8 +56,8 @@ class TemplatePlaces:
             do = "leave the tools out, name a renderer of a format that has a place for them, or repair the template"
             raise refusal("tools", "a chat template that writes them", f"one that has no place for {tools[0].name}", do)
 
-    def arranged(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return a conversation from its beginning as the template takes it.
+    def arranged(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Sequence[Message]:
+        """Return a conversation from its beginning as the template takes it beside tools, or without any.
 
         System messages at the beginning are one, joined by a blank line, where the template does not write several. One
         in mid-conversation, where it does not write it there, is a reminder at the end of the user's message before it,
@@ -64,14 +65,14 @@ class TemplatePlaces:
         """
         leading = list(itertools.takewhile(lambda message: message.role == "system", messages))
         rest = messages[len(leading) :]
-        if len(leading) > 1 and not self._takes_several:
+        if len(leading) > 1 and not self._systems[bool(tools)].several:
             text = "\n\n".join(message.content for message in leading)
             leading = [dataclasses.replace(leading[0], content=text)]
-        return [*leading, *self.following(rest)]
+        return [*leading, *self.following(rest, tools)]
 
-    def following(self, messages: Sequence[Message]) -> Sequence[Message]:
+    def following(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Sequence[Message]:
         """Return messages behind the beginning of a conversation as the template takes them."""
-        if all(message.role != "system" for message in messages) or self._takes_later:
+        if all(message.role != "system" for message in messages) or self._systems[bool(tools)].later:
             return messages
         arranged: list[Message] = []
         waiting: list[str] = []
@@ -95,33 +96,43 @@ class TemplatePlaces:
     @functools.cached_property
     def _takes_tools(self) -> bool:
         # some write tools into the system message alone
-        return any(self._holds(messages, [_NAME], [_TOOL]) for messages in ([_USER], [_FIRST, _USER]))
+        conversations = [_USER], [_FIRST, _USER]
+        return any(_holds(self._written, messages, [_NAME], [_TOOL]) for messages in conversations)
+
+
+class _SystemPlaces:
+    """Places that a template has for system messages, beside tools or without any: Llama 3's has the tools in the first
+    message behind its one system message, which must be a user's."""
+
+    def __init__(self, written: Written, tools: list[dict[str, Any]]) -> None:
+        self._written, self._tools = written, tools
 
     @functools.cached_property
-    def _takes_several(self) -> bool:
-        return self._holds([_FIRST, _SECOND, _USER], [_FIRST["content"], _SECOND["content"], _USER["content"]])
+    def several(self) -> bool:
+        """Return whether several at the beginning stand there."""
+        leading = [_FIRST, _SECOND, _USER]
+        return _holds(self._written, leading, [message["content"] for message in leading], self._tools)
 
     @functools.cached_property
-    def _takes_later(self) -> bool:
-        """Return whether a system message behind a reply stands where it was said, and the reply's prompt behind it."""
+    def later(self) -> bool:
+        """Return whether one behind a reply stands where it was said, and the reply's prompt behind it."""
         later = [_USER, _REPLY, _USER, _SECOND]
-        expected = [_REPLY["content"], _USER["content"], _SECOND["content"]]
-        if not self._holds(later, expected) or not self._holds([_FIRST, *later], expected):
+        expected = [message["content"] for message in later[1:]]
+        if not all(_holds(self._written, [*first, *later], expected, self._tools) for first in ([], [_FIRST])):
             return False
-        return self._written(later, [], True) != self._written(later, [], False)
+        return self._written(later, self._tools, True) != self._written(later, self._tools, False)
 
-    def _holds(
-        self, messages: list[dict[str, Any]], texts: Sequence[str], tools: list[dict[str, Any]] | None = None
-    ) -> bool:
-        """Return whether texts stand in a conversation, in this order."""
-        try:
-            written = self._written(messages, tools or [], True)
-        except BadInput:
+
+def _holds(written: Written, messages: list[dict[str, Any]], texts: Sequence[str], tools: list[dict[str, Any]]) -> bool:
+    """Return whether texts stand in a conversation, in this order."""
+    try:
+        conversation = written(messages, tools, True)
+    except BadInput:
+        return False
+    at = 0
+    for text in texts:
+        at = conversation.find(text, at)
+        if at < 0:
             return False
-        at = 0
-        for text in texts:
-            at = written.find(text, at)
-            if at < 0:
-                return False
-            at += len(text)
-        return True
+        at += len(text)
+    return True

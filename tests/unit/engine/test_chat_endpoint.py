@@ -43,6 +43,9 @@ def test_reasoning_and_calls_are_part_of_the_reply():
     broken = {**call, "function": {"name": "look", "arguments": "{at: 1"}}
     [malformed] = asked(message(tool_calls=[broken]))[0].tool_calls
     assert (malformed.arguments, malformed.raw) == (None, "{at: 1")
+    for blank in ("", " \n", None):
+        [bare] = asked(message(tool_calls=[{**call, "function": {"name": "look", "arguments": blank}}]))[0].tool_calls
+        assert (bare.name, bare.arguments) == ("look", {}), "as clients write a call without arguments"
 
 
 @pytest.mark.parametrize(

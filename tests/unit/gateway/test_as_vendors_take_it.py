@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from sessions import ADD, RENDERER, ids_agree, opened, said, says
+from sessions import RENDERER, ids_agree, opened, said, says
 
 from sparring.gateway.server import open_door
 from sparring.types import Message
@@ -68,18 +68,6 @@ def test_a_field_that_is_null_is_not_there(path: str, body: dict[str, Any]) -> N
     assert ('"parameters": {"type": "object", "properties": {}}' in RENDERER.decode(engine.requests[0].tokens)) == (
         bool(body.get("tools"))
     )
-
-
-@pytest.mark.parametrize("arguments", ["", None, " "])
-def test_a_call_that_comes_back_without_arguments_keeps_its_name(arguments: str | None) -> None:
-    engine = says(said("", ("add", {})), said("Three."))
-    session = opened(engine)
-    first = {"model": "policy", "messages": [USER], "tools": [ADD]}
-    call = {"id": "call_0_0", "type": "function", "function": {"name": "add", "arguments": arguments}}
-    history = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    history.append({"role": "tool", "tool_call_id": "call_0_0", "content": "3"})
-    assert [a.status_code for a in answers(session, (CHAT, first), (CHAT, {**first, "messages": history}))] == [200] * 2
-    assert [segment.parent for segment in session.segments] == [None, 0, 1, 2] and ids_agree(session, engine)
 
 
 def test_gemini_takes_each_field_in_both_spellings_at_every_depth() -> None:

@@ -1,17 +1,17 @@
-"""A call that does not parse is sent back as it was shown, in every dialect: that is the same reply, and no branch."""
+"""A call that does not parse, or has no arguments, comes back in each form of each dialect: that is the same reply, and
+no branch."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-from sessions import ADD, RENDERER, ids_agree, opened, said
+from sessions import ADD, RENDERER, ids_agree, opened
 
 from sparring.gateway.server import open_door
-from sparring.render.demonstrate import reply_tokens
 from sparring.testing.scripted_engine import ScriptedEngine
 
 FUNCTION = ADD["function"]
@@ -99,26 +99,37 @@ DIALECTS = {
 }
 
 
-@pytest.mark.parametrize("reply", REPLIES)
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_malformed_call_comes_back_as_it_was_shown(dialect: str, reply: str) -> None:
-    turn, following = DIALECTS[dialect]
-    tokens = [tuple(RENDERER.tokenizer.encode(reply + "<|im_end|>")), reply_tokens(RENDERER, said("Bye."))]
-    script = iter(tokens)
+def recorded(dialect: str, replies: list[str], *asks: Callable[[dict[str, Any]], list[Any]]) -> tuple[Any, Any, Any]:
+    """Return the session and its engine behind requests whose histories are made of the answer before, and the first
+    answer."""
+    turn, _ = DIALECTS[dialect]
+    script = iter([tuple(RENDERER.tokenizer.encode(f"{reply}<|im_end|>")) for reply in replies])
     engine = ScriptedEngine(lambda request: next(script))
     session = opened(engine)
+    answers: list[dict[str, Any]] = [{}]
 
     async def main() -> None:
         async with open_door(session) as door, httpx.AsyncClient(base_url=door.url) as client:
             client.headers["authorization"] = f"Bearer {door.key}"
-            path, body = turn([])
-            first = await client.post(path, json=body)
-            assert first.status_code == 200, first.text
-            path, body = turn(following(json.loads(first.text)))
-            second = await client.post(path, json=body)
-            assert second.status_code == 200, second.text
+            for ask in asks:
+                path, body = turn(ask(answers[-1]))
+                answer = await client.post(path, json=body)
+                assert answer.status_code == 200, answer.text
+                answers.append(answer.json())
 
     asyncio.run(main())
+    return session, engine, answers[1]
+
+
+def begins(answer: dict[str, Any]) -> list[Any]:
+    """A conversation without a history."""
+    return []
+
+
+@pytest.mark.parametrize("reply", REPLIES)
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_malformed_call_comes_back_as_it_was_shown(dialect: str, reply: str) -> None:
+    session, engine, _ = recorded(dialect, [reply, "Bye."], begins, DIALECTS[dialect][1])
     assert any(call.arguments is None for call in session.segments[1].message.tool_calls)
     assert [segment.parent for segment in session.segments] == [None, 0, 1, 2] and ids_agree(session, engine)
 
@@ -139,19 +150,44 @@ def shown_in(answer: dict[str, Any]) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_malformed_call_is_shown_with_its_name_and_what_was_written(dialect: str) -> None:
-    turn, _ = DIALECTS[dialect]
-    tokens = tuple(RENDERER.tokenizer.encode(f"I add.\n{BROKEN}<|im_end|>"))
-    session = opened(ScriptedEngine(lambda request: tokens))
-
-    async def main() -> dict[str, Any]:
-        async with open_door(session) as door, httpx.AsyncClient(base_url=door.url) as client:
-            client.headers["authorization"] = f"Bearer {door.key}"
-            path, body = turn([])
-            return (await client.post(path, json=body)).json()
-
-    answer = asyncio.run(main())
+    _, _, answer = recorded(dialect, [f"I add.\n{BROKEN}"], begins)
     written = '{"name": "add", "arguments": {"a": 1,}'
     text = dialect in ("chat", "responses")
     assert shown_in(answer) == [("add", written if text else {"INVALID_JSON": written})]
     if dialect == "messages":
         assert answer["stop_reason"] == "tool_use", "its client answers it"
+
+
+CALLS_NOTHING = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+LEFT_OUT = object()
+BLANK: dict[str, tuple[str, list[Any]]] = {
+    "chat": ("arguments", ["{}", "", " ", None, LEFT_OUT]),
+    "responses": ("arguments", ["{}", "", " ", None, LEFT_OUT]),
+    "messages": ("input", [{}]),
+    "gemini": ("args", [{}, None, LEFT_OUT]),
+}
+"""The field of a call's arguments, and all forms in which it may say that there are none."""
+
+
+def called_with(history: Any, field: str, form: Any) -> Any:
+    """A history whose calls have their arguments in this form, under ids of the client's own."""
+    if isinstance(history, list):
+        return [called_with(item, field, form) for item in history]
+    if not isinstance(history, dict):
+        return f"their_{history}" if str(history).startswith("call_") else history
+    made = {key: called_with(item, field, form) for key, item in history.items()}
+    made |= {field: form} if field in made else {}
+    return {key: item for key, item in made.items() if item is not LEFT_OUT}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_call_without_arguments_is_one_call_in_all_its_forms(dialect: str) -> None:
+    field, forms = BLANK[dialect]
+    following = DIALECTS[dialect][1]
+    for form in forms:
+        back = lambda answer, form=form: called_with(following(answer), field, form)
+        session, engine, answer = recorded(dialect, [CALLS_NOTHING, "Bye."], begins, back)
+        assert [segment.parent for segment in session.segments] == [None, 0, 1, 2] and ids_agree(session, engine), form
+        told = [called_with(following(answer), field, one) for one in (form, *forms)]
+        session, engine, _ = recorded(dialect, ["Bye."] * len(told), *(lambda _, t=t: t for t in told))
+        assert [segment.parent for segment in session.segments] == [None, *[0] * len(told)], "and where none is ours"

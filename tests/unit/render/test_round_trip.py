@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from sparring.render.calls.samples import sample_arguments
 from sparring.render.round_trip import check_round_trip, check_tool_calls
 from sparring.testing.formats import FORMATS, NO_TOOLS, format_renderer
 from sparring.testing.toy import toy_renderer
-from sparring.types import ToolSpec
+from sparring.types import Message, ToolSpec
 
 TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
 STEP = {"type": "object", "properties": {"path": TEXT, "size": {"type": "number"}, "next": {"$ref": "#/$defs/step"}}}
@@ -38,6 +39,7 @@ TOOLS = (
         size={**WHOLE, "const": 2},
         near={"anyOf": [{"type": "null"}, {"$ref": "#/$defs/step"}]},
     ),
+    tool("aim", to={"oneOf": [{**TEXT, "enum": ["all"]}, WHOLE]}, end={"const": "end"}, what={"description": "Any."}),
 )
 
 
@@ -55,7 +57,21 @@ def test_a_template_without_a_place_for_tools_refuses_them(name: str) -> None:
 @pytest.mark.parametrize("name", ["template", *(name for name in FORMATS if name not in NO_TOOLS)])
 def test_calls_of_every_schema_are_read_as_they_are_written(name: str) -> None:
     for thinking in (False, True):
-        assert check_tool_calls(renderer_of(name, thinking), TOOLS).startswith("calls of 8 tools")
+        assert check_tool_calls(renderer_of(name, thinking), TOOLS).startswith("calls of 9 tools")
+
+
+def test_kimi_declares_tools_in_typescript_and_all_of_them_in_json_where_a_schema_has_no_such_form() -> None:
+    """As its own tokenizer does: `apply_chat_template` of Kimi K2.5."""
+    renderer, user = renderer_of("kimi-k2.5"), Message(role="user", content="Who?")
+    look, aim = TOOLS[0], TOOLS[-1]
+    typed, plain = (renderer.decode(renderer.render([user], tools).tokens) for tools in ((look,), (look, aim)))
+    head = "<|im_system|>tool_declare<|im_middle|>"
+    assert typed.startswith(f"{head}# Tools\n\n## functions\nnamespace functions {{\n// Does.\ntype look = (_: ")
+    declared, _, behind = plain.removeprefix(head).partition("<|im_end|>")
+    functions = [{"name": t.name, "description": t.description, "parameters": t.parameters} for t in (look, aim)]
+    told = [{"type": "function", "function": function} for function in functions]
+    assert declared == json.dumps(told, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+    assert behind == typed.partition("<|im_end|>")[2]
 
 
 def test_a_format_that_leaves_thoughts_out_and_begins_each_reply_with_one_is_refused() -> None:

@@ -10,7 +10,8 @@ import pytest
 from sparring.errors import BadInput
 from sparring.render.load import load_renderer
 from sparring.render.train_tokenizer import train_tokenizer
-from sparring.testing.formats import FORMATS, format_renderer
+from sparring.testing.conversations import TOOL
+from sparring.testing.formats import FORMATS, NO_TOOLS, format_renderer
 from sparring.testing.toy import toy_renderer
 from sparring.types import Message
 
@@ -49,6 +50,16 @@ def test_every_system_message_is_said_in_its_place(name: str) -> None:
         bridged = renderer.bridge(prompt, completion, later, ())
         if bridged is not None:
             assert C.content in renderer.decode(bridged[len(prompt) + len(completion) :])
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in NO_TOOLS])
+def test_beside_tools_system_messages_are_said_in_their_places_too(name: str) -> None:
+    """Llama 3 has the tools in the message behind its first one, which must be a user's."""
+    renderer = renderer_of(name)
+    for messages in ((A, B, USER), (A, USER, REPLY, NEXT, C), (A, B, USER, REPLY, C, NEXT)):
+        said = renderer.decode(renderer.render(messages, (TOOL,)).tokens)
+        places = [said.index(message.content) for message in messages]
+        assert places == sorted(places) and TOOL.name in said
 
 
 @pytest.mark.parametrize("name", ["qwen3.5", "nemotron-3"])

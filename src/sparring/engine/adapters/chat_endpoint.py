@@ -98,6 +98,8 @@ def _message(message: dict[str, Any]) -> Message:
     calls = []
     for call in message.get("tool_calls") or ():
         written = call["function"].get("arguments") or "{}"
+        if isinstance(written, str) and not written.strip():  # no arguments, as clients of the gateway send them
+            written = "{}"
         try:
             arguments = json.loads(written) if isinstance(written, str) else written
         except ValueError:
