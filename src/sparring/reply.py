@@ -90,7 +90,12 @@ def as_shown(piece: ReplyPiece) -> ReplyPiece:
 
 def calls_shown(message: Message) -> tuple[ToolCall, ...]:
     """Return the calls of a reply that clients are shown: those that name a tool."""
-    return tuple(call for call in message.tool_calls if call.name)
+    return tuple(call for call in message.tool_calls if call.name) if message.tool_calls else ()
+
+
+def text_shown(message: Message) -> str:
+    """Return the text of a reply that clients are shown: with what was written of calls that name no tool."""
+    return message.content + "".join([call.raw for call in message.tool_calls if not call.name])
 
 
 def pieces_of(message: Message) -> tuple[ReplyPiece, ...]:

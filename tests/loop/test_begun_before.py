@@ -5,6 +5,7 @@ Groups of equal rewards once left the update by default; gradients that were vie
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from test_redo import AGAIN, EVERY, STEPS, command, stop_behind_the_checkpoint
 
 from sparring.cli.main import main
+from sparring.launch.begun import claim
+from sparring.launch.run import opened
 from sparring.recipe.load import load
 from sparring.recipe.run_config import dump, resolve
 
@@ -43,6 +46,23 @@ def test_other_credits_had_none(given: Path, capsys: pytest.CaptureFixture[str])
     main(["run", str(recipe), "--set", "rl.groups_per_step=99"])
     said = capsys.readouterr().err
     assert "rl.groups_per_step" in said and "zero_variance_filter" not in said
+
+
+def test_a_password_in_an_address_leaves_the_folder_when_the_run_goes_on(given: Path) -> None:
+    """The address of a gateway was written as it stood in the recipe."""
+    config = resolve(load(given))
+    folder = given.parent / "runs" / config.run.name
+    folder.mkdir(parents=True)
+    said = 'gateway = ""\n'
+    assert dump(config).count(said) == 1
+    (folder / "config.toml").write_text(dump(config).replace(said, 'gateway = "http://user:hunter2@host:1"\n'))
+
+    async def goes_on() -> None:
+        async with opened(config) as context:
+            claim(context, {})
+
+    asyncio.run(goes_on())
+    assert load(folder / "config.toml") == config
 
 
 @pytest.mark.slow

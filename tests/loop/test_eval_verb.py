@@ -301,4 +301,5 @@ def test_training_has_the_same_bits_with_evaluation_beside_it(given: Path) -> No
     trained = [rollout for group in store.groups(stage="rl") for rollout in group.rollouts]
     store.close()
     assert found and all(values["tasks"] == 12 and values["version_low"] >= step for step, values in found.items())
+    assert all(values["nothing_to_train"] == 0.0 for values in found.values())
     assert all(len(rows) == 12 for rows in groups.values()) and {rollout.purpose for rollout in trained} == {"train"}

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
         (
             "workers",
             "tiny_world.py:Sums",
-            ["harness: workers will play; task Sums/demonstration/0 was played as a chat, for none is there yet"],
+            ["harness: workers will play; a worker of this check played task Sums/demonstration/0 through their door"],
         ),
         (
             f"{HERE / 'clerk.toml'}",
@@ -56,7 +56,7 @@ def test_each_of_several_environments_has_a_line(given: Path, capsys: pytest.Cap
     assert main(["check", str(given), "--set", f"rollout.harness={client}", "--set", 'run.stages=["rl"]']) == 0
     near, far = [line for line in capsys.readouterr().out.splitlines() if line.startswith("harness: ")]
     assert near.startswith(f"harness: {client} played task near/")
-    assert far.startswith("harness: workers will play; task far/")
+    assert far.startswith("harness: workers will play; a worker of this check played task far/")
 
 
 AGENT = """

@@ -85,6 +85,7 @@ def test_workers_collect_train_and_evaluate_with_the_worlds_tools(given: Path) -
     words = settings(
         'run.stages=["collect", "sft", "rl", "eval"]',
         "rollout.harness=workers",
+        "rollout.calls_from_code=true",  # the workers compute before they ask
         "collect.attempts=2",
         "sft.steps=2",
         "rl.steps=2",

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sparring.gateway.reading import MOST_BYTES, Room, has_more
+from sparring.gateway.reading import MOST_BYTES, MUCH_VALUES, Room, has_more, values_at_most
 from sparring.gateway.server import open_door
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.testing.scripted_engine import ScriptedEngine
@@ -132,6 +132,21 @@ def test_values_are_counted_without_what_stands_in_text(value: Any) -> None:
     number = sum(data.decode().count(mark) for mark in ",[{:")
     inside = sum(text.count(mark) for text in value if isinstance(text, str) for mark in ",[{:") if value else 0
     assert has_more(data, number - inside - 1) and not has_more(data, number - inside)
+
+
+class Uncounted(bytes):
+    """Body in which nothing is looked for."""
+
+    def translate(self, *arguments: Any) -> bytes:
+        raise AssertionError("it was counted")
+
+
+def test_of_a_short_body_only_the_length_is_looked_at() -> None:
+    """Counting costs an ordinary request more than decoding it."""
+    data = Uncounted(b'{"messages": []}'.ljust(MUCH_VALUES))
+    assert values_at_most(data) == len(data) and not has_more(data, Room(context=MUCH_VALUES, bytes=1).values)
+    with pytest.raises(AssertionError):
+        values_at_most(Uncounted(data + b" "))
 
 
 def test_text_of_commas_is_not_taken_for_values() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import resource
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route, Router
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Mount, Route, Router
+from starlette.types import Receive, Scope, Send
 
 from sparring.gateway.serving import MOST_HEAD, LocalServer, Patience, server_settings
 from sparring.gateway.workers import listening_at
@@ -22,12 +25,27 @@ class Served:
         port: it listens on.
         told: sentences for the user.
         counts: of what was refused, while it ran.
+        ended: released by each endless answer that is over.
     """
 
     def __init__(self) -> None:
         self.port = 0
         self.told: list[str] = []
         self.counts: dict[str, int] = {}
+        self.ended = asyncio.Semaphore(0)
+
+    async def endless(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer for as long as the client is there."""
+
+        async def pieces() -> AsyncIterator[bytes]:
+            while True:
+                yield b"data: x\n\n" * 4096
+                await asyncio.sleep(0)  # as an answer does that waits for what is sampled
+
+        try:
+            await StreamingResponse(pieces())(scope, receive, send)
+        finally:
+            self.ended.release()
 
     async def sends(self, *data: bytes) -> bytes:
         """What comes back for some bytes until the server closes the connection, or an answer is there."""
@@ -50,7 +68,7 @@ async def _count(request: Request) -> Response:
 def served(talk: Callable[[Served], Awaitable[Any]], patience: Patience = Patience()) -> tuple[Any, Served]:
     async def main() -> tuple[Any, Served]:
         it = Served()
-        routes = [Route("/", _count, methods=["GET", "POST"])]
+        routes = [Route("/", _count, methods=["GET", "POST"]), Mount("/endless", it.endless)]
         server = LocalServer(server_settings(Router(routes)), it.told.append, patience)
         with listening_at("127.0.0.1", 0) as listening:
             it.port = listening.getsockname()[1]
@@ -143,3 +161,47 @@ SLOW = {
 def test_a_client_that_does_not_go_on_is_let_go(name: str) -> None:
     came, it = served(lambda it: it.sends(*SLOW[name]), HASTY)
     assert sum(it.counts.values()) == 1 and "did not come" in next(iter(it.counts)), came
+
+
+def test_clients_that_never_read_a_streamed_answer_are_let_go_and_hold_no_memory() -> None:
+    async def talk(it: Served) -> tuple[int, bytes]:
+        deaf = []
+        for _ in range(20):
+            connection = socket.create_connection(("127.0.0.1", it.port))
+            connection.sendall(b"GET /endless/ HTTP/1.1\r\nHost: x\r\n\r\n")
+            deaf.append(connection)
+        honest = await it.sends(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        for connection in deaf:
+            await it.ended.acquire()
+            connection.close()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, honest
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (grown_kb, honest), it = served(talk, HASTY)
+    assert honest.startswith(b"HTTP/1.1 200")
+    assert it.counts == {"an answer was not read in time": 20} and len(it.told) == 2
+    assert grown_kb < 64 << 10, "sockets hold what their client does not read, the server a little of it"
+
+
+@pytest.mark.slow
+def test_connections_beyond_the_bound_wait_until_others_leave() -> None:
+    """The bound is that of a process that may open 128 files when its server is made."""
+
+    async def talk(it: Served) -> bytes:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        held = [await asyncio.open_connection("127.0.0.1", it.port) for _ in range(64)]
+        waiting = asyncio.create_task(it.sends(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"))
+        while not it.told:
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        for _, writer in held:
+            writer.close()
+        return await waiting
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+    try:
+        came, it = served(talk)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert came.startswith(b"HTTP/1.1 200") and "64 connections are open" in it.told[0]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from sparring.errors import LimitReached
+from sparring.errors import BadInput, LimitReached, RequestEnded
+from sparring.generation import Constraint, GenerateRequest
 from sparring.record.recorder import RecordedSession, Recorder
 from sparring.record.rendering import LONG
 from sparring.render.demonstrate import reply_tokens
@@ -27,11 +29,13 @@ class Watched:
 
     Attributes:
         threads: names of the threads, with the characters that they rendered.
+        bound: names of the threads that bound requests to ids.
         goes_on: set where long ones may be rendered.
     """
 
     def __init__(self) -> None:
         self.threads: list[tuple[str, int]] = []
+        self.bound: list[str] = []
         self.goes_on = threading.Event()
         self.goes_on.set()
 
@@ -44,6 +48,11 @@ class Watched:
         if characters >= LONG:
             assert self.goes_on.wait(30)
         return TOY.render(messages, tools, generation=generation)
+
+    def bind(self, request: GenerateRequest) -> GenerateRequest:
+        self.bound.append(threading.current_thread().name.partition("_")[0])
+        assert request.sampling.constraint is None or self.goes_on.wait(30)
+        return TOY.bind(request)
 
 
 def opened(renderer: Any, max_context: int = 32768) -> RecordedSession:
@@ -119,3 +128,59 @@ def test_a_prompt_that_is_too_long_by_far_is_never_rendered_whole_nor_counted() 
         session.count(user(text))
     assert max(characters for _, characters in renderer.threads) < len(text) // 10
     assert renderer.threads[0][0] == "rendering"
+
+
+def schema(number: int, **more: Any) -> Constraint:
+    """JSON of an object with so many properties."""
+    properties = {f"p{at}": {"type": "array", "items": {"enum": [f"v{at}", at]}} for at in range(number)}
+    return Constraint(kind="json_schema", source=json.dumps({"type": "object", "properties": properties, **more}))
+
+
+def test_a_grammar_is_compiled_beside_the_event_loop_unless_it_is_small_and_known() -> None:
+    renderer = Watched()
+    session = opened(renderer)
+    small, large = schema(1), schema(400)
+    assert len(small.source) < LONG < len(large.source)
+
+    async def main() -> None:
+        for constraint in (None, small, small, large, large):
+            await session.reply(user("Hi"), constraint=constraint)
+
+    asyncio.run(main())
+    assert renderer.bound == ["MainThread", "rendering", "MainThread", "rendering", "rendering"]
+
+
+@pytest.mark.parametrize("number", [1, 400])
+def test_others_go_on_while_a_grammar_is_refused(number: int) -> None:
+    renderer = Watched()
+    renderer.goes_on.clear()
+    session, other = opened(renderer), opened(TOY)
+
+    async def main() -> None:
+        wrong = schema(number, **{"$ref": "#/nowhere"})
+        asked = asyncio.create_task(session.reply(user("Hi"), constraint=wrong))
+        await other.reply(user("Another rollout."))
+        assert not asked.done()
+        renderer.goes_on.set()
+        with pytest.raises(BadInput, match="json schema: "):
+            await asked
+        assert (await session.reply(user("Hi"))).id == "rl/0/0#1", "the refused one has no place"
+
+    asyncio.run(main())
+
+
+def test_a_reply_that_is_ended_while_its_grammar_is_compiled_never_reaches_the_engine() -> None:
+    renderer = Watched()
+    renderer.goes_on.clear()
+    session = opened(renderer)
+
+    async def main() -> None:
+        asked = asyncio.create_task(session.reply(user("Hi"), constraint=schema(1)))
+        while not renderer.bound:
+            await asyncio.sleep(0)
+        await session.abort("rl/0/0#1")
+        renderer.goes_on.set()
+        with pytest.raises(RequestEnded):
+            await asked
+
+    asyncio.run(main())

@@ -12,7 +12,7 @@ import pytest
 from sparring.errors import UnsampledCall
 from sparring.gateway.server import Door, open_door
 from sparring.harness.program import CountedSession
-from sparring.harness.world_tools import SampledCalls, WorldTools, are_equal, tool_meant
+from sparring.harness.world_tools import SampledCalls, WorldTools, are_equal
 from sparring.observe.metrics import Metrics
 from sparring.record.recorder import Recorder
 from sparring.render.demonstrate import reply_tokens
@@ -208,18 +208,6 @@ def test_a_call_may_run_when_it_is_shown_before_the_reply_ends() -> None:
         return answer, len(calls._open)
 
     assert asyncio.run(main()) == ("sum 1", 0), "and the end of the reply offers it no second time"
-
-
-@pytest.mark.parametrize(
-    ("sampled", "tool"),
-    [
-        *((name, "add") for name in ("add", "mcp__world__add", "mcp_world_add", "world_add", "world-add", "world.add")),
-        *((name, "quick_add") for name in ("quick_add", "world_quick_add", "world-quick-add")),
-        *((name, None) for name in ("badd", "ad", "world_addition", "Add", "", None)),
-    ],
-)
-def test_a_name_stands_for_the_longest_tool_that_it_ends_with(sampled: str | None, tool: str | None) -> None:
-    assert tool_meant(sampled, (ADD, QUICK)) == tool
 
 
 @pytest.mark.parametrize(

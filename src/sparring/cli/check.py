@@ -16,6 +16,13 @@ def add(subparsers: argparse._SubParsersAction) -> None:
         "Nothing is trained.",
     )
     add_recipe(parser)
+    parser.add_argument(
+        "--worker",
+        nargs=argparse.REMAINDER,
+        default=[],
+        metavar="COMMAND",
+        help="last: a worker that plays what workers will, with {keys}, {url} and {key} in its arguments",
+    )
     parser.set_defaults(run=run)
 
 
@@ -29,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from sparring.launch.run import check_recipe
     from sparring.observe.terminal import say
 
-    for line in check_recipe(load_recipe(args)):
+    for line in check_recipe(load_recipe(args), args.worker):
         say(line)
     say(f"{args.recipe}: ready to run")
     return 0

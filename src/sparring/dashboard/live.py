@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -23,6 +22,7 @@ from sparring.dashboard.gather import figures, read_config, shares, used_pieces,
 from sparring.dashboard.index import RolloutIndex
 from sparring.dashboard.report import embedded_json, open_store, page
 from sparring.errors import refusal
+from sparring.gateway.serving import BoundedServer, server_settings
 from sparring.protocols import Store
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
@@ -60,9 +60,10 @@ class LivePage:
         """Let in who has the key, under a name of this server: another name is a page elsewhere that points here."""
 
         async def answer(request: Request) -> Response:
-            if request.url.hostname is None or not {request.url.hostname, f"[{request.url.hostname}]"} & self._hosts:
+            host, port = _address(request)
+            if host is None or not {host, f"[{host}]"} & self._hosts:
                 return PlainTextResponse("expected the address that this page is served under, got another", 421)
-            cookie = f"sparring_{request.url.port or 80}"  # cookies know no ports, and two runs may be looked at
+            cookie = f"sparring_{port}"  # cookies know no ports, and two runs may be looked at
             in_address = request.query_params.get("key")
             if not hmac.compare_digest((in_address or request.cookies.get(cookie, "")).encode(), self._key.encode()):
                 return PlainTextResponse(
@@ -120,7 +121,7 @@ class LivePage:
     def _rollouts(self, request: Request) -> Response:
         query = dict(request.query_params)
         words, after = query.pop("words", ""), query.pop("after", "0")
-        first = int(after) if after.isdecimal() else 0
+        first = int(after[:12]) if after.isdecimal() else 0
         with self._reading():
             lines = self._index.find(query, words)
         return _json({"found": len(lines), "lines": lines[first : first + ROWS], "all": len(self._index)})
@@ -133,6 +134,14 @@ class LivePage:
         if entry is None:
             return PlainTextResponse("expected the id of a recorded rollout", 404)
         return _json({"rollout": entry, "pieces": used_pieces(self._pieces, [entry])})
+
+
+def _address(request: Request) -> tuple[str | None, int]:
+    """Return the host and the port by which a page is asked for; no host where that is no address."""
+    try:
+        return request.url.hostname, request.url.port or 80
+    except ValueError:
+        return None, 80
 
 
 def _json(data: dict[str, Any]) -> Response:
@@ -160,7 +169,6 @@ def serve_report(folder: Path, host: str, port: int, say: Callable[[str], None])
     except (OSError, OverflowError, UnicodeError) as error:
         raise refusal(f"{host}:{port}", "a free address", str(error), "choose another --host or --port") from error
     shown = f"[{host}]" if family == socket.AF_INET6 else host
-    options = uvicorn.Config(application, log_level="warning", access_log=False, lifespan="off", ws="none")
     with listening:
         say(f"http://{shown}:{listening.getsockname()[1]}/?key={key}")
-        asyncio.run(uvicorn.Server(options).serve(sockets=[listening]))
+        asyncio.run(BoundedServer(server_settings(application)).serve(sockets=[listening]))

@@ -41,7 +41,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `/v1`."""
 
     api_key_env: str = ""
-    """Environment variable with the key that the server at `url` wants; empty: none."""
+    """Environment variable with the key that the server at `url` wants; empty: none. A value such as
+    `Basic dXNlcjpwYXNzd29yZA==` is a user and a password; in the URL they are refused."""
 
     served_model: str = ""
     """Name of the model on an openai server; empty: the server's only model."""

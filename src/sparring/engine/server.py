@@ -223,7 +223,7 @@ class TokenServer:
     async def _body(self, request: Request, kind: type[T]) -> T:
         """Return what a request says. Raises BadInput where that is no form of this kind, or longer than any has to
         be."""
-        where, data = f"POST {request.url.path}", bytearray()
+        where, data = f"POST {request.scope['path']}", bytearray()
         async for chunk in request.stream():
             data += chunk
             if len(data) > self._most_bytes:
@@ -231,16 +231,16 @@ class TokenServer:
         return wire.decode(bytes(data), kind, where)
 
     async def _refused(self, request: Request, error: SparringError) -> Response:
-        self._counts[request.url.path.rpartition("/")[2], type(error).__name__] += 1
+        self._counts[request.scope["path"].rpartition("/")[2], type(error).__name__] += 1
         return _json(wire.problem(error), wire.status(error))
 
     async def _left(self, request: Request, error: ClientDisconnect) -> Response:
         """Count a client that left before its answer."""
-        self._counts[request.url.path.rpartition("/")[2], "left"] += 1
+        self._counts[request.scope["path"].rpartition("/")[2], "left"] += 1
         return Response(status_code=499)
 
     async def _no_route(self, request: Request, error: HTTPException) -> Response:
-        where = f"{request.method} {request.url.path}"
+        where = f"{request.method} {request.scope['path']}"
         wrong = refusal(where, "one of this server's endpoints", error.detail, "see docs/engine/server.md")
         return _json(wire.problem(wrong), error.status_code)
 

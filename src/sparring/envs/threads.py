@@ -9,7 +9,6 @@ whatever thread it is on: run such code in a box or in a process.
 from __future__ import annotations
 
 import asyncio
-import resource
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -17,9 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from sparring.envs.executor import GRACE_S, HOME, called, copy_result
-
-FILES = 4096
-"""Open files that the process asks for: a thread's event loop has three."""
+from sparring.open_files import allow_files
 
 
 class LoopThread:
@@ -276,13 +273,3 @@ class _Call:
     def _answer(self, task: asyncio.Task[Any]) -> None:
         """Send the call home once it is over, from the thread."""
         self._inbox.put(self)
-
-
-def allow_files(number: int = FILES) -> int:
-    """Raise this process's limit of open files to a number, as far as it may. Return how many it may have then."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
-    return number if soft == resource.RLIM_INFINITY else soft

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -31,7 +31,7 @@ _in_order = msgspec.msgpack.Encoder(order="deterministic")
 HOW = frozenset(("stream", "stream_options"))
 """Fields of a request that say how it is answered, and not with what."""
 
-RETRIES = "x-stainless-retry-count"
+RETRIES = b"x-stainless-retry-count"
 """Header in which the vendors' clients count how often they have sent a request before."""
 
 
@@ -60,8 +60,9 @@ class DoorExchanges(Protocol):
     async def count(self, session: Any, wanted: ClientRequest) -> int:
         """Return the number of ids of a conversation."""
 
-    async def refuse(self, session: Any, reason: str) -> None:
-        """Have a session take note that a request of its client was refused before it came there."""
+    async def refuse(self, session: Any, reason: str, *, misdirected: bool = False) -> None:
+        """Have a session take note that a request of its client was refused before it came there. One for a path or by
+        a method that no endpoint has counts where there was no other: agents ask for more than replies."""
 
     async def overflow(self, limit: LimitReached) -> None:
         """Take note of a request that was refused unread, since its prompt is too long by far."""
@@ -102,6 +103,7 @@ class Exchange:
         self._shown = [ShownReply() for _ in range(client_request.samples)]
         self._ids: dict[int, str] = {}
         self._delivered = False
+        self._in_pieces = client_request.stream
         # the request goes with this task: exchanges are remembered, and whole conversations need not be
         self.sampling = asyncio.get_running_loop().create_task(self._sample(client_request))
 
@@ -121,7 +123,7 @@ class Exchange:
         """Take note of whether a connection that read the answer got it to its end. Where one did, it is delivered.
         Where nobody knows (None), also of one that was said to have, an equal request is this one, as one whose
         connection broke; where none comes, its client had the answer: who has not sends again."""
-        if not self.wakers and self.over:
+        if self._in_pieces and self.over and not self.wakers:
             self._compact()
         if delivered is None or not self._delivered:
             self._delivered, self.broken = bool(delivered), not delivered
@@ -197,6 +199,7 @@ class Exchange:
 
     def _compact(self) -> None:
         """Hold each reply in as few pieces as it has parts."""
+        self._in_pieces = False
         if self.error is None:
             self.parts = [
                 (sample, part)
@@ -222,6 +225,7 @@ class Exchanges:
         self._of_request: dict[bytes, list[Exchange]] = {}
         self._heard: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
         self._num_heard = 0
+        self._refused = False
 
     def __len__(self) -> int:
         return len(self._all)
@@ -257,9 +261,11 @@ class Exchanges:
             return await apart(session.count, wanted.messages, wanted.tools)
         return session.count(wanted.messages, wanted.tools)
 
-    async def refuse(self, session: AnsweringSession, reason: str) -> None:
+    async def refuse(self, session: AnsweringSession, reason: str, *, misdirected: bool = False) -> None:
         """Take note of a refusal; see `DoorExchanges.refuse`."""
-        session.refuse(reason)
+        if not misdirected or not self._all and not self._refused:
+            session.refuse(reason)
+        self._refused = self._refused or not misdirected
 
     async def overflow(self, limit: LimitReached) -> None:
         """Take note of a request that was refused unread; see `DoorExchanges.overflow`."""
@@ -333,7 +339,7 @@ def request_digest(path: str, body: Mapping[str, Any], client_request: ClientReq
     return xxhash.xxh3_128_digest(data)
 
 
-def is_retried(headers: Mapping[str, str]) -> bool:
-    """Return whether a request says that it was sent before."""
-    count = headers.get(RETRIES, "")
-    return count.isdecimal() and int(count) > 0
+def is_retried(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Return whether a request with these headers says that it was sent before."""
+    # a number of thousands of digits has no integer
+    return any(name == RETRIES and count.isdigit() and count.strip(b"0") != b"" for name, count in headers)

@@ -18,8 +18,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sparring.errors import BadInput, refusal
+from sparring.gateway.keys import HEADERS
 
-KEY_HEADERS = frozenset((b"authorization", b"x-api-key", b"x-goog-api-key"))
 Refuse = Callable[[Scope, BadInput], ASGIApp]
 
 
@@ -52,7 +52,7 @@ def shows_key(scope: Scope) -> bool:
     """Return whether a request shows a key, which may be wrong."""
     query = scope["query_string"]
     return (
-        any(name in KEY_HEADERS for name, _ in scope["headers"])
+        not HEADERS.isdisjoint([name for name, _ in scope["headers"]])
         or scope["path"].startswith("/k/")
         or query.startswith(b"key=")
         or b"&key=" in query

@@ -13,6 +13,8 @@ from sparring.errors import BadInput, refusal
 PATH = "/k/{key}"
 """Beginning of a path for clients that cannot send a key."""
 
+HEADERS = frozenset((b"authorization", b"x-api-key", b"x-goog-api-key"))
+"""Headers in which clients send a key."""
 
 V = TypeVar("V")
 _SALT = secrets.token_bytes(32)
@@ -28,12 +30,12 @@ def key_of(request: Request) -> str:
     Raises:
         WrongKey: there is none, or there are two that are not the same.
     """
-    bearer = request.headers.get("authorization", "")
+    shown = {name: value.decode("latin-1") for name, value in reversed(request.scope["headers"]) if name in HEADERS}
+    bearer = shown.pop(b"authorization", "")
     keys = {
-        bearer[7:] if bearer.lower().startswith("bearer ") else bearer,
-        request.headers.get("x-api-key", ""),
-        request.headers.get("x-goog-api-key", ""),
-        request.query_params.get("key", ""),
+        bearer[7:] if bearer[:7].lower() == "bearer " else bearer,
+        *shown.values(),
+        request.query_params.get("key", "") if request.scope["query_string"] else "",
         request.path_params.get("key", ""),
     } - {""}
     if len(keys) != 1:

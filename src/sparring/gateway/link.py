@@ -132,10 +132,12 @@ class HearForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusedForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Note that a request of a door's client was refused in the gateway, and why."""
+    """Note that a request of a door's client was refused in the gateway, and why; `misdirected` as in
+    `DoorExchanges.refuse`."""
 
     key: str
     reason: str
+    misdirected: bool = False
 
 
 class RecallForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,7 +211,7 @@ def raised(form: ErrorForm) -> SparringError:
     """Return the error that was written."""
     if form.kind == "limit":
         return LimitReached(form.reason, form.message, form.too_long)
-    return KINDS[form.kind](form.message)
+    return KINDS.get(form.kind, InfraError)(form.message)
 
 
 def encode(form: Any) -> bytes:

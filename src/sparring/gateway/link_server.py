@@ -24,7 +24,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from starlette.applications import Starlette
@@ -32,7 +32,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 
-from sparring.errors import LimitReached, SparringError
+from sparring.errors import BadInput, LimitReached, SparringError, boundary, refusal
 from sparring.gateway.exchange import Exchange, Part
 from sparring.gateway.keys import PATH, wrong_key
 from sparring.gateway.link import (
@@ -54,13 +54,21 @@ from sparring.gateway.link import (
     error_form,
     raised,
 )
+from sparring.gateway.reading import read_body
 from sparring.gateway.server import Gateway, gateway_here
-from sparring.gateway.serving import LocalServer, server_settings
+from sparring.gateway.serving import MOST_SENT, LocalServer, server_settings
 from sparring.gateway.tool_server import READER, CallResponse, RunningCall
 from sparring.reply import AnsweringSession, ReplyHead, SampledReply
 
+T = TypeVar("T")
+
 ERROR = 409
 """Status of an error of ours, whose form is the body."""
+
+MOST_NOTE = 1 << 20
+"""Most bytes of a request that names a key, a reader or a limit."""
+
+OTHER_VERSION = "start run and gateway with one version of Sparring"
 
 
 class _Reader:
@@ -156,14 +164,14 @@ class LinkServer:
         return Starlette(routes=[*own, *passed, Mount(PATH, routes=passed)])
 
     async def _describe(self, request: Request) -> Response:
-        door = self._door(decode(await request.body(), KeyForm).key)
+        door = self._door((await _form(request, KeyForm, MOST_NOTE)).key)
         left_out = tuple(sorted(door.leave_out))
         return Response(
             encode(DoorForm(room=door.room, models=door.models.entries, leave_out=left_out, ping_s=door.ping_s))
         )
 
     async def _begin(self, request: Request) -> Response:
-        self._gateway = decode(await request.body(), BeginForm).gateway
+        self._gateway = (await _form(request, BeginForm, MOST_NOTE)).gateway
         while self._readers:
             reader = self._readers.popitem()[1]
             reader.leave(None if reader.handed else False)  # its client may have all of what the gateway had
@@ -192,7 +200,7 @@ class LinkServer:
             self._over.set_result(word)
 
     async def _exchange(self, request: Request) -> Response:
-        form = decode(await request.body(), ExchangeForm)
+        form = await _form(request, ExchangeForm)
         self._gateway = self._gateway or form.gateway  # it was there before this process
         if form.gateway != self._gateway:
             return Response(status_code=410)  # of a process that another has followed
@@ -206,7 +214,7 @@ class LinkServer:
         return StreamingResponse(_lines(reader, spelling), media_type="application/x-ndjson")
 
     async def _end(self, request: Request) -> Response:
-        form = decode(await request.body(), EndForm)
+        form = await _form(request, EndForm, MOST_NOTE)
         reader = self._readers.pop(form.reader, None)
         if reader is not None:
             self._read[form.reader] = reader.exchange
@@ -221,35 +229,36 @@ class LinkServer:
         self._readers[response.reader] = _CallReader(response.call)
 
     async def _count(self, request: Request) -> Response:
-        form = decode(await request.body(), CountForm)
+        form = await _form(request, CountForm)
         door = self._door(form.key)
         session = door.models.session(form.wanted.model)
         return Response(str(await door.exchanges.count(session, form.wanted)))
 
     async def _overflow(self, request: Request) -> Response:
-        form = decode(await request.body(), OverflowForm)
+        form = await _form(request, OverflowForm, MOST_NOTE)
         error = raised(form.error)
-        assert isinstance(error, LimitReached)
+        if not isinstance(error, LimitReached):
+            raise refusal("error", "a limit", form.error.kind, OTHER_VERSION)
         await self._door(form.key).exchanges.overflow(error)
         return Response()
 
     async def _known(self, request: Request) -> Response:
-        if not self._doors.knows(decode(await request.body(), KeyForm).key):
+        if not self._doors.knows((await _form(request, KeyForm, MOST_NOTE)).key):
             raise wrong_key("one of a rollout that is over, or of none")
         return Response()
 
     async def _hear(self, request: Request) -> Response:
-        form = decode(await request.body(), HearForm)
+        form = await _form(request, HearForm)
         return Response(await self._door(form.key).exchanges.hear(form.wanted))
 
     async def _refused(self, request: Request) -> Response:
-        form = decode(await request.body(), RefusedForm)
+        form = await _form(request, RefusedForm)
         door = self._door(form.key)
-        await door.exchanges.refuse(door.session, form.reason)
+        await door.exchanges.refuse(door.session, form.reason, misdirected=form.misdirected)
         return Response()
 
     async def _recall(self, request: Request) -> Response:
-        form = decode(await request.body(), RecallForm)
+        form = await _form(request, RecallForm)
         door = self._door(form.key)
         return Response(encode(await door.exchanges.conversations(door.models, form.replies)))
 
@@ -294,6 +303,15 @@ async def linked(folder: Path, address: str, report: Callable[[str], None] = lam
             server.should_exit = True
             await serving
             path.unlink(missing_ok=True)
+
+
+async def _form(request: Request, kind: type[T], most_bytes: int = MOST_SENT) -> T:
+    """Return what a request of the gateway's process says. Raises BadInput where that is no form of this kind, or is
+    longer than any has to be."""
+    data = await read_body(request, most_bytes)
+    with boundary(BadInput, f"POST {request.scope['path']}", f"a {kind.__name__}", OTHER_VERSION):
+        form: T = decode(data, kind)
+    return form
 
 
 async def _lines(reader: _Reader, session: AnsweringSession | None) -> AsyncIterator[bytes]:

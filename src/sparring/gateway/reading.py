@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from sparring.errors import LimitReached, refusal
 from sparring.gateway.dialects.dialect import ClientCall, ClientRequest, Dialect, body_of
@@ -42,7 +42,7 @@ VALUES_BESIDE = 4096
 MUCH_BYTES, MUCH_VALUES = 128 << 10, 8192
 """Size of a request from which on it is read beside the event loop."""
 
-_OPENS = (b",", b"[", b"{", b":")
+_OPENS = b",[{:"
 
 
 class Overflow(LimitReached):
@@ -128,17 +128,18 @@ async def read_body(request: Request, most_bytes: int, over: Callable[[], Except
         ClientDisconnect: the client left before its end.
     """
     data = bytearray()
-    announced = request.headers.get("content-length", "")
-    too_large = announced.isdecimal() and int(announced[:12]) > most_bytes
-    if not too_large:
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > most_bytes:
-                too_large = True
-                break
-    if too_large:
-        raise refusal("body", f"at most {most_bytes} bytes", "more", "send less") if over is None else over()
-    return bytes(data)
+    announced = next((value for name, value in request.scope["headers"] if name == b"content-length"), b"")
+    too_large = announced.isdigit() and int(announced[:12]) > most_bytes
+    while not too_large:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        piece = message.get("body", b"")
+        too_large = len(data) + len(piece) > most_bytes
+        if not too_large and not message.get("more_body", False):
+            return bytes(data + piece) if data else piece  # nearly all come in one piece
+        data += piece
+    raise refusal("body", f"at most {most_bytes} bytes", "more", "send less") if over is None else over()
 
 
 async def read_prompt(request: Request, room: Room) -> bytes:
@@ -166,38 +167,42 @@ async def read_call(dialect: Dialect, request: Request, door: ReadDoor) -> tuple
         Overflow: it is too long by far.
     """
     data = await read_prompt(request, door.room)
-    beside = is_much(data)
+    values = values_at_most(data)
+    beside = len(data) > MUCH_BYTES or values > MUCH_VALUES
     async with door.reading:
         body = await _done(beside, _decoded, data, door.room)
         named = replies_named(body)
         earlier = await door.exchanges.conversations(door.models, named) if named else {}
         call = ClientCall(
             body=body,
-            headers=request.headers,
+            headers={
+                name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(request.scope["headers"])
+            },
             path=request.path_params,
-            query=request.query_params,
+            query=request.query_params if request.scope["query_string"] else {},
             leave_out=door.leave_out,
             conversation=earlier.get,
         )
-        return await _done(beside, _read, dialect, call, door.room if _marks(data) > door.room.context else None)
+        return await _done(beside, _read, dialect, call, door.room if values > door.room.context else None)
 
 
-def is_much(data: bytes) -> bool:
-    """Return whether a body takes so long to read that it is done beside the event loop."""
-    return len(data) > MUCH_BYTES or _marks(data) > MUCH_VALUES
+def values_at_most(data: bytes) -> int:
+    """Return a number than which JSON has no more values, text not looked into: of a short one its length, since
+    counting takes longer than reading it."""
+    return len(data) if len(data) <= MUCH_VALUES else _marks(data)
 
 
 def has_more(data: bytes, most: int) -> bool:
     """Return whether JSON has more values than `most`: containers, keys and what stands between commas. Text is not
     looked into, and nothing is converted."""
-    if _marks(data) <= most:
+    if len(data) <= most or _marks(data) <= most:
         return False
     bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     return bare.count(b'"') > 2 * most or _marks(b"".join(bare.split(b'"')[::2])) > most
 
 
 def _marks(data: bytes) -> int:
-    return sum(map(data.count, _OPENS))
+    return len(data) - len(data.translate(None, _OPENS))  # in half the time of four counts
 
 
 def _decoded(data: bytes, room: Room) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -80,7 +81,8 @@ def retrying(status: int) -> dict[str, str]:
 def dialect_of(scope: Scope) -> Dialect:
     """Return the dialect of the client of any request: that of its path, or of its headers where several vendors have
     the path."""
-    path = _KEY.sub("", scope["path"], count=1)
+    path = scope["path"]
+    path = _KEY.sub("", path, count=1) if "/k/" in path else path
     if "/messages" in path:
         return Messages()
     if "/responses" in path:
@@ -98,8 +100,47 @@ def from_elsewhere(scope: Scope, problem: BadInput) -> Response:
     return _written(dialect_of(scope), ClientError(status=403, message=str(problem)))
 
 
+class Misdirected(BadInput):
+    """Refusal of a request for a path, or by a method, that no endpoint has.
+
+    Attributes:
+        scope: of the request.
+        status: of the answer.
+        allowed: methods that the path has; empty where it has none.
+    """
+
+    def __init__(self, problem: BadInput, scope: Scope, status: int, allowed: str = "") -> None:
+        super().__init__(str(problem))
+        self.scope, self.status, self.allowed = scope, status, allowed
+
+
+def directed(application: ASGIApp, tell: Callable[[Misdirected], Awaitable[None]]) -> ASGIApp:
+    """Return an application that answers a misdirected request in the words of its client's vendor.
+
+    Args:
+        application: raises Misdirected for it.
+        tell: is called with the refusal before it is answered.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await application(scope, receive, send)
+        except Misdirected as error:
+            await tell(error)
+            response = _written(dialect_of(scope), ClientError(status=error.status, message=str(error)))
+            if error.allowed:
+                response.headers["allow"] = error.allowed
+            await response(scope, receive, send)
+
+    return answer
+
+
 async def no_endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuse a path that no endpoint has, such as that of a vendor's own compaction."""
+    """Refuse a path that no endpoint has, such as that of a vendor's own compaction.
+
+    Raises:
+        Misdirected: in any case.
+    """
     path, do = _KEY.sub("", scope["path"], count=1), "leave this request out"
     twice = VERSION_TWICE.match(path)
     if path.startswith("//"):
@@ -108,25 +149,43 @@ async def no_endpoint(scope: Scope, receive: Receive, send: Send) -> None:
         do = "end the client's base URL with /v1"
     elif twice is not None:
         do = f"leave {twice[0]} out of the client's base URL"
-    error = ClientError(status=404, message=str(refusal("path", "an endpoint of /openapi.json", repr(path), do)))
-    await _written(dialect_of(scope), error)(scope, receive, send)
+    raise Misdirected(refusal("path", "an endpoint of /openapi.json", repr(path), do), scope, 404)
 
 
 class Endpoint(Route):
-    """Route whose refusal of another method is in the words of the client's vendor."""
+    """Route whose refusal of another method is raised, to be answered in the words of the client's vendor.
+
+    Args:
+        path: of requests.
+        endpoint: answers one; it raises none of starlette's own errors, so nothing looks for them in each event.
+        methods: that it takes.
+    """
+
+    def __init__(
+        self, path: str, endpoint: Callable[[Request], Awaitable[Response]], *, methods: list[str] | None = None
+    ) -> None:
+        super().__init__(path, endpoint, methods=methods)
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            response = await endpoint(Request(scope, receive, send))
+            await response(scope, receive, send)
+
+        self.app = answer
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request at this path."""
+        """Answer a request at this path.
+
+        Raises:
+            Misdirected: it has another method.
+        """
         if not self.methods or scope["method"] in self.methods:
             await self.app(scope, receive, send)
         elif scope["method"] == "POST" and ":" in scope["path"]:
             await no_endpoint(scope, receive, send)  # Google's methods stand in the path
         else:
             allowed = ", ".join(sorted(self.methods))
-            text = refusal("method", allowed, scope["method"], "send the request by one of these")
-            response = _written(dialect_of(scope), ClientError(status=405, message=str(text)))
-            response.headers["allow"] = allowed
-            await response(scope, receive, send)
+            do = "send the request by one of these"
+            raise Misdirected(refusal("method", allowed, scope["method"], do), scope, 405, allowed)
 
 
 def identified(application: ASGIApp) -> ASGIApp:

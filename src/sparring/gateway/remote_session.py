@@ -151,9 +151,10 @@ class RemoteExchanges:
         """Return the number of ids of a conversation."""
         return int(await self._link.post("count", encode(CountForm(key=self._key, wanted=replace(wanted, echo={})))))
 
-    async def refuse(self, session: Any, reason: str) -> None:
+    async def refuse(self, session: Any, reason: str, *, misdirected: bool = False) -> None:
         """Have the session in the run's process take note of a refusal."""
-        await self._link.post("refused", encode(RefusedForm(key=self._key, reason=reason)))
+        form = RefusedForm(key=self._key, reason=reason, misdirected=misdirected)
+        await self._link.post("refused", encode(form))
 
     async def overflow(self, limit: LimitReached) -> None:
         """Tell the run's process of a request that was refused unread."""
@@ -441,7 +442,8 @@ class GatewayLink:
 def _as_it_came(request: Request) -> dict[str, Any]:
     """Return a request without its body."""
     headers = [(name, value) for name, value in request.headers.raw if name not in OF_CONNECTION]
-    return {"method": request.method, "url": f"{request.url.path}?{request.url.query}", "headers": headers}
+    path = request.scope["raw_path"] + b"?" + request.scope["query_string"]  # a host that is none breaks `request.url`
+    return {"method": request.method, "url": path.decode("latin-1"), "headers": headers}
 
 
 def _kept(answer: httpx.Response) -> dict[str, str]:

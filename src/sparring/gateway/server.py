@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -41,8 +41,10 @@ from sparring.gateway.openapi import document
 from sparring.gateway.reading import Overflow, Room, read_call, read_tool_call
 from sparring.gateway.refusals import (
     Endpoint,
+    Misdirected,
     client_error,
     dialect_of,
+    directed,
     from_elsewhere,
     identified,
     no_endpoint,
@@ -253,7 +255,7 @@ class Gateway:
         routes += [Endpoint("/health", self._health), Endpoint("/openapi.json", self._openapi)]
         behind_key = Mount(PATH, app=Router(routes, default=no_endpoint))
         guarded = at_home(Router([*routes, behind_key], default=no_endpoint), from_elsewhere, keyed=shows_key)
-        return identified(guarded)
+        return identified(directed(guarded, self._tell))
 
     def routes_of_run(
         self, run: RunLink | None = None, hold: Callable[[Request, CallResponse], None] | None = None
@@ -295,6 +297,7 @@ class Gateway:
             except ClientDisconnect:
                 return Response(status_code=499)
             except SparringError as error:
+                await self._note(request, error)
                 return refused(dialect, error)
             return Response(msgspec.json.encode({field: count}), media_type="application/json")
 
@@ -316,6 +319,7 @@ class Gateway:
         try:
             (await self._door(request)).models.session(name)
         except SparringError as error:
+            await self._note(request, error)
             return refused(dialect, error)
         body = model_listed_for_google(name) if isinstance(dialect, Gemini) else model_listed(name)
         return Response(msgspec.json.encode(body), media_type="application/json")
@@ -367,7 +371,7 @@ class Gateway:
         if client_request.samples_nothing:
             return unsampled(dialect, client_request, await door.exchanges.hear(client_request), headers)
         exchange = door.exchanges.begin(
-            digest, retried=is_retried(request.headers), session=session, wanted=client_request
+            digest, retried=is_retried(request.scope["headers"]), session=session, wanted=client_request
         )
         return ExchangeResponse(
             exchange,
@@ -377,6 +381,16 @@ class Gateway:
             headers=headers,
             ping_s=door.ping_s,
         )
+
+    async def _tell(self, error: Misdirected) -> None:
+        """Take note of the refusal of a misdirected request."""
+        await self._note(Request(error.scope), error)
+
+    async def _note(self, request: Request, error: SparringError) -> None:
+        """Have the session that a request's key opens take note of its refusal; it asked for no reply."""
+        with suppress(SparringError):
+            door = await self._door(request)
+            await door.exchanges.refuse(door.models.sessions[0], str(error), misdirected=True)
 
     def door(self, key: str) -> Door:
         """Return the door that a key opens.
@@ -415,7 +429,11 @@ def gateway_here() -> Gateway:
 
 @asynccontextmanager
 async def open_door(
-    session: Any, *, models: Mapping[str, AnsweringSession | str] = {}, leave_out: Sequence[str] = ()
+    session: Any,
+    *,
+    models: Mapping[str, AnsweringSession | str] = {},
+    leave_out: Sequence[str] = (),
+    gateway: Gateway | None = None,
 ) -> AsyncIterator[Door]:
     """Open a door to a session of the running event loop for as long as the context lasts.
 
@@ -425,11 +443,12 @@ async def open_door(
             entry; `{"claude-*": "policy"}`.
         leave_out: types of tools of the vendor's own servers, such as `web_search`, that are left out of a request in
             the place of refusing it.
+        gateway: has the door; None: that of the event loop.
 
     Raises:
         BadInput: the table of models is wrong.
     """
-    gateway = gateway_here()
+    gateway = gateway or gateway_here()
     door = await gateway.open(session, models, leave_out)
     try:
         yield door
@@ -459,8 +478,6 @@ def _labelled(client_request: ClientRequest, models: ModelTable[SpellingSession]
     if label is None or evidence.label is not None:
         return client_request
     return replace(client_request, evidence=replace(evidence, label=label))
-
-
 
 
 def _paths(dialect: Dialect) -> tuple[str, ...]:

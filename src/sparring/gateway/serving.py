@@ -25,6 +25,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from sparring.open_files import allow_files
+
 MOST_HEAD = 64 << 10
 """Most bytes of the head of a request: its line and its headers; and of the trailers behind a body."""
 
@@ -159,12 +161,16 @@ class ClientProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Take a part of the address."""
-        self._count(len(url))
+        self._fields += len(url)
+        if self._fields > MOST_HEAD:
+            self._end_head()
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header, or a trailer."""
-        self._count(len(name) + len(value) + 4)
+        self._fields += len(name) + len(value) + 4
+        if self._fields > MOST_HEAD:
+            self._end_head()
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -184,11 +190,9 @@ class ClientProtocol(HttpToolsProtocol):
         super().pause_writing()
         self._stuck = self.loop.time()
 
-    def _count(self, number: int) -> None:
-        """Count bytes of a head. Raises _OverLimit where they are too many."""
-        self._fields += number
-        if self._fields > MOST_HEAD:
-            self._stop(431, f"expected a head of at most {MOST_HEAD} bytes")
+    def _end_head(self) -> None:
+        """Refuse a head of too many bytes. Raises _OverLimit."""
+        self._stop(431, f"expected a head of at most {MOST_HEAD} bytes")
 
     def _stop(self, status: int, text: str) -> None:
         """Stop the parser, from within a call of it."""
@@ -263,21 +267,30 @@ class BoundedServer(uvicorn.Server):
         self.tally = Tally(tell)
         config.http = partial(ClientProtocol, tally=self.tally, patience=patience)  # type: ignore[assignment]
         super().__init__(config)
-        self._accepting: list[asyncio.Task[None]] = []
+        self._most = most_connections()
+        self._listening: dict[socket.socket, asyncio.TimerHandle | None] = {}
+        self._joining: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to take connections of the sockets."""
+        """Begin to take connections of the sockets, as many as the system lets this process have files for."""
+        allow_files()
         await self.lifespan.startup()
         self.servers = []
-        loop = asyncio.get_running_loop()
-        self._accepting = [loop.create_task(self._accept(listening)) for listening in sockets or ()]
+        for listening in sockets or ():
+            listening.setblocking(False)
+            self._attend(listening)
         self.started = True
 
     async def stop_accepting(self) -> None:
         """Take no more connections."""
-        for accepting in self._accepting:
-            accepting.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        for listening, pause in self._listening.items():
+            if pause is None:
+                loop.remove_reader(listening)
+            else:
+                pause.cancel()
+        self._listening.clear()
+        await asyncio.gather(*self._joining, return_exceptions=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the server."""
@@ -285,28 +298,43 @@ class BoundedServer(uvicorn.Server):
         await super().shutdown(sockets)
         self.tally.end()
 
-    async def _accept(self, listening: socket.socket) -> None:
-        listening.setblocking(False)
-        loop, most = asyncio.get_running_loop(), most_connections()
-        factory = partial(
-            self.config.http_protocol_class, config=self.config, server_state=self.server_state, app_state={}
-        )
-        while True:
-            if len(self.server_state.connections) >= most:
-                self.tally.add(f"{most} connections are open; others wait")
-                await asyncio.sleep(PAUSE_S)
-                continue
-            try:
-                accepted, _ = await loop.sock_accept(listening)
-            except OSError as error:
-                if error.errno in NO_FILES:
-                    self.tally.add(f"no connection could be taken, others wait: {error.strerror}")
-                    await asyncio.sleep(PAUSE_S)
-                continue
-            try:
-                await loop.connect_accepted_socket(factory, accepted)
-            except OSError:
-                accepted.close()  # it has left meanwhile
+    def _attend(self, listening: socket.socket) -> None:
+        """Take connections of a socket as they come."""
+        self._listening[listening] = None
+        asyncio.get_running_loop().add_reader(listening, self._take, listening)
+
+    def _pause(self, listening: socket.socket, kind: str) -> None:
+        """Take no connection of a socket for a while; `kind`: why."""
+        self.tally.add(kind)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listening)
+        self._listening[listening] = loop.call_later(PAUSE_S, self._attend, listening)
+
+    def _take(self, listening: socket.socket) -> None:
+        """Take a connection, where there is room for it."""
+        if len(self.server_state.connections) + len(self._joining) >= self._most:
+            self._pause(listening, f"{self._most} connections are open; others wait")
+            return
+        try:
+            accepted, _ = listening.accept()
+        except OSError as error:  # or it has left meanwhile, or another process took it
+            if error.errno in NO_FILES:
+                self._pause(listening, f"no connection could be taken, others wait: {error.strerror}")
+            return
+        joining = asyncio.get_running_loop().create_task(self._join(accepted))
+        self._joining.add(joining)
+        joining.add_done_callback(self._joining.discard)
+
+    async def _join(self, accepted: socket.socket) -> None:
+        """Begin a connection."""
+        accepted.setblocking(False)
+        factory, loop = self.config.http_protocol_class, asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(
+                partial(factory, config=self.config, server_state=self.server_state, app_state={}), accepted
+            )
+        except OSError:
+            accepted.close()  # it has left meanwhile
 
 
 class LocalServer(BoundedServer):

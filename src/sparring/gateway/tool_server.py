@@ -195,7 +195,8 @@ async def answer_tools(host: ToolHost | None, calls: ToolCalls, request: Request
     message = body_of(data)
     if "id" not in message:  # a notification
         return Response(status_code=202)
-    method, parameters = message.get("method"), message.get("params") or {}
+    method, parameters = message.get("method"), message.get("params")
+    parameters = parameters if isinstance(parameters, dict) else {}
     headers = {SESSION: secrets.token_hex(16)} if method == "initialize" else {}
     try:
         if method == "tools/call":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from sparring.harness.program import OpenDoor
 from sparring.protocols import Episode, Harness
+from sparring.record.leases import Leases
 from sparring.types import BoxSpec, Task
 
 
@@ -25,10 +27,10 @@ class HarnessByEnvironment:
         needed = [each for each in mounts if each is not None]
         return {target: source for each in needed for target, source in each.items()} if needed else None
 
-    @property
-    def rehearsal(self) -> Harness:
-        """The harnesses of rollouts before the run."""
-        return HarnessByEnvironment({name: rehearsal_of(harness) for name, harness in self._harnesses.items()})
+    def behind(self, open_door: OpenDoor, leases: Callable[[], Leases | None], within_s: float | None) -> Harness:
+        """Return these harnesses, whose workers claim elsewhere."""
+        moved = {name: behind(harness, open_door, leases, within_s) for name, harness in self._harnesses.items()}
+        return HarnessByEnvironment(moved)
 
     def box_of(self, task: Task, *, tools: bool) -> BoxSpec | None:
         """Return the box that a rollout of a task needs."""
@@ -40,9 +42,19 @@ class HarnessByEnvironment:
         await self._harnesses[episode.task.env].run(episode)
 
 
-def rehearsal_of(harness: Harness) -> Harness:
-    """Return the harness of rollouts before the run: another one where its own needs programs that are elsewhere."""
-    return getattr(harness, "rehearsal", harness)
+def behind(
+    harness: Harness, open_door: OpenDoor, leases: Callable[[], Leases | None], within_s: float | None = None
+) -> Harness:
+    """Return a harness whose workers claim at another server than the run's; one without workers stays as it is.
+
+    Args:
+        harness: of the run.
+        open_door: opens a session to a program at that server.
+        leases: gives those of that server.
+        within_s: seconds in which a worker has to claim a rollout; None: any.
+    """
+    moved = getattr(harness, "behind", None)
+    return harness if moved is None else moved(open_door, leases, within_s)
 
 
 def mounts_of(harness: Harness) -> Mapping[str, str] | None:

@@ -4,16 +4,16 @@ worker says. See `record/leases.py` for who may claim it, and design/0007-worker
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 from sparring.errors import EnvError, HarnessError, LimitReached, Unanswered, boundary, refusal
-from sparring.harness.chat import ChatHarness
 from sparring.harness.preset import KEY
 from sparring.harness.program import Address, CountedSession, OpenDoor
 from sparring.harness.world_tools import SampledCalls, WorldTools
-from sparring.protocols import Episode, Harness
+from sparring.protocols import Episode
 from sparring.record.leases import LeaseEnd, Leases, RolloutOffer
 from sparring.render.dialect import message_dicts, tool_dicts
 from sparring.types import Message
@@ -33,9 +33,7 @@ class WorkerHarness:
         leases: gives those of the run; None where its server is not there.
         shown: fields of a task's data that its worker is shown.
         calls_from_code: whether the workers' models write code that calls the world's tools.
-
-    Attributes:
-        rehearsal: the harness of a rollout before the run, when no worker is there.
+        within_s: seconds in which a worker has to claim a rollout; None: any.
     """
 
     def __init__(
@@ -45,17 +43,21 @@ class WorkerHarness:
         shown: Sequence[str] = (),
         *,
         calls_from_code: bool = False,
+        within_s: float | None = None,
     ) -> None:
-        self.rehearsal: Harness = ChatHarness()
         self._open_door, self._leases, self._fields = open_door, leases, tuple(shown)
-        self._calls_from_code = calls_from_code
+        self._calls_from_code, self._within_s = calls_from_code, within_s
+
+    def behind(self, open_door: OpenDoor, leases: Callable[[], Leases | None], within_s: float | None) -> WorkerHarness:
+        """Return this harness, whose workers claim elsewhere. The arguments are those of the class."""
+        return WorkerHarness(open_door, leases, self._fields, calls_from_code=self._calls_from_code, within_s=within_s)
 
     async def run(self, episode: Episode) -> None:
         """Let a worker play the episode.
 
         Raises:
             WorkerLost: its lease ran out.
-            HarnessError: it says that it failed.
+            HarnessError: it says that it failed, or none has claimed the rollout in time.
             LimitReached: the rollout hit a limit, or its worker says that it did.
             RequestRefused: whoever answers refused a request for good, and the worker went on.
             EnvError: the world broke.
@@ -78,7 +80,7 @@ class WorkerHarness:
             shown = self._shown(episode, door, session, (*episode.task.messages, *observation.messages))
             with leases.offer(episode.task.env, shown, session.rewards) as offer:
                 with episode.queue():
-                    await offer.claimed.wait()
+                    await _claimed(offer, self._within_s)
                 try:
                     end = await _ended(offer, session)
                 finally:
@@ -106,6 +108,19 @@ class WorkerHarness:
             "key": door.key,
             "reward_key": door.reward_key,
         }
+
+
+async def _claimed(offer: RolloutOffer, within_s: float | None) -> None:
+    """Wait until a worker has claimed a rollout.
+
+    Raises:
+        HarnessError: none has in so many seconds.
+    """
+    try:
+        async with asyncio.timeout(within_s):
+            await offer.claimed.wait()
+    except TimeoutError:
+        raise HarnessError(f"no worker has claimed it in {within_s:g} s") from None
 
 
 async def _ended(offer: RolloutOffer, session: CountedSession) -> LeaseEnd:

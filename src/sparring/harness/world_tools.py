@@ -7,7 +7,6 @@ only where a reply of the rollout holds it: then it is in the record, was sample
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,9 +14,8 @@ from typing import Any
 from sparring.errors import EnvError, LimitReached, UnsampledCall, boundary
 from sparring.protocols import World
 from sparring.record.identity import arguments_key
+from sparring.record.tool_names import tool_meant
 from sparring.types import Message, ToolCall, ToolSpec
-
-_OTHER = re.compile(r"[^0-9A-Za-z]")
 
 
 @dataclass(eq=False, slots=True)
@@ -111,9 +109,10 @@ class SampledCalls:
             UnsampledCall: no reply holds it.
             LimitReached: the rollout has made more calls than it may.
         """
+        names = [tool.name for tool in tools]
         schema = next((tool.parameters for tool in tools if tool.name == call.name), {})
         for place, held in self._open.items():
-            if tool_meant(held.call.name, tools) == call.name and are_equal(held.call, call, schema):
+            if tool_meant(held.call.name, names) == call.name and are_equal(held.call, call, schema):
                 del self._open[place]
                 self._check(held.number)
                 return held
@@ -194,24 +193,6 @@ class WorldTools:
         if not self.done:
             with boundary(EnvError, "step"):
                 self.done = (await self._env.step(reply, of=of)).done
-
-
-def tool_meant(name: str | None, tools: Sequence[ToolSpec]) -> str | None:
-    """Return the tool of a world that a sampled name stands for; None for a tool of the client's own.
-
-    Clients put the server's name before a tool's (`mcp__world__add`, `mcp_world_add`, `world_add`, `world-add`) and
-    write `_` for what their vendor takes in no name. So a name stands for the tool whose name it ends with, behind
-    nothing or a character that is no letter and no digit; of several for the longest. Letters and digits have to agree.
-    """
-    if name is None:
-        return None
-    shown = _OTHER.sub("_", name)
-    meant = [
-        tool.name
-        for tool in tools
-        if shown == (own := _OTHER.sub("_", tool.name)) or own and shown.endswith(own) and shown[-len(own) - 1] == "_"
-    ]
-    return max(meant, key=len, default=None)
 
 
 def are_equal(sampled: ToolCall, sent: ToolCall, schema: Mapping[str, Any]) -> bool:

@@ -16,8 +16,9 @@ from sparring.launch.sameness import BY_MESSAGES
 from sparring.model.hub import template_text
 from sparring.observe.whole_file import write_whole
 from sparring.protocols import Store
-from sparring.recipe.load import load
+from sparring.recipe.load import load_recorded
 from sparring.recipe.run_config import RunConfig, dump, resolve
+from sparring.recipe.url_secrets import as_now, found, masked, without_users
 from sparring.stages.context import LIVE, Context
 from sparring.stages.runtime.raised import first_steps, raises_key
 from sparring.stages.runtime.saved import train_of
@@ -58,7 +59,7 @@ def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
     changes = raised(folder, config)
     differing = [
         difference
-        for difference in config_differences(begun, msgspec.to_builtins(config))
+        for difference in config_differences(begun, without_users(msgspec.to_builtins(config)))
         if not any(difference.startswith(f"{stage}.steps (") for stage in changes)
     ]
     if store is not None and (kept := store.get(TEMPLATES)) is not None:
@@ -86,7 +87,8 @@ def raised(folder: Path, config: RunConfig) -> dict[str, tuple[int, int]]:
 
 
 def claim(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
-    """Write the resolved config into a fresh folder, or into one whose run has more steps from now on."""
+    """Write the resolved config into a fresh folder, into one whose run has more steps from now on, or in the place of
+    one with passwords."""
     file = context.folder / CONFIG
     if changes:
         raise_steps(context, changes)
@@ -94,7 +96,7 @@ def claim(context: Context, changes: Mapping[str, tuple[int, int]]) -> None:
         context.store.put(BY_MESSAGES, True)
         if templates := _templates(context.config):
             context.store.put(TEMPLATES, templates)
-    if changes or not file.exists():
+    if changes or not file.exists() or any(found(msgspec.to_builtins(load_recorded(file)))):
         write_whole(file, dump(context.config).encode())
 
 
@@ -108,10 +110,11 @@ def _begun(folder: Path, config: RunConfig) -> dict[str, Any] | None:
     file = folder / CONFIG
     if not file.exists():
         return None
-    begun: dict[str, Any] = msgspec.to_builtins(resolve(load(file)))
+    begun: dict[str, Any] = msgspec.to_builtins(resolve(load_recorded(file)))
     if "rl" in config.run.stages and _filtered_by_default(file):
         begun["algo"]["zero_variance_filter"] = True
-    return begun
+    recorded: dict[str, Any] = as_now(begun, msgspec.to_builtins(config))
+    return recorded
 
 
 def check_raised(store: Store, config: RunConfig, changes: Mapping[str, tuple[int, int]]) -> list[str]:
@@ -206,4 +209,4 @@ def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = sorted(old.keys() | new.keys())
         return [d for key in keys for d in config_differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))]
-    return [] if old == new else [f"{path} ({old!r} -> {new!r})"]
+    return [] if old == new else [masked(f"{path} ({old!r} -> {new!r})")]

@@ -17,7 +17,7 @@ from sparring.launch.chat_world import UNLIMITED, ChatSetting, ChatWorld, bare_s
 from sparring.launch.checkpoint import CONFIG, find_checkpoint, is_run_or_step, run_of
 from sparring.model.config import ModelConfig
 from sparring.model.hub import base_folder
-from sparring.recipe.load import load
+from sparring.recipe.load import load_recorded
 from sparring.recipe.run_config import RunConfig
 from sparring.record.recorder import Recorder
 from sparring.render.config import RenderConfig
@@ -54,7 +54,7 @@ class Chat:
     def __init__(self, path: Path, *, tools: bool, temperature: float, max_tokens: int, seed: int) -> None:
         checkpoint = find_checkpoint(path)
         run = run_of(path) if is_run_or_step(path) else None
-        recipe = None if run is None else load(run / CONFIG)
+        recipe = None if run is None else load_recorded(run / CONFIG)
         setting, self.notes = _setting(recipe, tools)
         policy = ModelConfig(path=str(checkpoint)) if recipe is None else recipe.models[POLICY]
         model = msgspec.structs.replace(policy, path=str(checkpoint), init=None, lora=None, served=None)

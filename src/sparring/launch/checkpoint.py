@@ -71,7 +71,7 @@ def export_checkpoint(path: Path, out: Path, dtype: str) -> list[str]:
         BadInput: there is no such checkpoint.
         StoreError: it is damaged, or the disk is full.
     """
-    from sparring.recipe.load import load
+    from sparring.recipe.load import load_recorded
     from sparring.stages.export import export_folder
     from sparring.store.sqlite import SqliteStore
 
@@ -79,7 +79,7 @@ def export_checkpoint(path: Path, out: Path, dtype: str) -> list[str]:
     if run is None:
         return export_folder(checkpoint, out, dtype)
     with closing(SqliteStore(run / STORE, read_only=True)) as store:
-        return export_folder(checkpoint, out, dtype, (load(run / CONFIG), store))
+        return export_folder(checkpoint, out, dtype, (load_recorded(run / CONFIG), store))
 
 
 def run_of(path: Path) -> Path | None:
@@ -108,12 +108,12 @@ def _named(path: Path) -> tuple[Path, str | None, str] | None:
 
 
 def _saved(run: Path, stage: str | None, name: str) -> Path:
-    from sparring.recipe.load import load
+    from sparring.recipe.load import load_recorded
     from sparring.stages.runtime.saved import saved_step, weights_of
     from sparring.store.sqlite import SqliteStore
 
     with closing(SqliteStore(run / STORE, read_only=True)) as store:
-        files = RunFiles(config=load(run / CONFIG), folder=run, store=store)
+        files = RunFiles(config=load_recorded(run / CONFIG), folder=run, store=store)
         trained = [each for each in reversed(TRAINING) if (run / each / "checkpoints").is_dir()]
         where = stage or next(iter(trained), files.config.run.stages[-1])
         return weights_of(files, where, saved_step(files, where, name))

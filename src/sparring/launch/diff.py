@@ -13,7 +13,7 @@ from sparring.errors import BadInput, refusal
 from sparring.launch.begun import config_differences
 from sparring.launch.checkpoint import CONFIG, STORE
 from sparring.model.hub import model_folder
-from sparring.recipe.load import load
+from sparring.recipe.load import load_recorded
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import LIVE, POLICY
 from sparring.store.compare import (
@@ -73,8 +73,8 @@ def compare_runs(left: Path, right: Path) -> ComparedRuns:
     """
     with closing(_store(left)) as first, closing(_store(right)) as second:
         runs = (
-            RecordedRun(folder=left, config=load(left / CONFIG), store=first),
-            RecordedRun(folder=right, config=load(right / CONFIG), store=second),
+            RecordedRun(folder=left, config=load_recorded(left / CONFIG), store=first),
+            RecordedRun(folder=right, config=load_recorded(right / CONFIG), store=second),
         )
         settings = config_differences(*(msgspec.to_builtins(run.config) for run in runs))
         settings = [setting for setting in settings if not setting.startswith(tuple(f"{key} (" for key in PLACES))]

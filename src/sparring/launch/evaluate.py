@@ -21,6 +21,7 @@ from sparring.envs.rubrics.config import Function
 from sparring.errors import refusal
 from sparring.launch.block import block
 from sparring.launch.checkpoint import CONFIG, find_checkpoint
+from sparring.launch.rehearsal import rehearse
 from sparring.launch.run import answered_outside, opened
 from sparring.model.config import ModelConfig, ServedConfig
 from sparring.observe.config import ObserveConfig
@@ -31,6 +32,8 @@ from sparring.recipe.run_config import RunConfig, dump, resolve
 from sparring.recipe.sections.evaluation import EvalConfig
 from sparring.recipe.sections.rl import RlConfig
 from sparring.recipe.sections.run import RunSection
+from sparring.recipe.url_secrets import has_user
+from sparring.recipe.url_secrets import refused as url_refused
 from sparring.rollout.config import RolloutConfig
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.reward_scorers import OWN
@@ -141,6 +144,8 @@ def evaluated_as(config: RunConfig, name: str, tokenizer: Path | None) -> Subjec
     from sparring.model.hub import model_folder, with_template
 
     if name.startswith(ENDPOINT):
+        if has_user(name, "url"):
+            raise url_refused("CHECKPOINT", "url")
         policy = config.models[POLICY]
         if tokenizer is None and policy.path is None:
             raise refusal(name, "a tokenizer for the endpoint's tokens", "none", "give its folder: --tokenizer FOLDER")
@@ -199,13 +204,13 @@ def _tell(config: ObserveConfig, stage: str, text: str) -> None:
 
 
 async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
-    from sparring.harness.by_environment import mounts_of, rehearsal_of
+    from sparring.harness.by_environment import mounts_of
     from sparring.harness.load import BUILT_IN
     from sparring.rollout.evaluate import EvalPlan
     from sparring.sandbox.check import check_sandbox
     from sparring.stages.models.reward_scorers import check_reward_model
     from sparring.stages.models.role_models import check_roles
-    from sparring.stages.preflight.harness import play_silently
+    from sparring.stages.preflight.harness import check_files, play_silently
     from sparring.stages.preflight.judges import check_judges
     from sparring.stages.runtime.evaluation import evaluate_folder, held_out
 
@@ -217,11 +222,12 @@ async def _evaluated(config: RunConfig, subject: Subject) -> Evaluated:
         tasks = held_out(context, config.eval.tasks)
         if tasks[0].box is not None or mounts_of(context.harness) is not None:
             check_sandbox(config.sandbox)
+            check_files(context)
         await check_judges(context)
         check_reward_model(context, subject.folder)
         check_roles(context)
         if config.harness_of(tasks[0].env) not in BUILT_IN:
-            await play_silently(dataclasses.replace(context, harness=rehearsal_of(context.harness)), tasks[0])
+            await rehearse(context, lambda rehearsed, _: play_silently(rehearsed, tasks[0]))
         plan = EvalPlan(tasks=tasks, run_seed=config.run.seed, samples=config.eval.samples)
         evaluation = await evaluate_folder(context, str(subject.folder), plan)
         result = _told(context, subject, evaluation, folder)

@@ -58,7 +58,7 @@ async def outside(
     earlier = (_earlier(keys_of / KEYS) if keys_of is not None else None) or _earlier(path)
     keys = earlier or RunKeys(worker=f"wk-{secrets.token_urlsafe(24)}", reward=f"rk-{secrets.token_urlsafe(24)}")
     async with gateway_here().open_outside(keys, config.listen, config.lease_s, gateway.rstrip("/")) as url:
-        _write(path, KeysFile(url=url, worker_key=keys.worker, reward_key=keys.reward))
+        write_keys(path, KeysFile(url=url, worker_key=keys.worker, reward_key=keys.reward))
         tell("run", f"programs elsewhere: {url}, keys in {path}")
         yield
 
@@ -78,6 +78,6 @@ def _earlier(path: Path) -> RunKeys | None:
     return RunKeys(worker=file.worker_key, reward=file.reward_key)
 
 
-def _write(path: Path, keys: KeysFile) -> None:
+def write_keys(path: Path, keys: KeysFile) -> None:
     """Write the file, for its owner alone."""
     write_whole(path, msgspec.json.encode(keys), mode=0o600)

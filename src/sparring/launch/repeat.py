@@ -17,7 +17,7 @@ from sparring.launch.block import block
 from sparring.launch.checkpoint import CONFIG, STORE
 from sparring.launch.run import opened
 from sparring.protocols import Engine
-from sparring.recipe.load import load
+from sparring.recipe.load import load_recorded
 from sparring.recipe.run_config import RunConfig, dump
 from sparring.rollout.group_log import GroupLog
 from sparring.rollout.resampling import Resampling, turns_of
@@ -141,7 +141,7 @@ def read_recipe(folder: Path) -> RunConfig:
     if not (folder / CONFIG).is_file():
         got = "a folder without config.toml" if folder.is_dir() else "no folder"
         raise refusal(str(folder), "the folder of a run", got, "give one, like runs/quickstart")
-    config = load(folder / CONFIG)
+    config = load_recorded(folder / CONFIG)
     if not config.engine.exact:
         got = f'"{config.engine.kind}", which cannot sample the same tokens again from seed and position'
         raise refusal(str(folder), 'a run with engine.kind = "native"', got, "choose such a run")

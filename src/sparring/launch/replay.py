@@ -17,8 +17,8 @@ from sparring.recipe.run_config import RunConfig
 from sparring.render.load import load_renderer
 from sparring.rollout.replay import replay
 from sparring.stages.context import APART, ORDER, POLICY
-from sparring.stages.export import write_weights
 from sparring.stages.models.adapters import start_adapter
+from sparring.stages.models.written import write_weights
 from sparring.store.sqlite import SqliteStore
 from sparring.types import Rollout
 

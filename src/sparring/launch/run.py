@@ -17,6 +17,7 @@ from sparring.errors import naming_memory, refusal
 from sparring.launch.begun import claim, compare, raised
 from sparring.launch.block import block
 from sparring.launch.checkpoint import CONFIG, STORE
+from sparring.launch.rehearsal import rehearse
 from sparring.launch.sameness import BY_MESSAGES, sameness_of
 from sparring.observe.progress import progress
 from sparring.observe.sinks.load import check_sinks, load_sinks
@@ -90,7 +91,7 @@ async def _run(config: RunConfig) -> Path:
         if changes or any(context.done(stage) is None for stage in config.run.stages):
             from sparring.stages.preflight.run import check  # not before a folder in use or a wrong world is refused
 
-            for fact in await check(context):
+            for fact in await rehearse(context, check):
                 context.sink.event("check", fact)
         claim(context, changes)  # not before: a run that was refused may be corrected and started again
         remember_others(context)
@@ -286,7 +287,7 @@ async def answered_outside(
         linked_too: whether `sparring gateway` is answered.
         keys_of: the folder whose keys are taken, where it has some; None: those of `folder`.
     """
-    workers = "workers" in {config.harness_of(_name_of(key)) for key in config.environments}
+    workers = "workers" in config.harnesses
     gateway = config.rollout.gateway if linked_too else ""
     async with AsyncExitStack() as stack:
         if workers or config.rollout.rewards_within_s is not None:
@@ -353,9 +354,13 @@ def _check_recorded(folder: Path) -> None:
         raise refusal(str(folder / STORE), f"the record of the run that wrote {weights}", "an empty one", do)
 
 
-def check_recipe(config: RunConfig) -> list[str]:
+def check_recipe(config: RunConfig, worker: Sequence[str] = ()) -> list[str]:
     """Refuse a recipe for everything that can be known to be wrong before a run, as `sparring check`. Trains and leaves
     nothing.
+
+    Args:
+        config: of the run.
+        worker: command of a worker that plays what workers will; empty: one of Sparring's does.
 
     Raises:
         BadInput: what a run would be refused for.
@@ -375,7 +380,7 @@ def check_recipe(config: RunConfig) -> list[str]:
             async with opened(resolve(msgspec.structs.replace(config, run=run, observe=quiet)), begun) as context:
                 from sparring.stages.preflight.run import check  # torch: not before what `opened` refuses
 
-                return [*facts, *await check(context)]
+                return [*facts, *await rehearse(context, check, worker)]
 
     return block(checked())
 

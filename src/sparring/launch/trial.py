@@ -129,14 +129,12 @@ class _WatchedSession:
 
     def __init__(self, session: RecordedSession) -> None:
         self._session = session
-        self.requests = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
     async def reply(self, messages: Sequence[Said], tools: Sequence[Any] = (), **settings: Any) -> Any:
         """Ask the session for a reply. Raises what the session raises."""
-        self.requests += 1
         callable_tools = tuple(tools) if settings.get("calls", True) else ()
         wanted = Wanted(messages=tuple(messages), tools=callable_tools, constraint=settings.get("constraint"))
         WANTED.set(wanted)
@@ -277,8 +275,7 @@ def _judged(status: int | None, session: _WatchedSession, engine: ScriptedEngine
     elif limit is not None:
         outcome = f"truncated, {limit.reason}: {limit}"
     elif not sampled:
-        nothing = "and was answered nothing" if session.requests else "and requested no reply"
-        outcome = f"infra_failed: the program ended with status {status} {nothing}"
+        outcome = f"infra_failed: the program ended with status {status} and {session.silence}"
     else:
         outcome = f"completed: the program ended with status {status}"
     say(f"a rollout of a run would be {outcome}")

@@ -111,7 +111,8 @@ class ServedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     url: str
     """`http://host:port`, or `unix:path` of a socket; for openai with the path up to `/v1`."""
     api_key_env: str = ""
-    """Environment variable with the key that it wants; empty: none."""
+    """Environment variable with the key that it wants; empty: none. A value such as `Basic dXNlcjpwYXNzd29yZA==` is a
+    user and a password; in the URL they are refused."""
     served_model: str = ""
     """Name of the model on an openai server; empty: the server's only model."""
 

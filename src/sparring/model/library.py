@@ -7,6 +7,10 @@ from typing import Any
 import transformers
 from torch import nn
 
+# its handler writes to what was standard error at its import, escapes and all; so its messages go where all go
+transformers.utils.logging.disable_default_handler()
+transformers.utils.logging.enable_propagation()
+
 
 def class_of(config: Any) -> Any:
     """Return the library's class over tokens; of a multimodal model, the class over all its inputs."""

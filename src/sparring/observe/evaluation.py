@@ -69,6 +69,8 @@ class Evaluation:
         mean_turns_successful: the same over successful ones.
         outcomes: how many rollouts ended how, as `kind/reason`.
         versions: lowest and highest weight version that sampled a token, None where nothing was sampled.
+        shortfalls: shares that training has as `rollout/nothing_to_train`, `unread_calls` and `cut_by_context`; those
+            of nothing are left out.
         tasks: by id.
     """
 
@@ -85,6 +87,7 @@ class Evaluation:
     mean_turns_successful: float | None = None
     outcomes: Mapping[str, int] = field(default_factory=dict)
     versions: tuple[int, int] | None = None
+    shortfalls: Mapping[str, float] = field(default_factory=dict)
     tasks: Mapping[str, TaskResult] = field(default_factory=dict)
 
     @property

@@ -16,6 +16,7 @@ from sparring.algo.config import named
 from sparring.errors import BadInput, refusal
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.preference import NAMED
+from sparring.recipe.url_secrets import found, masked, refused
 from sparring.validation import InvalidValue, Key, convert, dotted
 
 
@@ -30,13 +31,25 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         BadInput: the file cannot be read, is not TOML, or says something that no part understands.
     """
+    return from_data(_read(path), str(path), overrides)
+
+
+def load_recorded(path: str | Path) -> RunConfig:
+    """Read the recipe that a run has written into its folder: what is refused since for its secrets is read there.
+
+    Raises:
+        BadInput: as `load`.
+    """
+    return _built([(str(path), _read(path))])
+
+
+def _read(path: str | Path) -> dict[str, Any]:
     try:
-        data = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))  # a byte-order mark is no statement
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))  # a byte-order mark is no statement
     except OSError as error:
         raise refusal(str(path), "a recipe file", error.strerror or str(error), "check the path") from error
     except ValueError as error:
         raise refusal(str(path), "TOML", str(error), "correct the file there") from error
-    return from_data(data, str(path), overrides)
 
 
 def from_data(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -47,7 +60,15 @@ def from_data(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -
     """
     states = [(where, data)]
     for override in overrides:
-        states.append((f"--set {override}", _overridden(states[-1][1], override)))
+        states.append((f"--set {masked(override)}", _overridden(states[-1][1], override)))
+    for keys, url in found(states[-1][1]):
+        source = next(source for source, state in states if (keys, url) in found(state))
+        raise refused(f"{source}: {dotted(keys)}", keys[-1])
+    return _built(states)
+
+
+def _built(states: Sequence[tuple[str, dict[str, Any]]]) -> RunConfig:
+    """Return the config that the last of several states of a recipe says; each stands behind its source."""
     wrong = _complaint(states[-1][1])
     if wrong is not None:
         source = next(source for source, state in states if _is_same(_complaint(state), wrong))
@@ -108,11 +129,11 @@ def _section_keys() -> dict[str, set[str]]:
 
 def _overridden(data: dict[str, Any], override: str) -> dict[str, Any]:
     """Return a copy of `data` with one `a.b=c` applied."""
-    where = f"--set {override}"
+    where = f"--set {masked(override)}"
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
-        raise refusal(where, "section.key=value", repr(override), "write it like rl.steps=10")
+        raise refusal(where, "section.key=value", repr(masked(override)), "write it like rl.steps=10")
     result = copy.deepcopy(data)
     at: Any = result
     for depth, key in enumerate(keys):

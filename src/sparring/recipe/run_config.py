@@ -126,6 +126,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return domain.harness if domain is not None and domain.harness else self.rollout.harness
 
     @property
+    def harnesses(self) -> set[str]:
+        """The harnesses of the environments."""
+        return {self.harness_of(key.partition(".")[2]) for key in self.environments}
+
+    @property
     def world(self) -> EnvConfig:
         """The environment; of several the first."""
         return next(iter(self.environments.values()))

@@ -36,7 +36,7 @@ def with_equal_thoughts(heard: Sequence[Message], sent: Sequence[Message], commo
     """Return how many of the first messages of two conversations, `common` but for thoughts, are common with these: a
     thought that is left out differs from none."""
     for at, (before, after) in enumerate(zip(heard[:common], sent, strict=False)):
-        if before is not after and thought_of(after) not in ("", thought_of(before)):
+        if after.reasoning and before is not after and thought_of(after) not in ("", thought_of(before)):
             return at
     return common
 

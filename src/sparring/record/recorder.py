@@ -15,7 +15,7 @@ from sparring.record.branches import Transcript
 from sparring.record.budget import Budget
 from sparring.record.lines import Turn
 from sparring.record.order import conversation_of, last_words
-from sparring.record.rendering import Planner
+from sparring.record.rendering import Binder, Planner
 from sparring.record.replies import RecordedPlaces, RecordedReplies, RecordedReply
 from sparring.record.request import (
     Rank,
@@ -25,9 +25,9 @@ from sparring.record.request import (
     check_length,
     cut_reason,
     derived_seed,
-    is_far,
-    joined_stop,
+    far_check,
     request_id,
+    sampling_of,
 )
 from sparring.record.streaming import ShowingReader, named, without_stop
 from sparring.record.tool_lists import ToolLists
@@ -75,6 +75,7 @@ class Recorder:
             raise refusal("max_context", "at least 2 tokens", str(max_context), "raise it")
         self.engine = engine
         self.renderer = renderer
+        self.binder = Binder(renderer)
         self.turns = None if store is None else TurnQueue(store)
         self.tool_lists = ToolLists()
         self.sampling = sampling
@@ -335,8 +336,8 @@ class RecordedSession(AccountedSession):
             return None if places is None else places.of(prompt, self._seed_of(repeat))
 
         steps = self._tree.planning(request.messages, request.tools, request.evidence, recorded)
-        check = partial(check_far, self.id, request.messages, self._recorder.renderer, self.max_context)
-        turn = await self._planner.plan(check, steps, long=is_far(request.messages, self.max_context))
+        check = far_check(self.id, request.messages, self._recorder.renderer, self.max_context)
+        turn = await self._planner.plan(steps, check)
         if turn.node is not None and self._tree.is_lost(turn.node.place):
             self.deliver(f"{self.id}#{turn.node.place}", True)  # its client goes on from it, so it got it
         return turn
@@ -402,18 +403,11 @@ class RecordedSession(AccountedSession):
         Raises:
             LimitReached: the context leaves none.
         """
-        base, constraint, context = self._recorder.sampling, request.constraint, self._room(turn)
+        room = self._room(turn)
         check_length(self.id, turn.length, self._recorder.max_context)
-        sampling = dataclasses.replace(
-            base,
-            min_tokens=0 if constraint else base.min_tokens,
-            constraint=constraint or base.constraint,
-            stop=base.stop or self._recorder.renderer.stop_ids,
-            stop_strings=joined_stop(base.stop_strings, request.stop),
-            seed=self._seed_of(turn.repeat),
-        )
-        most = min(base.max_tokens, context)
-        return at_most(sampling, most if request.max_tokens is None else min(most, request.max_tokens))
+        recorder, seed = self._recorder, self._seed_of(turn.repeat)
+        sampling = sampling_of(request, recorder.sampling, stop_ids=recorder.renderer.stop_ids, seed=seed)
+        return at_most(sampling, min(sampling.max_tokens, room))
 
     def _seed_of(self, repeat: int) -> int:
         return self._seed if repeat == 0 else derived_seed(self._seed, "repeat", repeat)
@@ -433,7 +427,9 @@ class RecordedSession(AccountedSession):
         self._sampled[reply] = request.id
         try:
             with boundary(EngineError, f"engine of {self._recorder.model}"):
-                engine, bound = self._recorder.engine, self._recorder.renderer.bind(request)
+                engine, bound = self._recorder.engine, await self._recorder.binder.bind(request)
+                if request.id in self._ended:  # meanwhile, and the engine did not know of it
+                    raise self._gave_up(request.id, 0)
                 completion = await (engine.generate(bound) if shown is None else shown.sampled(engine, bound))
         finally:
             del self._sampled[reply]

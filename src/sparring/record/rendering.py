@@ -1,4 +1,4 @@
-"""Rendering of long conversations beside the event loop, which all rollouts share.
+"""Rendering of long conversations, and compiling of grammars, beside the event loop, which all rollouts share.
 
 Text is rendered at some 50 ids a millisecond of one thread, and a conversation may have a hundred thousand. What is
 long is rendered by a thread of a small pool, while other rollouts go on. Requests of one session are planned in the
@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
+from sparring.generation import Constraint, GenerateRequest
+from sparring.protocols import Renderer
 from sparring.types import Message
 
 T = TypeVar("T")
@@ -24,6 +26,9 @@ VALUE = 16
 """Characters that a value in a call's arguments, a tool's schema or a message counts for."""
 
 THREADS = 2
+
+SEEN = 64
+"""Constraints that are known to be compiled; renderers keep as many."""
 
 
 class Rendering(NamedTuple):
@@ -40,12 +45,15 @@ class Rendering(NamedTuple):
 
 def is_long(messages: Sequence[Message]) -> bool:
     """Return whether the text of messages is so long that work with it is done beside the event loop."""
-    return sum(len(message.content) + VALUE for message in messages) >= LONG
+    return sum([len(message.content) for message in messages]) + VALUE * len(messages) >= LONG
 
 
 def renders_long(messages: Sequence[Message]) -> bool:
     """Return whether messages, their calls included, take long to render."""
-    return is_long(messages) or has_many(call.arguments for message in messages for call in message.tool_calls)
+    if is_long(messages):
+        return True
+    arguments = [call.arguments for message in messages if message.tool_calls for call in message.tool_calls]
+    return bool(arguments) and has_many(arguments)
 
 
 def has_many(values: Iterable[Any]) -> bool:
@@ -73,19 +81,16 @@ class Planner:
     def __init__(self) -> None:
         self._in_turn = asyncio.Lock()
 
-    async def plan(self, check: Callable[[], None], steps: Generator[Rendering, Any, T], *, long: bool) -> T:
+    async def plan(self, steps: Generator[Rendering, Any, T], check: Callable[[], None] | None) -> T:
         """Return the turn that some steps come to.
 
         Args:
-            check: done before; raises where the conversation is refused.
             steps: of the planning; see `Tree.planning`.
-            long: whether `check` is done beside the event loop.
+            check: done before, beside the event loop; raises where the conversation is refused.
         """
         async with self._in_turn:
-            if long:
+            if check is not None:
                 await apart(check)
-            else:
-                check()
             done: Any = None
             while True:
                 try:
@@ -94,6 +99,34 @@ class Planner:
                     turn: T = end.value
                     return turn
                 done = await apart(rendering.run) if rendering.long else rendering.run()
+
+
+class Binder:
+    """Binding of requests' stop strings and constraints to ids. A grammar is compiled beside the event loop: a large
+    one takes a second, and so does the table of a vocabulary that the first one needs.
+
+    Args:
+        renderer: binds.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._seen: set[Constraint] = set()
+
+    async def bind(self, request: GenerateRequest) -> GenerateRequest:
+        """Return a request as `Renderer.bind` does.
+
+        Raises:
+            BadInput: the constraint does not compile, or there is an empty stop string.
+        """
+        constraint = request.sampling.constraint
+        if constraint is None or constraint in self._seen and len(constraint.source) < LONG:
+            return self._renderer.bind(request)
+        bound = await apart(self._renderer.bind, request)
+        if len(self._seen) >= SEEN:
+            self._seen.clear()
+        self._seen.add(constraint)
+        return bound
 
 
 @cache

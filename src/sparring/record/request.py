@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import xxhash
@@ -74,6 +75,11 @@ def check_far(name: str, messages: Sequence[Message], renderer: Renderer, room: 
         raise LimitReached("context_length", text, far(room))
 
 
+def far_check(name: str, messages: Sequence[Message], renderer: Renderer, room: int) -> Callable[[], None] | None:
+    """Return what checks messages as `check_far` does, which takes long; None where they are short enough to fit."""
+    return partial(check_far, name, messages, renderer, room) if is_far(messages, room) else None
+
+
 def far(room: int) -> tuple[int, int]:
     """Return the length that is told of a prompt too long by far, and its room: one more than twice the room, since
     nobody has counted further."""
@@ -97,24 +103,44 @@ def cut_reason(base: int, context: int, request: ReplyRequest, granted: int) -> 
 def is_far(messages: Sequence[Message], room: int) -> bool:
     """Return whether messages have so many characters that a beginning of them has to be rendered to know whether they
     fit a context of `room` tokens."""
-    return sum(len(message.content) for message in messages) > CHARACTERS_PER_TOKEN * room
+    return sum([len(message.content) for message in messages]) > CHARACTERS_PER_TOKEN * room
 
 
 def overflows(messages: Sequence[Message], renderer: Renderer, room: int) -> bool:
     """Return True if messages are too long for a context of `room` tokens by far. Of an environment that returned too
     much, only a beginning is rendered, four times as long each time until it does not fit: a megabyte of text takes
     seconds and 300 MB."""
-    characters = sum(len(message.content) for message in messages)
-    length = CHARACTERS_PER_TOKEN * room
-    if characters <= length:
+    if not is_far(messages, room):
         return False
     text = "".join(message.content for message in messages)
+    characters, length = len(text), CHARACTERS_PER_TOKEN * room
     while length < characters:
         beginning = Message(role="user", content=text[:length])
         if len(renderer.render([beginning], ()).tokens) > 2 * room:
             return True
         length *= 4
     return False
+
+
+def sampling_of(request: ReplyRequest, of_run: Sampling, *, stop_ids: Sequence[int], seed: int) -> Sampling:
+    """Return how a reply is drawn, whatever room its context leaves.
+
+    Args:
+        request: of the client.
+        of_run: how tokens are drawn where the client says nothing.
+        stop_ids: that end a turn where the run names none.
+        seed: of this turn.
+    """
+    sampling = replace(
+        of_run,
+        min_tokens=0 if request.constraint else of_run.min_tokens,
+        constraint=request.constraint or of_run.constraint,
+        stop=of_run.stop or tuple(stop_ids),
+        stop_strings=joined_stop(of_run.stop_strings, request.stop),
+        seed=seed,
+    )
+    most = of_run.max_tokens
+    return at_most(sampling, most if request.max_tokens is None else min(most, request.max_tokens))
 
 
 def at_most(sampling: Sampling, most: int) -> Sampling:

@@ -153,8 +153,8 @@ class Tree:
         repeat, attempt, input_place, place = self._places(parent, added, ids.digest(), recorded)
         request = Request(messages, before, keys, tools_digest, specs, evidence, node, matched)
         if input_place not in self._written and input_place not in self._unwritten:
-            segment = Segment(index=input_place, parent=parent, source=source, tokens=added, message=messages[-1])
-            self._unwritten[input_place] = self._described(segment, request)
+            segment = partial(Segment, index=input_place, parent=parent, source=source, tokens=added)
+            self._unwritten[input_place] = self._described(segment, input_place, request)
         return Turn(
             ids=ids,
             length=length + len(added),
@@ -397,31 +397,32 @@ class Tree:
         if len(self._leaves) > MOST_QUOTED:
             del self._leaves[next(iter(self._leaves))]
 
-    def _described(self, segment: Segment, request: Request) -> Segment:
-        """Return an input segment with all that is told in it, and why its conversation leaves another."""
+    def _described(self, segment: Callable[..., Segment], place: int, request: Request) -> Segment:
+        """Make an input segment, for its place, with all that is told in it, and why its conversation leaves another:
+        `segment` takes what is left to say of it."""
         messages, evidence = request.messages, request.evidence
         known_agent = evidence.agent in self._agents
         self._agents.add(evidence.agent)
         if not self._lanes:
-            return replace(segment, earlier=tuple(messages[:-1]), tools=request.specs or None)
-        quoted = quoted_in(request, self._leaves.values(), begins=segment.parent is None)
+            return segment(message=messages[-1], earlier=tuple(messages[:-1]), tools=request.specs or None)
+        quoted = quoted_in(request, self._leaves.values(), begins=request.node is None)
         lane, common = self._nearest(request)
         common = with_equal_thoughts(lane.heard, request.messages, common)
         of, base, tools = request.node and request.node.place, request.before, None
         fork = None
-        if segment.parent is None:
+        if request.node is None:
             of, base = lane.last_written(common, self._written)
             tools = None if of is not None and lane.tools == request.tools else request.specs
             tools = None if of is None and not tools else tools
-        if segment.parent is None or request.node is None or request.node.continued:
+        if request.node is None or request.node.continued:
             summed_up = any(self._written[node.place].label == "compaction" for node in quoted)
             new = [node for node in quoted if sums_up(node, self._lanes[node.lane], request, lane, common)]
             links = Links(quoted=quoted, new_agent=not known_agent, summed_up=summed_up, goes_on=bool(new))
             fork = fork_of(request, lane, common, of, links)
             if fork.reason == "compaction":
-                self._summaries[segment.index] = [n.place for n in new if self._written[n.place].label == "agent"]
-        return replace(
-            segment,
+                self._summaries[place] = [n.place for n in new if self._written[n.place].label == "agent"]
+        return segment(
+            message=messages[-1],
             earlier=tuple(messages[min(base, len(messages) - 1) : -1]),
             tools=tools,
             fork=fork,

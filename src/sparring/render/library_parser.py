@@ -42,6 +42,12 @@ _CHANNELS: Mapping[str, Channel] = {
     ),
 }
 
+LONGEST_BEGINNING = 64
+"""Most ids from the last end of a turn on for which it is remembered whether a reply begins inside a thought."""
+
+REMEMBERED = 256
+"""Such beginnings that are remembered, the latest ones."""
+
 
 class LibraryParser:
     """Parser of one format of the library.
@@ -56,7 +62,9 @@ class LibraryParser:
     def __init__(self, library: Any, tokenizer: FileTokenizer, name: str, stop_ids: Sequence[int]) -> None:
         self._library, self._tokenizer, self._name = library, tokenizer, name
         self._stop_ids = frozenset(stop_ids)
-        self._foreign = self._stop_ids - set(library.get_stop_token_ids())
+        self._own_stops = frozenset(library.get_stop_token_ids())
+        self._foreign = self._stop_ids - self._own_stops
+        self._thinks_behind = functools.lru_cache(maxsize=REMEMBERED)(self._asked)
         layout, added = LAYOUTS.get(name), tokenizer.added_tokens
         self._tagged = None if layout is None else TaggedCalls(layout, added, tokenizer.decode)
         self._added = added
@@ -127,7 +135,18 @@ class LibraryParser:
         return marks.think_end if thought is not None and thought.rest > len(ids) else None
 
     def thinks(self, prompt: Sequence[int]) -> bool:
-        """Return whether a reply to this prompt begins inside a thought."""
+        """Return whether a reply to this prompt begins inside a thought.
+
+        The library reads no further back than to the last end of a turn, and nearly all prompts are the same from there
+        on: it is asked once for each of these beginnings of a reply.
+        """
+        for at in range(len(prompt) - 1, max(0, len(prompt) - LONGEST_BEGINNING) - 1, -1):
+            if prompt[at] in self._own_stops:
+                return self._thinks_behind(tuple(prompt[at:]))
+        return self._asked(prompt)
+
+    def _asked(self, prompt: Sequence[int]) -> bool:
+        """Ask the library whether a reply to a prompt begins inside a thought."""
         return bool(self._message(self._word, (), prompt).reasoning)
 
     def _body(self, completion: Sequence[int]) -> Sequence[int]:

@@ -180,4 +180,4 @@ def _text(token: Any) -> str | None:
 
 
 def _utf8(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

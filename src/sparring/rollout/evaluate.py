@@ -21,10 +21,12 @@ from sparring.observe.evaluation import (
     success_by_tag,
     success_rate,
 )
+from sparring.observe.metrics import Metrics
 from sparring.observe.statistics import pass_at_k, pass_hat_k
 from sparring.protocols import Scorer
 from sparring.rollout.group_scoring import GroupScoring
 from sparring.rollout.load import EvalShare
+from sparring.rollout.metrics import Shares, shortfalls
 from sparring.rollout.outcomes import failure_of, unscored
 from sparring.rollout.runner import Finished, RolloutRunner
 from sparring.rollout.seeds import digest, rollout_seed
@@ -60,12 +62,14 @@ class EvalPlan:
         samples: per task.
         run_seed: everything sampled derives from it.
         stage: rollout 7 is `<stage>/7`, and recorded under `stage`.
+        max_context: most ids that a prompt of the policy and its reply may have together; None: nobody knows.
     """
 
     tasks: Sequence[Task]
     run_seed: int
     samples: int = 1
     stage: str = "eval"
+    max_context: int | None = None
 
     def __len__(self) -> int:
         return len(self.tasks) * self.samples
@@ -78,7 +82,7 @@ class Finding:
     `reward` is None where the rollout says nothing about the policy; `failure` is then what broke, empty where it ended
     at a limit before the policy had a turn, such as a prompt that is too long. `success` is None there too, and where
     the world knows no such thing. `versions` are the lowest and the highest of the weights, None where nothing was
-    sampled.
+    sampled. `shortfalls` are those of `rollout.metrics`.
     """
 
     rollout: str
@@ -89,6 +93,7 @@ class Finding:
     failure: str
     versions: tuple[int, int] | None
     per_role: Mapping[str, float] = field(default_factory=dict)
+    shortfalls: Shares = field(default_factory=dict)
 
 
 def recorded(plan: EvalPlan, store: EvalStore) -> dict[int, Finding]:
@@ -110,7 +115,7 @@ def recorded(plan: EvalPlan, store: EvalStore) -> dict[int, Finding]:
                 f"recorded rollout {group.id}", expected, got, "evaluate under another --name, or remove the folder"
             )
         if group.rollouts or group.failed[-1].outcome.trainable:
-            findings[group.index] = _finding(group)
+            findings[group.index] = _finding(group, plan)
         else:
             store.supersede(plan.stage, group.index)
     return findings
@@ -181,7 +186,7 @@ async def evaluate(
                 group = await _one(runner, plan, number, 0 if share is None else share.admission())
             if store is not None:
                 store.append(group, stage=plan.stage)
-            findings[number] = _finding(group)
+            findings[number] = _finding(group, plan)
             done(len(findings), findings[number])
 
     try:
@@ -226,8 +231,17 @@ def summarize(plan: EvalPlan, findings: Mapping[int, Finding], ks: Sequence[int]
         mean_turns_successful=_mean([f.turns for f in scored if f.success]),
         outcomes=dict(Counter(f.ending for f in findings.values())),
         versions=(min(low for low, _ in sampled), max(high for _, high in sampled)) if sampled else None,
+        shortfalls=_shares(findings.values()),
         tasks=tasks,
     )
+
+
+def _shares(findings: Iterable[Finding]) -> dict[str, float]:
+    """Return shares over all rollouts; those of nothing are left out."""
+    metrics = Metrics()
+    for name, (count, of) in (share for finding in findings for share in finding.shortfalls.items() if share[1][1]):
+        metrics.add(name, count, "ratio", weight=of)
+    return metrics.take()
 
 
 async def _one(runner: RolloutRunner | ScoredRunner, plan: EvalPlan, number: int, admission: int) -> Group:
@@ -252,7 +266,7 @@ async def _one(runner: RolloutRunner | ScoredRunner, plan: EvalPlan, number: int
     )
 
 
-def _finding(group: Group) -> Finding:
+def _finding(group: Group, plan: EvalPlan) -> Finding:
     rollout = group.rollouts[0] if group.rollouts else group.failed[-1]
     score = group.scores[0] if group.rollouts else Score(reward=None)
     outcome = rollout.outcome
@@ -277,6 +291,7 @@ def _finding(group: Group) -> Finding:
         else outcome.reason,
         versions=(min(versions), max(versions)) if versions else None,
         per_role=score.per_role or {},
+        shortfalls=shortfalls(group, plan.max_context),
     )
 
 

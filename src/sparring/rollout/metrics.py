@@ -10,33 +10,35 @@ from sparring.observe.survival import lost_rollouts, silent_rollouts, turns
 from sparring.record.order import tools_of
 from sparring.render.tags import CALL_TAGS
 from sparring.rollout.admitted import AdmittedRollouts, sampled_tokens
-from sparring.types import UNTRAINED, Group, Rollout, Segment, Trajectory
+from sparring.types import UNTRAINED, Group, Rollout, Segment
 
 WARNED_ABOVE: Mapping[str, tuple[float, str]] = {
-    "rollout/nothing_to_train": (
-        0.25,
-        "of rollouts have nothing to train: they broke, or the policy has no turn in them",
-    ),
-    "rollout/unread_calls": (0.1, "of replies to requests with tools hold a call's tag and no call that can be read"),
-    "rollout/cut_by_context": (0.1, "of replies were cut because the context was full"),
+    "nothing_to_train": (0.25, "of rollouts have nothing to train: they broke, or the policy has no turn in them"),
+    "unread_calls": (0.1, "of replies to requests with tools hold a call's tag and no call that can be read"),
+    "cut_by_context": (0.1, "of replies were cut because the context was full"),
 }
-"""Metrics of which a share above this number is said once, and in which words."""
+"""Shares of `shortfalls` that are said once above this number, and in which words."""
+
+Shares = Mapping[str, tuple[float, float]]
+"""Shares by name: how many, and of how many."""
 
 
 class Warnings:
-    """Warnings about the metrics of a run's steps, each once.
+    """Warnings about the metrics of a run's steps, or of evaluations, each once.
 
     Args:
         report: takes a sentence.
+        prefix: of the metrics' names.
     """
 
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self._report = report
+    def __init__(self, report: Callable[[str], None], prefix: str = "rollout/") -> None:
+        self._report, self._prefix = report, prefix
         self._warned: set[str] = set()
 
     def look(self, metrics: Mapping[str, float]) -> None:
         """Warn of what is too high for the first time."""
-        for name, (most, words) in WARNED_ABOVE.items():
+        for short, (most, words) in WARNED_ABOVE.items():
+            name = f"{self._prefix}{short}"
             if name not in self._warned and metrics.get(name, 0.0) > most:
                 self._warned.add(name)
                 self._report(f"{name}: {metrics[name]:.0%} {words} (above {most:.0%}; said once)")
@@ -65,12 +67,10 @@ def measure(metrics: Metrics, group: Group, *, lag: int, max_context: int | None
     rollouts = lost + silent + len(group.rollouts)
     metrics.add("rollout/left_rate", lost, "ratio", weight=rollouts)
     metrics.add("rollout/silent_rate", silent, "ratio", weight=rollouts)
-    untrained = sum(not any(trajectory.turns for trajectory in rollout.trajectories) for rollout in group.rollouts)
-    metrics.add("rollout/nothing_to_train", lost + silent + untrained, "ratio", weight=rollouts)
+    for name, (count, of) in shortfalls(group, max_context).items():
+        metrics.add(f"rollout/{name}", count, "ratio", weight=of)
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         _measure_rollout(metrics, rollout)
-        for trajectory in rollout.trajectories:
-            _measure_replies(metrics, trajectory, max_context)
         metrics.add("rollout/reward", score.reward or 0.0)
         for role, reward in (score.per_role or {}).items():
             metrics.add(f"rollout/reward/{role}", reward)
@@ -80,6 +80,36 @@ def measure(metrics: Metrics, group: Group, *, lag: int, max_context: int | None
                 metrics.add(f"rollout/success/{group.task.tag}", float(score.success))
         for name, value in score.parts.items():
             metrics.add(f"rollout/part/{name}", value)
+
+
+def shortfalls(group: Group, max_context: int | None = None) -> Shares:
+    """Return how many rollouts of a group have nothing to train, and how many replies of its scored ones did not come
+    to what they were to be: calls that nobody can read, and ends that the context cut off. All are functions of the
+    record alone.
+
+    Args:
+        group: a scored group, or one of an evaluation.
+        max_context: as in `measure`; without it, nothing is known of the context.
+    """
+    lost, silent = len(lost_rollouts(group)), len(silent_rollouts(group))
+    untrained = sum(not any(trajectory.turns for trajectory in rollout.trajectories) for rollout in group.rollouts)
+    unread = called = cut = replies = 0
+    for trajectory in (trajectory for rollout in group.rollouts for trajectory in rollout.trajectories):
+        segments, lengths = trajectory.segments, [0] * len(trajectory.segments)
+        for segment in segments:
+            before = 0 if segment.parent is None else lengths[segment.parent]
+            lengths[segment.index] = before + len(segment.tokens)
+        sampled = [segment for segment in segments if segment.model is not None]
+        with_tools = [segment for segment in sampled if tools_of(segments, segment.index)]
+        called, unread = called + len(with_tools), unread + sum(map(_is_unread, with_tools))
+        replies += len(sampled)
+        full = [segment for segment in sampled if lengths[segment.index] >= (max_context or 0)]
+        cut += sum(segment.finish_reason == "length" for segment in full)
+    shares = {
+        "nothing_to_train": (lost + silent + untrained, lost + silent + len(group.rollouts)),
+        "unread_calls": (unread, called),
+    }
+    return shares if max_context is None else {**shares, "cut_by_context": (cut, replies)}
 
 
 def admitted_metrics(admitted: AdmittedRollouts) -> dict[str, float]:
@@ -115,21 +145,6 @@ def _measure_rollout(metrics: Metrics, rollout: Rollout) -> None:
     metrics.add("rollout/wall_s_mean", wall_s)
     metrics.add("rollout/wall_s_max", wall_s, "max")
     metrics.add("rollout/world_share", rollout.trajectories[0].timing.world_s, "ratio", weight=wall_s)
-
-
-def _measure_replies(metrics: Metrics, trajectory: Trajectory, max_context: int | None) -> None:
-    """Add what replies of a trajectory did not come to: calls that nobody can read, and ends that the context cut off.
-    Both are functions of the record alone."""
-    segments, lengths = trajectory.segments, [0] * len(trajectory.segments)
-    for segment in segments:
-        before = 0 if segment.parent is None else lengths[segment.parent]
-        lengths[segment.index] = before + len(segment.tokens)
-    replies = [segment for segment in segments if segment.model is not None]
-    called = [segment for segment in replies if tools_of(segments, segment.index)]
-    metrics.add("rollout/unread_calls", sum(map(_is_unread, called)), "ratio", weight=len(called))
-    if max_context is not None:
-        cut = [s for s in replies if s.finish_reason == "length" and lengths[s.index] >= max_context]
-        metrics.add("rollout/cut_by_context", len(cut), "ratio", weight=len(replies))
 
 
 def _is_unread(reply: Segment) -> bool:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from sparring.errors import HarnessError
 from sparring.record.identity import message_key
+from sparring.record.tool_names import stands_for
 from sparring.types import Message, Observation, Score, Segment, ToolCall, Trajectory
 
 SHOWN = 60
@@ -165,7 +166,8 @@ def _taken(wanted: Sequence[ToolCall], calls: Sequence[ToolCall]) -> list[ToolCa
     none of them."""
     left, taken = list(calls), []
     for call in wanted:
-        named = [other for other in left if _is_called(call.name, other.name)]
+        named = [other for other in left if stands_for(other.name or "", call.name or "")]
+        named.sort(key=lambda other: other.name != call.name)  # the very name goes before what ends with it
         equal = [o for o in named if o.id == call.id] or [o for o in named if _arguments(o) == _arguments(call)]
         equal = equal or [o for o in named if _completed(o, call) or _completed(call, o)]
         if not equal:
@@ -173,11 +175,6 @@ def _taken(wanted: Sequence[ToolCall], calls: Sequence[ToolCall]) -> list[ToolCa
         left.remove(equal[0])
         taken.append(equal[0])
     return taken
-
-
-def _is_called(tool: str, name: str) -> bool:
-    """Return whether a call's name is a tool's, or the tool's behind that of its server, as clients write it."""
-    return name == tool or bool(tool) and name.endswith(tool) and not name[-len(tool) - 1].isalnum()
 
 
 def _completed(call: ToolCall, by: ToolCall) -> bool:

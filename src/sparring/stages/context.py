@@ -73,13 +73,13 @@ class RunFiles:
         Raises:
             BadInput: no stage before it has run, and no checkpoint is named; or what the stage wrote is gone.
         """
-        for before in reversed(ORDER[: ORDER.index(stage)]):
-            if before not in APART and self.done(before) is not None:
-                weights = self.output(before)
-                if not weights.is_dir():
-                    do = "restore it from a copy, or start a new run folder (--name)"
-                    raise refusal(f"stage {stage}", f"the weights that stage {before} wrote", f"no {weights}", do)
-                return weights
+        before = self.before(stage)
+        if before is not None:
+            weights = self.output(before)
+            if not weights.is_dir():
+                do = "restore it from a copy, or start a new run folder (--name)"
+                raise refusal(f"stage {stage}", f"the weights that stage {before} wrote", f"no {weights}", do)
+            return weights
         start = self.given()
         if start is not None:
             return start
@@ -89,6 +89,11 @@ class RunFiles:
             "none",
             "set [models.policy] path, or put `init` into [run] stages",
         )
+
+    def before(self, stage: str) -> str | None:
+        """Return the nearest finished stage before one whose output is the policy; None where there is none."""
+        stages = reversed(ORDER[: ORDER.index(stage)])
+        return next((each for each in stages if each not in APART and self.done(each) is not None), None)
 
     def done(self, stage: str) -> dict[str, Any] | None:
         """Return the recorded result of a finished stage, or None."""

@@ -13,12 +13,15 @@ from sparring.rollout.evaluate import EvalPlan
 from sparring.stages.context import POLICY, Context
 from sparring.stages.data.contamination import check_unseen
 from sparring.stages.models.teachers import OWN, teacher_folder
+from sparring.stages.runtime.chosen import chosen_weights
 from sparring.stages.runtime.evaluation import evaluate_folder, held_out
+from sparring.stages.runtime.saved import BEST, LAST
 from sparring.types import Task
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Evaluate the final weights of every stage that `[eval] checkpoints` names and the run has.
+    """Evaluate the weights of every stage that `[eval] checkpoints` names and the run has: its best or its last
+    (`[eval] weights`).
 
     Returns:
         Per checkpoint, for `teacher/<name>` with `[eval] teachers`, and for `no_tool` (the last checkpoint with the
@@ -31,9 +34,10 @@ async def run(context: Context) -> dict[str, Any]:
     tasks = held_out(context, config.tasks)
     check_unseen(context, tasks)
     stages = [stage for stage in config.checkpoints if context.done(stage) is not None]
+    folders = {stage: _weights(context, stage) for stage in stages}
     results: dict[str, Any] = {}
-    for stage in stages:
-        results[stage] = await _once(context, stage, context.output(stage), tasks)
+    for stage, folder in folders.items():
+        results[stage] = await _once(context, stage, folder, tasks)
     for name, taught in _taught(context, tasks).items():
         results[f"teacher/{name}"] = await _once(
             context, f"teacher/{name}", teacher_folder(context, name), taught, model=name
@@ -44,10 +48,27 @@ async def run(context: Context) -> dict[str, Any]:
         off = BubblewrapBoxes(msgspec.structs.replace(context.config.sandbox, enabled=False))
         try:
             spread = _spread(tasks, config.no_tool_tasks)
-            results["no_tool"] = await _once(context.with_boxes(off), "no_tool", context.output(stages[-1]), spread)
+            results["no_tool"] = await _once(context.with_boxes(off), "no_tool", folders[stages[-1]], spread)
         finally:
             await off.close()
     return results
+
+
+def _weights(context: Context, stage: str) -> Path:
+    """Return the weights of a stage that are evaluated. An evaluation that has begun goes on with those that it began
+    with; before anybody noted which, they were the last.
+
+    Raises:
+        BadInput, StoreError: as `chosen_weights`.
+    """
+    key = f"eval/{stage}/weights"
+    begun = next(iter(context.store.groups(stage=f"eval/{stage}")), None) is not None
+    weights = (context.store.get(key) or LAST) if begun else context.config.eval.weights
+    folder, which = chosen_weights(context, stage, weights)
+    context.store.put(key, LAST if folder == context.output(stage) else BEST)
+    if which:
+        context.sink.event("eval", which)
+    return folder
 
 
 async def _once(

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sparring.model.hub import base_folder
-from sparring.model.peft import base_of, is_adapter, read, read_config, write
-from sparring.protocols import Store, Trainer
+from sparring.model.peft import base_of, is_adapter, read
+from sparring.protocols import Store
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import Context
 from sparring.stages.models.exported_format import write_format
+from sparring.stages.models.written import write_beside
+from sparring.stages.runtime.chosen import chosen_weights
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Copy the newest weights of the run to `<run>/export`, cast to `[export] dtype`, with a chat template that writes
-    the run's prompts.
+    """Copy the weights of the last stage that trained, its best or its last (`[export] weights`), to `<run>/export`,
+    cast to `[export] dtype`, with a chat template that writes the run's prompts.
 
     Returns:
         `model`: the folder; `bytes`: its size.
     """
     context.sink.start("export", 1)
-    source = context.input("export")
+    source, stage = context.input("export"), context.before("export")
+    if stage is not None:
+        source, which = chosen_weights(context, stage, context.config.export.weights)
+        if which:
+            context.sink.event("export", which)
     out = context.folder / "export"
     for line in export_folder(source, out, context.config.export.dtype, (context.config, context.store)):
         context.sink.event("export", line)
@@ -63,30 +66,5 @@ def export_folder(source: Path, out: Path, dtype: str, run: tuple[RunConfig, Sto
         if run is not None:
             findings.extend(write_format(to, base_folder(source), *run))
 
-    _replace(out, written)
+    write_beside(out, written)
     return findings
-
-
-async def write_model(trainer: Trainer, source: Path, out: Path) -> None:
-    """Write what a trainer trains at `out`: as a Hugging Face folder with config and tokenizer from `source`, or, where
-    `source` is an adapter, as an adapter of the same base."""
-    ref = await trainer.push()
-    write_weights(ref.location, source, out)
-
-
-def write_weights(state: Any, source: Path, out: Path) -> None:
-    """Write a state that a trainer which started from `source` has published or saved."""
-    from sparring.model.save import save
-
-    if is_adapter(source):
-        _replace(out, lambda to: write(state, read_config(source), base_of(source), to))
-    else:
-        _replace(out, lambda to: save(state, source, to))
-
-
-def _replace(out: Path, write_to: Callable[[Path], Any]) -> None:
-    staging = out.with_name(out.name + ".tmp")
-    shutil.rmtree(staging, ignore_errors=True)
-    write_to(staging)
-    shutil.rmtree(out, ignore_errors=True)
-    os.rename(staging, out)

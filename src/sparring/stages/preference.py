@@ -42,7 +42,7 @@ async def run(context: Context) -> dict[str, Any]:
     """
     from sparring.algo.loss.imitate import ImitateLoss
     from sparring.algo.loss.preference.load import load_preference
-    from sparring.stages.export import write_model
+    from sparring.stages.models.written import write_model
 
     section, seed = context.config.preference, context.config.run.seed
     source = trained_folder(context, context.input("preference"))

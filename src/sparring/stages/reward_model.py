@@ -30,7 +30,7 @@ async def run(context: Context) -> dict[str, Any]:
         `rows` (of the data that are trained), `tokens_trained`, `loss` and `accuracy` of the last step, `held_out`
         (accuracy with its interval; None where nothing is) and `model`, the folder.
     """
-    from sparring.stages.export import write_model
+    from sparring.stages.models.written import write_model
 
     section, seed = context.config.reward_model, context.config.run.seed
     source = context.input("reward_model")

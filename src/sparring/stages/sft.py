@@ -21,7 +21,7 @@ async def run(context: Context) -> dict[str, Any]:
         `rows` (distinct demonstrations), `tokens_trained`, `loss` of the last step and `model`, the folder.
     """
     from sparring.algo.loss.imitate import ImitateLoss
-    from sparring.stages.export import write_model
+    from sparring.stages.models.written import write_model
 
     config = context.config.sft
     source = trained_folder(context, context.input("sft"))

@@ -1,5 +1,6 @@
 """The live page: whom it lets in, what it finds, and what a real browser makes of it."""
 
+import asyncio
 import csv
 import signal
 import subprocess
@@ -122,3 +123,35 @@ def test_curves_are_written_as_tables(sample_run: Path, capsys: pytest.CaptureFi
     with files[1].open(newline="") as file:
         table = list(csv.DictReader(file))
     assert [(int(row.pop("step")), {k: float(v) for k, v in row.items()}) for row in table] == rows
+
+
+@pytest.mark.parametrize("host", ["[", "[::1", "127.0.0.1:x", "127.0.0.1:99999999", "", "a@b", "\u00b2", "x" * 60_000])
+def test_a_host_that_is_none_is_answered(sample_run: Path, host: str) -> None:
+    """No page elsewhere can ask by such a name: it may be taken for none."""
+    client = TestClient(LivePage(sample_run, "127.0.0.1", "secret").application(), base_url=HERE)
+    answer = client.get("/", params={"key": "secret"}, headers={"host": host.encode("latin-1")}, follow_redirects=False)
+    assert answer.status_code in (303, 421)
+
+
+def test_a_query_that_is_no_text_is_refused(sample_run: Path) -> None:
+    application, sent = LivePage(sample_run, "127.0.0.1", "secret").application(), []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message.get("status"))
+
+    scope = {"type": "http", "method": "GET", "path": "/rollouts", "root_path": "", "scheme": "http", "headers": []}
+    asked = {**scope, "server": ("127.0.0.1", 8080), "query_string": b"key=secret&words=\xff"}
+    asyncio.run(application(asked, receive, send))
+    assert sent[0] == 421
+
+
+def test_parameters_of_any_kind_are_answered(reader: TestClient) -> None:
+    for odd in ("", "\0", "%ED%A0%80", "9" * 5000, "-1", "\u0663", "x" * 50_000, "'\"; --"):
+        for name in ("words", "after", "task", "outcome", "nowhere"):
+            assert reader.get("/rollouts", params={name: odd}).status_code == 200, (name, odd)
+        assert reader.get("/rollout", params={"id": odd}).status_code == 404
+        assert reader.get("/figures", params={"seen": odd}).status_code == 200
+        assert TestClient(reader.app, base_url=HERE).get("/", params={"key": odd}).status_code == 401

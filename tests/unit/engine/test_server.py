@@ -15,6 +15,7 @@ import torch
 from sparring.engine.adapters.remote import RemoteEngine
 from sparring.engine.config import EngineConfig
 from sparring.engine.native import NativeEngine
+from sparring.engine.server import BESIDE, OF_BIAS, OF_ID
 from sparring.errors import BadInput, EngineError, RequestRefused, WeightsError
 from sparring.generation import Completion, GenerateRequest, Sampling
 from sparring.kernels import ops
@@ -429,3 +430,25 @@ def test_adapters_are_loaded_and_named_through_the_server(server, model_path, se
     assert isinstance(there[2], EngineError) and "adapter b" in str(there[2])
     assert [answer for answer in there if isinstance(answer, Completion)] == [here[0], here[1], here[3]]
     assert here[0].versions.values == (1,) and here[1].versions.values == (0,)
+
+
+def test_odd_heads_and_bodies_over_the_bound_are_refused_in_its_form(model_path):
+    """A host that is none, under a key, and a body that is longer than any request of this context."""
+    engine = NativeEngine(load(model_path), EngineConfig(max_running=8), threads=1)
+    server = ServerThread(engine, model_path, api_key="k")
+    try:
+        most = BESIDE + OF_ID * engine.context + OF_BIAS * engine.model.vocab_size
+        with httpx.Client(base_url=server.url, timeout=60, headers={"authorization": "Bearer k"}) as client:
+            for host in ("[", "[::1", "x:y", "\u00b2", ""):
+                answer = client.post("/v1/abort", json={"id": 1}, headers={"host": host.encode("latin-1")})
+                assert answer.status_code == 400 and "POST /v1/abort" in answer.json()["error"]["message"]
+                assert client.get("/nowhere", headers={"host": host.encode("latin-1")}).status_code == 404
+            for key in (b"", b"Bearer \xff", b"[" * 60_000):
+                answer = client.post("/v1/abort", json={"id": "x"}, headers={"authorization": key})
+                assert answer.status_code == 401 and "authorization" in answer.json()["error"]["message"]
+            too_long = client.post("/v1/generate", content=b" " * (most + 1))
+            assert f"at most {most} bytes" in too_long.json()["error"]["message"] and 400 <= too_long.status_code < 500
+            assert f"at most {most}" not in client.post("/v1/generate", content=b" " * most).json()["error"]["message"]
+            assert client.get("/v1/model").status_code == 200
+    finally:
+        server.stop()

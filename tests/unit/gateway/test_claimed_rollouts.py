@@ -16,8 +16,6 @@ from test_rewards import NoBoxes
 from sparring.errors import BadInput
 from sparring.gateway.server import gateway_here, open_door
 from sparring.gateway.workers import RunKeys
-from sparring.harness.by_environment import HarnessByEnvironment, rehearsal_of
-from sparring.harness.chat import ChatHarness
 from sparring.harness.load import load_harness
 from sparring.record.recorder import Recorder
 from sparring.rewards import RewardRefused, send
@@ -240,17 +238,6 @@ def test_a_run_without_workers_refuses_them_and_a_world_of_two_roles_is_refused(
     assert asyncio.run(main()) == 403
     with pytest.raises(BadInput, match="which speaks for one role"):
         load_harness("workers", ("white", "black"), open_door)
-
-
-def test_before_the_run_a_chat_stands_in_the_place_of_workers() -> None:
-    harness = load_harness("workers", ("policy",), open_door)
-    assert isinstance(rehearsal_of(harness), ChatHarness)
-    chat = ChatHarness()
-    assert rehearsal_of(chat) is chat
-    several = rehearsal_of(HarnessByEnvironment({"a": harness, "b": chat}))
-    assert isinstance(several, HarnessByEnvironment) and all(
-        isinstance(each, ChatHarness) for each in several._harnesses.values()
-    )
 
 
 def test_claims_that_wait_when_a_run_breaks_are_told_to_come_again() -> None:

@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 
-from sparring.harness.relay import Relay
+from sparring.harness.relay import MOST_CONNECTIONS, Relay
 
 
 async def relayed(server: asyncio.Server, play: Callable[[int], Awaitable[None]]) -> None:
@@ -61,5 +61,58 @@ def test_a_program_that_breaks_its_connection_ends_that_of_the_server() -> None:
             await left.wait()
 
         await relayed(await asyncio.start_server(answer, "127.0.0.1", 0), play)
+
+    asyncio.run(main())
+
+
+def test_a_program_has_sixteen_connections_and_the_next_waits_for_one_to_end() -> None:
+    async def main() -> None:
+        begun, many = 0, asyncio.Event()
+        writers: list[asyncio.StreamWriter] = []
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal begun
+            begun += 1
+            if begun == MOST_CONNECTIONS:
+                many.set()
+            writer.write(await reader.read(100))
+            await reader.read()
+            writer.close()
+
+        async def play(port: int) -> None:
+            for number in range(MOST_CONNECTIONS + 3):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"%d" % number)
+                writers.append(writer)
+                readers.append(reader)
+            await many.wait()
+            assert begun == MOST_CONNECTIONS
+            assert [await reader.read(2) for reader in readers[:3]] == [b"0", b"1", b"2"]
+            for number in range(3):
+                writers[number].close()
+                assert await readers[MOST_CONNECTIONS + number].read(2) == b"%d" % (MOST_CONNECTIONS + number)
+                assert begun == MOST_CONNECTIONS + number + 1
+            for writer in writers:
+                writer.close()
+
+        readers: list[asyncio.StreamReader] = []
+        await relayed(await asyncio.start_server(answer, "127.0.0.1", 0), play)
+
+    asyncio.run(main())
+
+
+def test_a_server_that_is_gone_costs_no_place() -> None:
+    async def main() -> None:
+        closed = socket.create_server(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        closed.close()
+        listening = socket.create_server(("127.0.0.1", 0))
+        serving = asyncio.create_task(Relay("127.0.0.1", port).serve(listening))
+        for _ in range(2 * MOST_CONNECTIONS):
+            reader, writer = await asyncio.open_connection("127.0.0.1", listening.getsockname()[1])
+            assert await reader.read() == b""
+            writer.close()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
 
     asyncio.run(main())

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from sparring.errors import BadInput, LimitReached, RequestRefused, SparringError, Unanswered
+from sparring.errors import BadInput, HarnessError, LimitReached, RequestRefused, SparringError, Unanswered
+from sparring.harness.by_environment import HarnessByEnvironment, behind
+from sparring.harness.chat import ChatHarness
 from sparring.harness.workers import GRACE_S, WorkerHarness
 from sparring.record.leases import LeaseEnd, Leases
 from sparring.record.transcript import TextRecorder, TextRequest
@@ -106,3 +108,21 @@ def test_a_worker_that_finishes_and_was_answered_nothing_is_a_failure_with_what_
             await Played(refuses=BadInput("tools: expected none"), finishes=True, asks=asks).run()
 
     run_virtual(main())
+
+
+def test_only_workers_claim_at_another_server_and_a_rollout_that_none_claims_there_in_time_has_failed() -> None:
+    """Of several environments too."""
+    nobody, chat = Played(refuses=None, finishes=False), ChatHarness()
+    workers = WorkerHarness(nobody._open_door, lambda: None)
+    leases = Leases(1e6)
+    several = behind(HarnessByEnvironment({"toy": workers, "chat": chat}), nobody._open_door, lambda: leases, 5.0)
+    assert behind(chat, nobody._open_door, lambda: leases) is chat
+
+    async def main() -> None:
+        task = toy_task(3)
+        recorder = TextRecorder(nobody._reply, "teacher")
+        episode = RunningEpisode(task, GuardedEnv(ToyEnv), recorder, rollout_id="r", seed=1, priority=0)
+        with pytest.raises(HarnessError, match="no worker has claimed it in 5 s"):
+            await several.run(episode)
+
+    assert run_virtual(main())[1] == 5.0

@@ -117,6 +117,21 @@ def tag_of(name: str, place: int) -> str:
     return (own.get(name) or (tags and tags.think) or ("<think>", "</think>"))[place]
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_reply_begins_in_a_thought_where_the_library_says_so_of_the_whole_prompt(name: str) -> None:
+    """The answer is remembered by the end of the prompt alone."""
+    renderer = renderer_of(name, True)
+    encode = renderer.tokenizer.encode
+    begin, end = encode(tag_of(name, 0)), encode(tag_of(name, 1))
+    reply = Message(role="assistant", content="Ada.", reasoning="maybe")
+    prompts = [renderer.render(messages, ()).tokens for messages in ([USER], [USER, reply, USER])]
+    for behind in ((), begin, (*begin, *encode("maybe")), (*begin, *encode("maybe"), *end), renderer.stop_ids[:1]):
+        for prompt in (*prompts, (*begin, *prompts[0]), encode("x") * 99):
+            asked = [*prompt, *behind]
+            said = renderer._library.parse_response(encode("x"), prompt_ids=asked).reasoning_content
+            assert renderer._parser.thinks(asked) is bool((said or "").strip())
+
+
 @pytest.mark.parametrize("name", ["template", *(name for name in FORMATS if name != "llama-3")])
 def test_a_call_in_a_thought_is_no_call(name: str) -> None:
     renderer = renderer_of(name, True)

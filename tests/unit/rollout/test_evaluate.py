@@ -1,6 +1,7 @@
 """Evaluation: every sample of every task once, honest intervals, infrastructure left out, nothing run twice."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,10 @@ from fates import Fates, make_stack
 
 from sparring.errors import BadInput, JudgeError, SandboxError, StoreError
 from sparring.observe.evaluation import Evaluation
+from sparring.observe.metrics import Metrics
 from sparring.observe.statistics import wilson
 from sparring.rollout.evaluate import EvalPlan, ScoredRunner, evaluate, recorded, summarize
+from sparring.rollout.metrics import measure
 from sparring.rollout.seeds import rollout_seed
 from sparring.store.sqlite import SqliteStore
 from sparring.testing.clock import run_virtual
@@ -25,7 +28,7 @@ def run(
     stack, tasks=TASKS, concurrent: int = 8, samples: int = 1, ks=(), stage: str = "eval", **more: object
 ) -> Evaluation:
     """The evaluation on a virtual clock."""
-    plan = EvalPlan(tasks=tasks, run_seed=1, samples=samples, stage=stage)
+    plan = EvalPlan(tasks=tasks, run_seed=1, samples=samples, stage=stage, max_context=512)
     return summarize(plan, run_virtual(evaluate(stack.runner, plan, max_concurrent_rollouts=concurrent, **more))[0], ks)
 
 
@@ -70,6 +73,24 @@ def test_infrastructure_is_counted_named_and_left_out() -> None:
         1 / 3
     )
     assert result.outcomes == {"completed/answered": 20, "judge_failed/failure": 10}
+    assert result.shortfalls == {"nothing_to_train": 1 / 3, "unread_calls": 0.0, "cut_by_context": 0.0}
+
+
+def test_an_evaluation_has_the_shares_that_training_has_from_its_record_too(tmp_path: Path) -> None:
+    """Of replies that are half a call and end with the context: what `measure` says of the same groups."""
+    renderer = toy_renderer()
+    half = ScriptedEngine(lambda request: renderer.tokenizer.encode("I look. <tool_call>{" * 500))
+    with closing(SqliteStore(tmp_path / "store.sqlite")) as store:
+        plan = EvalPlan(tasks=TASKS[:4], run_seed=1, max_context=10)
+        found = run_virtual(evaluate(make_stack(engine=half).runner, plan, max_concurrent_rollouts=2, store=store))[0]
+        assert recorded(plan, store) == found
+        metrics = Metrics()
+        for group in store.groups(stage="eval"):
+            measure(metrics, group, lag=0, max_context=10)
+    values = metrics.take()
+    shares = summarize(plan, found).shortfalls
+    assert shares == {name: values[f"rollout/{name}"] for name in shares}
+    assert shares == {"nothing_to_train": 0.0, "unread_calls": 1.0, "cut_by_context": 1.0}
 
 
 def test_a_task_that_lost_a_sample_counts_by_the_others() -> None:

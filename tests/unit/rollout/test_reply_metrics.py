@@ -91,11 +91,12 @@ def test_rollouts_with_nothing_to_train_are_counted_and_branches_of_other_tools(
     assert measured(good, forked)["rollout/branches_of_other_tools"] == 0.5
 
 
-def test_what_is_too_high_is_said_once() -> None:
+@pytest.mark.parametrize("prefix", ["rollout/", ""], ids=["training", "evaluation"])
+def test_what_is_too_high_is_said_once(prefix: str) -> None:
     told: list[str] = []
-    warnings = Warnings(told.append)
+    warnings = Warnings(told.append, prefix)
     for share in (0.0, 0.5, 0.9):
-        warnings.look({name: share for name in WARNED_ABOVE})
+        warnings.look({f"{prefix}{name}": share for name in WARNED_ABOVE})
     warnings.look({})
-    assert [line.partition(":")[0] for line in told] == list(WARNED_ABOVE)
+    assert [line.partition(":")[0] for line in told] == [f"{prefix}{name}" for name in WARNED_ABOVE]
     assert all(": 50% of re" in line or ": 50% of rollouts" in line for line in told)

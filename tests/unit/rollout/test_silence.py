@@ -36,6 +36,7 @@ from sparring.types import Evidence, Group, Message, Observation, Outcome, Score
 RENDERER = toy_renderer()
 LONG, SHORT = (Message(role="user", content=text) for text in ("word " * 3000, "Hi"))
 FULL = Outcome(kind="truncated", reason="context_length")
+CHAT = "/v1/chat/completions"
 ANSWERED = Outcome(kind="completed", reason="answered")
 
 
@@ -117,20 +118,37 @@ def test_a_harness_that_was_answered_nothing_is_a_failure_that_says_what_it_was_
 
 
 @pytest.mark.parametrize(
-    ("key", "fields", "told"),
+    ("key", "fields", "paths", "told"),
     [
-        ("another", {}, "meanwhile the gateway turned a client away: "),
-        ("", {"n": 0}, "refused every request, the last for: n: expected"),
-        ("", {"model": "gpt-9"}, "refused every request, the last for: model: expected"),
-        ("", {"messages": 7}, "refused every request, the last for: messages: expected"),
+        ("another", {}, (CHAT,), "meanwhile the gateway turned a client away: "),
+        ("another", {}, ("/chat/completions",), "meanwhile the gateway turned a client away: "),
+        ("", {"n": 0}, (CHAT,), "refused every request, the last for: n: expected"),
+        ("", {"model": "gpt-9"}, (CHAT,), "refused every request, the last for: model: expected"),
+        ("", {"messages": 7}, (CHAT,), "refused every request, the last for: messages: expected"),
+        ("", {}, ("/chat/completions",), "got '/chat/completions'; end the client's base URL with /v1"),
+        ("", {}, ("/k/{key}/v1/v1/messages",), "got '/v1/v1/messages'; leave /v1 out"),
+        ("", {}, ("/v1/models",), "refused every request, the last for: method: expected GET, HEAD, got POST"),
+        (
+            "",
+            {"model": "gpt-9"},
+            ("/v1/messages/count_tokens",),
+            "refused every request, the last for: model: expected",
+        ),
+        ("", {"n": 0}, ("/v1/telemetry", CHAT, "/v1/telemetry"), "refused every request, the last for: n: expected"),
     ],
 )
-def test_what_the_gateway_refuses_is_told(key: str, fields: dict[str, object], told: str) -> None:
+def test_what_the_gateway_refuses_is_told(
+    key: str, fields: dict[str, object], paths: tuple[str, ...], told: str
+) -> None:
+    """A wrong path or method too, where no request for a reply was refused: agents ask for more than replies."""
+
     async def client(episode: Episode) -> None:
         async with open_door(episode.session()) as door, httpx.AsyncClient(base_url=door.url) as http:
             body = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}], **fields}
-            headers = {"authorization": f"Bearer {key or door.key}"}
-            assert (await http.post("/v1/chat/completions", json=body, headers=headers)).status_code >= 400
+            for path in paths:
+                shown = {} if "{key}" in path else {"authorization": f"Bearer {key or door.key}"}
+                answer = await http.post(path.format(key=door.key), json=body, headers=shown)
+                assert answer.status_code >= 400
 
     runner = made(client)
     failure = asyncio.run(runner.run(toy_task(), rollout_id="rl/0/0", index=0, seed=1)).rollout.outcome.failure

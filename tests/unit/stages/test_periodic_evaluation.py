@@ -17,12 +17,13 @@ def test_what_is_known_becomes_a_metric() -> None:
             lost=(Lost(rollout="rl/eval/4/8", task="t8", failure="SandboxError: gone"),),
             mean_turns=2.5,
             versions=(4, 7),
+            shortfalls={"unread_calls": 0.25},
             tasks=tasks,
         )
     )
     assert found["success"] == found["reward"] == found["success/sums"] == 0.5
     assert 0.2 < found["success_low"] < 0.5 < found["success_high"] < 0.8
-    assert (found["turns"], found["tasks"], found["lost"]) == (2.5, 8.0, 1.0)
+    assert (found["turns"], found["tasks"], found["lost"], found["unread_calls"]) == (2.5, 8.0, 1.0, 0.25)
     assert (found["version_low"], found["version_high"]) == (4.0, 7.0)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from sparring.engine.adapters.client import is_refusal
+from sparring.engine.adapters.client import authorization, is_refusal
 from sparring.errors import EngineError, LimitReached, PromptTooLong, RequestRefused, boundary
 from sparring.generation import Sampling
 from sparring.render.dialect import message_dicts, tool_call, tool_dicts
@@ -44,7 +44,7 @@ class ChatEndpoint:
 
     def __init__(self, url: str, *, model: str, api_key: str = "") -> None:
         self._url, self._model = url, model
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = authorization(api_key)
         self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=httpx.Timeout(None, connect=CONNECT_S))
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Message:

@@ -57,3 +57,15 @@ def read_api_key(variable: str) -> str:
     if not key.isascii():
         raise refusal(f"environment variable {variable}", "an API key in ASCII", "other characters", "correct it")
     return key
+
+
+def authorization(api_key: str) -> dict[str, str]:
+    """Return the headers that show a server its key: a bearer's, unless the key is a user and a password
+    (`Basic dXNlcjpwYXNzd29yZA==`).
+
+    Args:
+        api_key: as `read_api_key` returns it.
+    """
+    if not api_key:
+        return {}
+    return {"authorization": api_key if api_key.startswith("Basic ") else f"Bearer {api_key}"}

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from sparring.engine.adapters.client import ClientCounts, is_refusal
+from sparring.engine.adapters.client import ClientCounts, authorization, is_refusal
 from sparring.errors import BadInput, EngineError, RequestRefused, WeightsError, boundary, refusal
 from sparring.generation import Completion, Delta, FinishReason, GenerateRequest, Runs, Sampling, ScoreRequest, Scores
 from sparring.types import WeightRef
@@ -90,7 +90,7 @@ class OpenAiEngine:
 
     def __init__(self, url: str, *, model: str = "", api_key: str = "", version: int = 0) -> None:
         self._url, self._version, self._counts = url.rstrip("/"), version, ClientCounts()
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = authorization(api_key)
         with httpx.Client(headers=headers, timeout=httpx.Timeout(PROBE_S, connect=CONNECT_S)) as client:
             self._model = self._find(client, model)
             self._processed = self._probe(client)

@@ -14,7 +14,7 @@ import httpx
 import msgspec
 
 from sparring.engine import wire
-from sparring.engine.adapters.client import ClientCounts
+from sparring.engine.adapters.client import ClientCounts, authorization
 from sparring.engine.config import EngineConfig
 from sparring.errors import EngineError, boundary, refusal
 from sparring.generation import Completion, Delta, GenerateRequest, Runs, ScoreRequest, Scores
@@ -55,7 +55,7 @@ class RemoteClient:
 
     def __init__(self, url: str, *, name: str = "policy", api_key: str = "") -> None:
         self._url, self._name = url, name
-        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = authorization(api_key)
         socket_path = url.removeprefix("unix:") if url.startswith("unix:") else None
         self._base_url = "http://engine" if socket_path else url
         self._transport = {"uds": socket_path} if socket_path else {"socket_options": KEEP_ALIVE}

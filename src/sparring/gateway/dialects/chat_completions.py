@@ -33,7 +33,7 @@ from sparring.gateway.dialects.openai_errors import REQUEST_ID, error_written
 from sparring.gateway.dialects.reply_format import format_in
 from sparring.gateway.dialects.sampled_ids import logprobs_written, thought_tokens
 from sparring.gateway.dialects.tool_choice import without_parallel
-from sparring.reply import ReplyHead, SampledReply, calls_shown, pieces_of
+from sparring.reply import ReplyHead, SampledReply, calls_shown, text_shown
 from sparring.types import Message, ReplyPiece
 
 OBEYED = frozenset(
@@ -227,7 +227,7 @@ def _text(content: Any, where: str) -> str:
 
 
 def _message_sent(message: Message, freeform: Collection[str]) -> dict[str, Any]:
-    calls, content = calls_shown(message), "".join(p.text for p in pieces_of(message) if p.kind == "text")
+    calls, content = calls_shown(message), text_shown(message)
     message_sent: dict[str, Any] = {"role": "assistant", "content": content or None, "refusal": None}
     if message.reasoning:
         message_sent["reasoning_content"] = message.reasoning

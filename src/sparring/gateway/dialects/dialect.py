@@ -354,6 +354,8 @@ def text_in(value: str, where: str) -> str:
     Raises:
         BadInput: it has half of a surrogate pair.
     """
+    if value.isascii():  # which it knows of itself
+        return value
     try:
         value.encode()
     except UnicodeEncodeError as error:

@@ -69,6 +69,6 @@ def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
 def _metadata(text: str) -> dict[str, Any]:
     try:
         metadata = json.loads(text) if text else {}
-    except ValueError:
+    except (ValueError, RecursionError):  # of another program, or of one that would break this one
         return {}
     return metadata if isinstance(metadata, dict) else {}

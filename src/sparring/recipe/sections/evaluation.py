@@ -22,7 +22,11 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         "rl",
         "distill",
     )
-    """The stages whose final weights are evaluated, where the run has them."""
+    """The stages whose weights are evaluated, where the run has them."""
+
+    weights: Literal["auto", "best", "last"] = "auto"
+    """Of these stages: those of the best checkpoint, or the last. `auto`: the best where `train.best_metric` is not its
+    default. A figure of the evaluation beside training that chose them speaks well of them on these same tasks."""
 
     teachers: bool = False
     """Evaluate every teacher of `[distill]` too, on the tasks that it teaches, and tell what share of its success the
@@ -72,6 +76,9 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 class ExportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[export]`: a plain Hugging Face checkpoint folder."""
+
+    weights: Literal["auto", "best", "last"] = "auto"
+    """Of the last stage that trained: those of its best checkpoint, or the last; as `eval.weights`."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the exported weights."""

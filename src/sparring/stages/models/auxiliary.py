@@ -47,7 +47,7 @@ async def write_learned(context: Context, trainer: Trainer, role: str, began: Pa
     Returns:
         The folder.
     """
-    from sparring.stages.export import write_model
+    from sparring.stages.models.written import write_model
 
     folder = context.folder / "rl" / role
     await write_model(trainer, began, folder)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparring.errors import refusal
+from sparring.errors import BadInput, refusal
+from sparring.harness.workers import NAME as WORKERS
+from sparring.record.imitated import Imitator
 from sparring.rollout.seeds import digest
 from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import Conversation, converse, demonstrate, given_conversations, without_expert
 from sparring.stages.models.imitator import imitator_of
 from sparring.stages.preflight.harness import play_silently, playable
 from sparring.stages.preflight.rendering import SOME
+from sparring.stages.preflight.workers import Rehearsal, check_idle
 from sparring.types import Message, Score, Task
 
 DRAWN_AGAIN = 8
@@ -19,15 +22,24 @@ LOOKED_AT = 1000
 """Tasks of a split that are looked at for a field, until one has it."""
 
 
-async def check_environment(context: Context, task: Task) -> tuple[list[str], list[Conversation], list[Conversation]]:
+async def check_environment(
+    context: Context, task: Task, rehearsal: Rehearsal | None = None
+) -> tuple[list[str], list[Conversation], list[Conversation]]:
     """Open one world of each kind of task; an empty answer must not be rewarded, and its expert must succeed or earn
-    more.
+    more. A worker that asks for nothing has no rollout that counts.
+
+    Args:
+        context: of the run.
+        task: the first one.
+        rehearsal: who plays the rollouts of workers; None where the run has none.
 
     Returns:
         What was found, the conversations that were held, and those to imitate, of which some may be read from `[sft]
         data`.
     """
     config = context.config
+    if rehearsal is not None and not rehearsal.command and config.harness_of(task.env) == WORKERS:
+        await check_idle(context, task, rehearsal)
     fresh = "init" in config.run.stages and context.given() is None
     if not fresh and ("sft" not in config.run.stages or "collect" in config.run.stages and config.sft.data is None):
         silent = await _empty(context, task)
@@ -39,17 +51,40 @@ async def check_environment(context: Context, task: Task) -> tuple[list[str], li
     facts, held, shown, imitator = [], [], [], imitator_of(context)
     for example in _one_of_each(context):
         silent = await _empty(context, example)
-        async with playable(example):
-            conversations = await demonstrate(context, example, imitator)
+        held += silent
+        conversations = await _demonstrated(context, example, imitator, rehearsal)
+        if conversations is None:
+            tools = ", ".join(sorted(rehearsal.own_tools)) if rehearsal is not None else ""
+            own = (
+                f"its expert calls {tools}, which is no tool of the world; a worker that has it can prove it (--worker)"
+            )
+            facts.append(f"env: {example.tag or example.env}: {own}; an empty answer {_earned(silent) or 0.0:g}")
+            continue
         score, earned, nothing = conversations[0].score, _earned(conversations), _earned(silent) or 0.0
         if score is None or earned is None or not (earned > nothing or _told_apart(score)):
             expected = "an expert that succeeds, or earns more than an empty answer"
             got = f"reward {earned} and {nothing:g} for an empty answer"
             raise refusal(f"task {example.id}", expected, got, "correct expert or scorer")
-        held += [*silent, *conversations]
+        held += conversations
         facts.append(f"env: {example.tag or example.env}: expert {earned:g}, empty answer {nothing:g}")
         shown += conversations
     return facts, held, shown
+
+
+async def _demonstrated(
+    context: Context, task: Task, imitator: Imitator | None, rehearsal: Rehearsal | None
+) -> list[Conversation] | None:
+    """Let the expert do a task. Return its conversations; None where it calls a tool that only the user's workers
+    have."""
+    if rehearsal is not None:
+        rehearsal.own_tools.clear()
+    try:
+        async with playable(task):
+            return await demonstrate(context, task, imitator)
+    except BadInput:
+        if rehearsal is None or not rehearsal.own_tools:
+            raise
+        return None
 
 
 def first_tasks(context: Context) -> Sequence[Task]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
-from sparring.envs.threads import allow_files
 from sparring.errors import EnvError, HarnessError, refusal
 from sparring.harness.by_environment import mounts_of
 from sparring.harness.load import BUILT_IN
 from sparring.harness.relay import FILES_OF_CONNECTION, MOST_CONNECTIONS
 from sparring.harness.workers import NAME as WORKERS
+from sparring.open_files import MOST, allow_files
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.context import Context
 from sparring.stages.data.demonstrations import Conversation, converse
 from sparring.stages.models.imitator import imitator_of
+from sparring.stages.preflight.workers import Rehearsal
 from sparring.types import Message, Task
 
 FILES_OF_RUN, FILES_OF_BOX = 512, 8
@@ -38,12 +39,15 @@ async def play_silently(context: Context, task: Task) -> list[Conversation]:
         )
 
 
-def players_of(config: RunConfig, held: Iterable[Conversation], *, rendered: bool) -> list[str]:
+def players_of(
+    config: RunConfig, held: Iterable[Conversation], rehearsal: Rehearsal | None, *, rendered: bool
+) -> list[str]:
     """Return a sentence for each environment whose harness is none of the built-in: who played its first task.
 
     Args:
         config: of the run.
         held: conversations of the tasks that were played.
+        rehearsal: who played those of workers; None where the run has none.
         rendered: whether its requests were rendered.
     """
     unknown = "" if rendered else "; its requests were not rendered, because the policy has no tokenizer yet"
@@ -54,8 +58,10 @@ def players_of(config: RunConfig, held: Iterable[Conversation], *, rendered: boo
     facts = []
     for environment, task in first.items():
         name = config.harness_of(environment)
-        if name == WORKERS:
-            facts.append(f"harness: workers will play; task {task.id} was played as a chat, for none is there yet")
+        if name == WORKERS and rehearsal is not None:
+            facts.append(
+                f"harness: workers will play; {rehearsal.who} played task {task.id} through their door{unknown}"
+            )
         elif name not in BUILT_IN:
             facts.append(f"harness: {name} played task {task.id}, whose replies were empty, to its end{unknown}")
     return facts
@@ -71,13 +77,30 @@ def check_files(context: Context) -> list[str]:
     if mounts_of(context.harness) is None:
         return []
     places = context.config.rollout.max_concurrent_rollouts
-    wanted = FILES_OF_RUN + places * (FILES_OF_BOX + MOST_CONNECTIONS * FILES_OF_CONNECTION)
-    allowed = allow_files(wanted)
+    return [within_files(places, allow_files(max(MOST, files_of(places))))]
+
+
+def files_of(places: int) -> int:
+    """Return the files that a run with so many programs at once may open."""
+    return FILES_OF_RUN + places * (FILES_OF_BOX + MOST_CONNECTIONS * FILES_OF_CONNECTION)
+
+
+def within_files(places: int, allowed: int) -> str:
+    """Say how many connections each program may have.
+
+    Args:
+        places: programs at once.
+        allowed: files that the process may have open.
+
+    Raises:
+        BadInput: the programs may need more.
+    """
+    wanted = files_of(places)
     if allowed < wanted:
-        most = (allowed - FILES_OF_RUN) // (wanted // places)
+        most = (allowed - FILES_OF_RUN) // (files_of(1) - FILES_OF_RUN)
         do = f"raise it (ulimit -Hn {wanted}), or set rollout.max_concurrent_rollouts = {max(1, most)}"
         raise refusal("open files", f"{wanted} for {places} programs at once", f"a limit of {allowed}", do)
-    return [f"programs: {MOST_CONNECTIONS} connections each, within {allowed} open files"]
+    return f"programs: {MOST_CONNECTIONS} connections each, within {allowed} open files"
 
 
 @asynccontextmanager

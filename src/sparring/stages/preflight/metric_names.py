@@ -38,6 +38,7 @@ SAMPLED = (
 HELD_OUT = (
     *("success", "success_low", "success_high", "success_error", "success/*", "turns", "tasks", "lost"),
     *("reward", "reward_low", "reward_high", "reward_error", "reward/*"),
+    *("nothing_to_train", "unread_calls", "cut_by_context"),
 )
 """Figures of the evaluation beside a stage, each behind `<stage>/eval/`."""
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 
 from sparring.errors import refusal
-from sparring.harness.by_environment import mounts_of, rehearsal_of
+from sparring.harness.by_environment import mounts_of
 from sparring.rollout.window import check_window
 from sparring.sandbox.check import check_sandbox
 from sparring.stages.context import ORDER, POLICY, Context
 from sparring.stages.data.contamination import check_unseen_files
+from sparring.stages.data.demonstrations import Conversation
 from sparring.stages.data.preferences import check_compared
 from sparring.stages.models.adapters import check_lora
 from sparring.stages.models.context_length import outline_of
@@ -34,6 +34,7 @@ from sparring.stages.preflight.parts import check_parts
 from sparring.stages.preflight.policy import check_model
 from sparring.stages.preflight.rendering import check_rendering
 from sparring.stages.preflight.sizes import check_sizes
+from sparring.stages.preflight.workers import Rehearsal
 from sparring.stages.rl import ANNOTATIONS, correction_chosen
 from sparring.stages.runtime.baselines import check_against
 from sparring.stages.runtime.evaluation import held_out
@@ -41,8 +42,12 @@ from sparring.stages.runtime.periodic_evaluation import check_beside
 from sparring.types import Task
 
 
-async def check(context: Context) -> list[str]:
+async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[str]:
     """Prove that the run can work, cheapest first.
+
+    Args:
+        context: of the run.
+        rehearsal: who plays the rollouts of workers; None where the run has none.
 
     Returns:
         What was found, one sentence each.
@@ -88,19 +93,29 @@ async def check(context: Context) -> list[str]:
         check_sandbox(config.sandbox)
         facts += [f"sandbox: {config.sandbox.bwrap} isolates a command on this machine", *check_files(context)]
     facts += await _proven(context, tasks)
-    context = replace(context, harness=rehearsal_of(context.harness))
-    environment_facts, held, shown = await check_environment(context, task)
-    played = list(held)
-    for other in {each.env: each for each in reversed(tasks)}.values():
-        if other.env != task.env:
-            more, conversations, _ = await check_environment(context, other)
-            environment_facts, played = environment_facts + more, played + conversations
-    environment_facts += players_of(config, played, rendered=context.given() is not None) + check_parts(config, played)
+    environment_facts, held, shown = await _played(context, tasks, rehearsal)
     about, compared = check_compared(context)
     shown += compared
     about += check_online(config) + check_imitation(config)
     facts += about + environment_facts + check_rendering(context, shape, tasks, shown, held)
     return facts + check_model(context, shape)
+
+
+async def _played(
+    context: Context, tasks: Sequence[Task], rehearsal: Rehearsal | None
+) -> tuple[list[str], list[Conversation], list[Conversation]]:
+    """Play a task of each environment. Return what was found, and of the first task's environment the conversations
+    that were held and those to imitate."""
+    config, first = context.config, tasks[0]
+    facts, held, shown = await check_environment(context, first, rehearsal)
+    played = list(held)
+    for other in {each.env: each for each in reversed(tasks)}.values():
+        if other.env != first.env:
+            more, conversations, _ = await check_environment(context, other, rehearsal)
+            facts, played = facts + more, played + conversations
+    rendered = context.given() is not None
+    facts += players_of(config, played, rehearsal, rendered=rendered) + check_parts(config, played)
+    return facts, held, shown
 
 
 async def _proven(context: Context, tasks: Sequence[Task]) -> list[str]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from sparring.errors import EvaluationFailed, refusal
 from sparring.observe.evaluation import Evaluation
 from sparring.protocols import Engine
 from sparring.rollout.evaluate import EvalPlan, Finding, ScoredRunner, evaluate, recorded, summarize
+from sparring.rollout.metrics import Warnings
 from sparring.stages.context import POLICY, Context
+from sparring.stages.models.context_length import policy_context
 from sparring.stages.models.reward_scorers import scorers
 from sparring.stages.models.role_models import open_role_engines
 from sparring.stages.runtime.rollouts import rollout_runner
@@ -44,17 +48,20 @@ async def evaluate_folder(context: Context, folder: str, plan: EvalPlan, model: 
         EvaluationFailed: more than `[eval] max_lost` of the rollouts were broken by infrastructure or judge.
         BadInput: the store has it of other tasks.
     """
+    played = context.played_by(model)
+    plan = replace(plan, max_context=policy_context(played.config, Path(folder)))
     findings = recorded(plan, context.store)
     if len(findings) < len(plan):
         engine = context.cluster.engine(model, path=folder)
         others = open_role_engines(context)
         try:
-            findings = await _sampled(context.played_by(model), engine, Path(folder), plan, others)
+            findings = await _sampled(played, engine, Path(folder), plan, others)
         finally:
             for opened in (engine, *others.values()):
                 await opened.close()
     result = summarize(plan, findings, context.config.eval.ks)
     check_lost(result, context.config.eval.max_lost, plan.stage)
+    Warnings(partial(context.sink.event, plan.stage.replace("/", " ")), "").look(result.shortfalls)
     return result
 
 

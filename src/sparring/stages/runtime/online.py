@@ -32,10 +32,10 @@ from sparring.rollout.scheduler import Scheduler
 from sparring.rollout.scorers.reward_scale import RewardScale
 from sparring.rollout.window import Window
 from sparring.stages.context import POLICY, Context
-from sparring.stages.export import write_model
 from sparring.stages.models.adapters import trained_folder
 from sparring.stages.models.reward_scorers import scorers
 from sparring.stages.models.role_models import open_role_engines
+from sparring.stages.models.written import write_model
 from sparring.stages.runtime.checkpoints import Checkpoints, Keeping
 from sparring.stages.runtime.garbage import fewer_collections
 from sparring.stages.runtime.periodic_evaluation import periodic_evaluator

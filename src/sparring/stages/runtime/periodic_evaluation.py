@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from sparring.errors import EvaluationFailed, refusal
 from sparring.observe.evaluation import Evaluation
@@ -12,6 +13,7 @@ from sparring.protocols import Scorer
 from sparring.rollout.evaluate import EvalPlan, ScoredRunner
 from sparring.rollout.evaluator import Evaluator
 from sparring.rollout.load import EvalShare
+from sparring.rollout.metrics import Warnings
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import LIVE, Context
 from sparring.stages.runtime.evaluation import check_lost, held_out
@@ -47,13 +49,14 @@ async def periodic_evaluator(
     tasks = held_out(context, config.eval.every_tasks, "eval.every_tasks") if every else ()
     context.store.truncate(eval_stage, trained)
     finished = {step for step, _ in context.store.metrics(eval_stage, after=done - 1)}
+    warnings = Warnings(partial(context.sink.event, eval_stage), "")
     evaluator = Evaluator(
         ScoredRunner(runner, judges),
-        EvalPlan(tasks=tasks, run_seed=config.run.seed, stage=eval_stage),
+        EvalPlan(tasks=tasks, run_seed=config.run.seed, stage=eval_stage, max_context=runner.max_context),
         every=every,
         share=share,
         store=context.store,
-        on_result=lambda step, result: _log_result(context, eval_stage, step, result),
+        on_result=lambda step, result: _log_result(context, eval_stage, step, result, warnings),
         left_out=lambda step, other: context.sink.event(
             eval_stage,
             f"none after step {step}: the one after step {other} goes on; a higher eval.every leaves none out",
@@ -92,13 +95,14 @@ def check_beside(context: Context) -> list[str]:
 
 def figures(result: Evaluation) -> dict[str, float]:
     """Return a result as metrics: `success` and `reward` with `_low`, `_high` and `_error`, `success/<tag>`,
-    `reward/<role>`, tasks, lost rollouts, turns and the range of versions. Unknown values are left out."""
+    `reward/<role>`, tasks, lost rollouts, turns, shortfalls and the range of versions. Unknown values are left out."""
     values: dict[str, float | None] = {**_spread("success", result.success), **_spread("reward", result.reward)}
     values |= {f"success/{tag}": estimate.value for tag, estimate in result.by_tag.items()}
     values |= {f"reward/{role}": estimate.value for role, estimate in result.by_role.items()}
     low, high = result.versions or (None, None)
     values |= {"turns": result.mean_turns, "tasks": len(result.tasks), "lost": len(result.lost)}
     values |= {"version_low": low, "version_high": high}
+    values |= result.shortfalls
     return {name: float(value) for name, value in values.items() if value is not None}
 
 
@@ -107,7 +111,7 @@ def _spread(name: str, estimate: Estimate) -> dict[str, float | None]:
     return {name: estimate.value, f"{name}_low": low, f"{name}_high": high, f"{name}_error": estimate.standard_error}
 
 
-def _log_result(context: Context, eval_stage: str, step: int, result: Evaluation) -> None:
+def _log_result(context: Context, eval_stage: str, step: int, result: Evaluation, warnings: Warnings) -> None:
     """Write a result into the record and to the user. A failed evaluation leaves a line and no figure; training goes
     on."""
     try:
@@ -119,6 +123,7 @@ def _log_result(context: Context, eval_stage: str, step: int, result: Evaluation
     context.store.metric(eval_stage, step, values)
     context.sink.log(eval_stage, step, values)
     context.sink.event(eval_stage, f"after step {step}: {_sentence(result)}")
+    warnings.look(result.shortfalls)
 
 
 def _sentence(result: Evaluation) -> str:

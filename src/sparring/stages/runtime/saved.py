@@ -17,8 +17,8 @@ from sparring.protocols import Store
 from sparring.recipe.run_config import RunConfig
 from sparring.render.tokenizer import read_json
 from sparring.stages.context import POLICY, RunFiles
-from sparring.stages.export import write_weights
 from sparring.stages.models.adapters import start_adapter
+from sparring.stages.models.written import write_weights
 from sparring.train.best import best_of
 from sparring.train.config import TrainConfig
 from sparring.types import CheckpointRef

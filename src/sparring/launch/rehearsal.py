@@ -1,0 +1,103 @@
+"""Rollouts of workers before the run: claimed at a server of their own, so that no worker of the run is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from sparring.errors import refusal
+from sparring.harness.by_environment import behind
+from sparring.harness.preset import KEY, fill
+from sparring.harness.workers import NAME as WORKERS
+from sparring.stages.context import Context
+
+if TYPE_CHECKING:
+    from sparring.gateway.workers import RunKeys
+    from sparring.stages.preflight.workers import Rehearsal
+
+T = TypeVar("T")
+OPTION = "--worker"
+HERE = "127.0.0.1:0"
+
+CLAIMED_WITHIN_S = 60.0
+"""Seconds that the user's worker has to claim a rollout: it may import a lot first."""
+
+
+async def rehearse(
+    context: Context, do: Callable[[Context, Rehearsal | None], Awaitable[T]], command: Sequence[str] = ()
+) -> T:
+    """Do something before a run whose rollouts are played as they will be: those of workers by a worker, who claims
+    them by HTTP.
+
+    Args:
+        context: of the run.
+        do: is called with the context in which rollouts are played, and with who plays those of workers; None where
+            the run has none.
+        command: of the user's worker, with `{keys}`, `{url}` and `{key}` in it; empty: one of Sparring's plays.
+
+    Raises:
+        BadInput: there is no such program, the recipe has no workers, or the worker ended before `do` did.
+    """
+    if WORKERS not in context.config.harnesses:
+        if command:
+            raise refusal(OPTION, f"a recipe that workers play: {KEY} = '{WORKERS}'", "another", "leave it out")
+        return await do(context, None)
+    from sparring.gateway.server import Gateway, open_door
+    from sparring.gateway.workers import RunKeys
+    from sparring.stages.preflight.workers import Rehearsal
+
+    gateway, rehearsal = Gateway(), Rehearsal(command)
+    keys = RunKeys(worker=f"wk-{secrets.token_urlsafe(24)}", reward=f"rk-{secrets.token_urlsafe(24)}")
+    doors = partial(open_door, models=context.config.rollout.models, gateway=gateway)
+    within_s = CLAIMED_WITHIN_S if command else None
+    async with gateway.open_outside(keys, HERE, context.config.rollout.lease_s) as url:
+        harness = behind(context.harness, doors, lambda: gateway.workers.leases, within_s)
+        if command:
+            playing = asyncio.create_task(_worker(command, url, keys, context.folder))
+        else:
+            playing = asyncio.create_task(asyncio.to_thread(rehearsal.play, url, keys.worker))
+        doing = asyncio.ensure_future(do(replace(context, harness=harness), rehearsal))
+        try:
+            await asyncio.wait({playing, doing}, return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                return await doing
+            await playing
+            raise refusal(OPTION, "a worker that claims rollouts until the run is over", "its end", "correct it")
+        finally:
+            for task in (doing, playing):  # a thread goes on until it is told that the run is over
+                task.cancel()
+            await asyncio.gather(doing, playing, return_exceptions=True)
+
+
+async def _worker(command: Sequence[str], url: str, keys: RunKeys, folder: Path) -> None:
+    """Run the user's worker until it ends; cancelled, kill it and what it started.
+
+    Raises:
+        BadInput: it cannot be run, or ended with a status other than 0.
+    """
+    from sparring.launch.outside import KEYS, KeysFile, write_keys
+
+    write_keys(folder / KEYS, KeysFile(url=url, worker_key=keys.worker, reward_key=keys.reward))
+    values = {"keys": folder / KEYS, "url": url, "key": keys.worker}
+    words = [fill(word, values) for word in command]
+    try:
+        process = await asyncio.create_subprocess_exec(*words, stdin=asyncio.subprocess.DEVNULL, start_new_session=True)
+    except OSError as error:
+        raise refusal(OPTION, "a program that can be run", f"{words[0]!r}: {error}", "correct it") from error
+    try:
+        status = await process.wait()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and what it started
+        await process.wait()
+    if status:
+        do = "correct it; what it wrote stands above"
+        raise refusal(OPTION, "a worker that claims rollouts until the run is over", f"its end with {status}", do)

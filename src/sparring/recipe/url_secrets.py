@@ -1,0 +1,110 @@
+"""Users and passwords in URLs: a recipe is written into the run's folder and repeated in messages, so it has none.
+
+A key stands in an environment variable, which `api_key_env` names. Runs that were begun with a URL of this kind are
+read as they are; the same recipe without it goes on with them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sparring.errors import BadInput, refusal
+from sparring.validation import Key
+
+ADDRESSES = ("url", "gateway", "listen")
+"""Keys whose values are addresses: a user may stand there without a scheme before it."""
+
+_URL = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*:)?//[^/?#\s]*@\S*\s*", re.IGNORECASE)
+_ADDRESS = re.compile(r"\s*(?!unix:)[^/?#\s]*@")
+_USER = re.compile(r"(//|^)[^/?#]*@")
+_IN_TEXT = re.compile(r"""(//|=)[^/?#\s"']*@""")
+
+
+def has_user(text: str, key: Key = "") -> bool:
+    """Return whether a text is a URL with a user, with or without a password.
+
+    Args:
+        text: a value of a recipe, or of an option.
+        key: its key.
+    """
+    return _URL.fullmatch(text) is not None or key in ADDRESSES and _ADDRESS.match(text) is not None
+
+
+def masked(text: str) -> str:
+    """Return a text for the user, such as `--set engine.url=http://user:password@host`, without what stands before the
+    hosts in it."""
+    return _IN_TEXT.sub(r"\1...@", text)
+
+
+def found(data: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], str]]:
+    """Yield each URL with a user: its keys from the outermost table, and the URL.
+
+    Args:
+        data: of a recipe.
+        keys: those of `data`.
+    """
+    if isinstance(data, str):
+        if has_user(data, next((key for key in reversed(keys) if isinstance(key, str)), "")):
+            yield keys, data
+    elif isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from found(value, (*keys, key))
+    elif isinstance(data, (list, tuple)):
+        for number, value in enumerate(data):
+            yield from found(value, (*keys, number))
+
+
+def refused(where: str, key: Key) -> BadInput:
+    """Return the refusal of such a URL, which does not repeat it.
+
+    Args:
+        where: the place of the URL.
+        key: under which it stands.
+    """
+    do = "leave them out, and let the code read them from an environment variable"
+    if key == "url":
+        do = (
+            "leave them out, and name the environment variable that has the key in api_key_env; for a server that "
+            "takes a user and a password, its value is `Basic ` and the base64 of user:password"
+        )
+    expected = "an address without a user and a password, which would be written into config.toml and into messages"
+    return refusal(where, expected, "one with them", do)
+
+
+def without_users(data: Any) -> Any:
+    """Return plain data with its URLs as they are without a user."""
+    if isinstance(data, Mapping):
+        return {
+            key: _bare(value, key) if isinstance(value, str) else without_users(value) for key, value in data.items()
+        }
+    if isinstance(data, (list, tuple)):
+        return [without_users(value) for value in data]
+    return _bare(data, "") if isinstance(data, str) else data
+
+
+def as_now(begun: Any, now: Any) -> Any:
+    """Return the plain data of a recorded recipe without users in its URLs. A table whose URL had one has the
+    `api_key_env` of the recipe of now, which has the key since.
+
+    Args:
+        begun: the recorded recipe, or a part of it.
+        now: the same part of the recipe of now.
+    """
+    if not isinstance(begun, Mapping) or not isinstance(now, Mapping):
+        return without_users(begun)
+    bare = without_users(begun)
+    result = {
+        key: as_now(value, now.get(key)) if isinstance(value, Mapping) else bare[key] for key, value in begun.items()
+    }
+    url = begun.get("url")
+    if isinstance(url, str) and has_user(url, "url") and "api_key_env" in now:
+        result["api_key_env"] = now["api_key_env"]
+    return result
+
+
+def _bare(text: str, key: Key) -> str:
+    if not has_user(text, key):
+        return text
+    return _USER.sub(lambda match: match[1], text.strip(), count=1)
