@@ -196,7 +196,7 @@ def test_a_run_killed_thirty_times_in_mid_stream_is_one_that_nobody_killed(given
     for name in ("alone", "killed"):
         code = -signal.SIGKILL
         while code:
-            os.environ[KILL_AT] = str(chance.randrange(1, 30) if name == "killed" and kills < 30 else 0)
+            os.environ[KILL_AT] = str(chance.randrange(1, 20) if name == "killed" and kills < 30 else 0)
             try:
                 with Forked(command(given, name), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
                     output, _ = run.communicate()
