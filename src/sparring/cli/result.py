@@ -48,7 +48,9 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
     judged = summary.get("held_out", {}).items()
     teachers = summary.get("teachers", {}).items()
     against = summary.get("against", {}).items()
+    change = summary.get("change")
     facts = {
+        "change, task by task": "" if change is None else _change(change),
         **{f"held out, judged right after {name}": f"{_rate(of['accuracy'])} of {of['count']}" for name, of in judged},
         **{f"of the success of the teacher {name}, the student has": _kept(of) for name, of in teachers},
         **{f"more than {name}, task by task": _more(of) for name, of in against},
@@ -90,17 +92,28 @@ def _kept(of: Mapping[str, float]) -> str:
     return f"{_rate(of['kept'])} ({_rate(of['kept_low'])} to {_rate(of['kept_high'])}; teacher {teacher})"
 
 
+def _change(of: Mapping[str, Any]) -> str:
+    """Write a change in words: `+40.0 points (+34.5 to +45.1; rl against init, 340 tasks)`."""
+    return f"{_difference(of)}; {of['after']} against {of['before']}, {of['tasks']} tasks)"
+
+
 def _more(of: Mapping[str, Any]) -> str:
     """Write a change in words: `+1.1 points (+0.5 to +1.7; it has 97.7 % of 2000 tasks, trained on 344,886 tokens at
     last)`."""
+    success = of["figure"] == "success"
+    value = _rate(of["value"]) if success else f"{of['value']:.4g}"
+    trained = "" if of["tokens_trained"] is None else f", trained on {of['tokens_trained']:,} tokens at last"
+    return f"{_difference(of)}; it has {value} of {of['tasks']} tasks{trained})"
+
+
+def _difference(of: Mapping[str, Any]) -> str:
+    """Write a difference with its interval, the bracket left open: `+40.0 points (+34.5 to +45.1`."""
     success = of["figure"] == "success"
     more, low, high = (
         "none" if one is None else f"{100 * one:+.1f}" if success else f"{one:+.4g}"
         for one in (of["difference"], of["difference_low"], of["difference_high"])
     )
-    unit, value = (" points", _rate(of["value"])) if success else (" of reward", f"{of['value']:.4g}")
-    trained = "" if of["tokens_trained"] is None else f", trained on {of['tokens_trained']:,} tokens at last"
-    return f"{more}{unit} ({low} to {high}; it has {value} of {of['tasks']} tasks{trained})"
+    return f"{more}{' points' if success else ' of reward'} ({low} to {high}"
 
 
 def _plain(value: float | None) -> str:

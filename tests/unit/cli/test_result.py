@@ -62,3 +62,13 @@ def test_a_world_without_datasets_has_one_row_under_one_rule() -> None:
 def test_what_a_run_does_not_have_is_left_out() -> None:
     lines = result_lines({"wall_s": {"sft": 3.0}, "sft_success": None, "by_dataset": {}})
     assert lines == ["wall clock  3 s (sft 3 s)"]
+
+
+def test_the_change_from_the_first_evaluation_to_the_last() -> None:
+    change = {"before": "init", "after": "rl", "figure": "success", "tasks": 340}
+    change |= {"difference": 0.4, "difference_low": 0.345, "difference_high": 0.451}
+    lines = result_lines({**SUMMARY, "change": change})
+    assert any(
+        line.endswith("+40.0 points (+34.5 to +45.1; rl against init, 340 tasks)") and line.startswith("change, task by")
+        for line in lines
+    )

@@ -39,6 +39,7 @@ def write_summary(context: Context) -> dict[str, Any]:
         "eval_tasks": max(rate["tasks"] for rate in rates.values()),
         "held_out": {stage: figures for stage, figures in held_out.items() if figures is not None},
         "turns_successful": last.get("mean_turns_successful"),
+        "change": _change(results),
         "by_dataset": _by_dataset(context, results),
         "teachers": _teachers(results),
         "against": _against(context, last),
@@ -92,6 +93,26 @@ def _teachers(results: Mapping[str, Any]) -> dict[str, Any]:
             rest = {"kept": share.value, "kept_low": low, "kept_high": high}
             by_teacher[label.removeprefix("teacher/")] = {**_rate(result["success"]), **rest}
     return by_teacher
+
+
+def _change(results: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Compare the last of the stages' evaluations with the first, over the tasks that both scored; None of one alone."""
+    stages = [name for name in EVALUATED if results.get(name)]
+    if len(stages) < 2:
+        return None
+    before, after = (msgspec.convert(results[name], Evaluation) for name in (stages[0], stages[-1]))
+    compared = compare(before, after)
+    change = compared.changes[compared.figure]
+    low, high = change.interval or (None, None)
+    return {
+        "before": stages[0],
+        "after": stages[-1],
+        "figure": compared.figure,
+        "difference": change.value,
+        "difference_low": low,
+        "difference_high": high,
+        "tasks": change.tasks,
+    }
 
 
 def _against(context: Context, last: Mapping[str, Any]) -> dict[str, Any]:
