@@ -81,6 +81,10 @@ def gym(folder: Path) -> EnvFactory:
     return load_env(EnvConfig(name="reasoning_gym", args={"datasets": datasets}, held_out=30))
 
 
+def instructions(folder: Path) -> EnvFactory:
+    return load_env(EnvConfig(name="instructions", held_out=30, demonstrations=10))
+
+
 def generated(folder: Path) -> EnvFactory:
     return load_env(EnvConfig(name=f"{folder}/world.py:Multiply", held_out=30, demonstrations=10))
 
@@ -112,6 +116,7 @@ def domains(folder: Path) -> Domains:
 
 FACTORIES: dict[str, Callable[[Path], EnvFactory]] = {
     "reasoning_gym": gym,
+    "instructions": instructions,
     "generated": generated,
     "game": game,
     "reward_function": function,

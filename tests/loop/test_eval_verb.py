@@ -136,7 +136,7 @@ def test_another_environment(given: Path, checkpoint: Path, capsys: pytest.Captu
         (("no/such",), "no/such: expected a Hugging Face checkpoint folder or the folder of a run, got no folder; "),
         (("no/such.json",), "no/such.json: expected a result file of sparring eval, such as evaluation.json, got "),
         (("http://127.0.0.1:9/v1",), "engine at http://127.0.0.1:9/v1: expected "),
-        (("{c}", "--env", "nowhere"), "env.name: expected one of reasoning_gym, or package.module:Name"),
+        (("{c}", "--env", "nowhere"), "env.name: expected one of instructions, reasoning_gym, or package.module:Name"),
         (
             ("{c}", "--json", "/no/such/folder/r.json"),
             "/no/such/folder/r.json: expected a file in a writable folder, got ",

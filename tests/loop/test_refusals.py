@@ -121,7 +121,7 @@ def test_a_world_without_an_expert_is_told_what_that_would_be_for(
             "env.name",
             "expected an installed module no_such_package, got ModuleNotFoundError",
         ),
-        ("env.name=reasoning_gim", "env.name", "expected one of reasoning_gym, or package.module:Name"),
+        ("env.name=reasoning_gim", "env.name", "expected one of instructions, reasoning_gym, or package.module:Name"),
         ("env.name=worlds.py:Sums", "env.name", "expected a Python file worlds.py, got no such file"),
         ("env.args.colour=red", "env.args", "got colour: expected "),
         ("env.held_out=20000", "env Sums", "lower held_out and demonstrations"),

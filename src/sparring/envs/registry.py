@@ -20,7 +20,10 @@ from sparring.envs.splits import Same, identity
 from sparring.errors import BadInput, boundary, refusal
 from sparring.protocols import EnvFactory
 
-BUILT_IN = {"reasoning_gym": "sparring.envs.reasoning_gym:ReasoningGym"}
+BUILT_IN = {
+    "instructions": "sparring.envs.instructions.world:Instructions",
+    "reasoning_gym": "sparring.envs.reasoning_gym:ReasoningGym",
+}
 
 
 def load_env(

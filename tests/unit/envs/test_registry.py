@@ -79,7 +79,7 @@ def test_a_class_in_a_package_and_a_built_in() -> None:
 @pytest.mark.parametrize(
     ("name", "args", "said"),
     [
-        ("resoning_gym", {}, "env.name: expected one of reasoning_gym, or package.module:Name, .* got 'resoning_gym'"),
+        ("resoning_gym", {}, "env.name: expected one of instructions, reasoning_gym, or package.*got 'resoning_gym'"),
         ("WORLD:Gess", {}, "env.name: expected a name defined in .*guess.py, got 'Gess'; use one of: Where, Guess"),
         ("WORLD:NUMBER", {}, "env.name: expected a subclass of sparring.Env, .* got 3"),
         ("nowhere.py:Guess", {}, "env.name: expected a Python file nowhere.py, got no such file"),

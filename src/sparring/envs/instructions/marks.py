@@ -1,0 +1,129 @@
+"""Kinds about punctuation and figures."""
+
+from __future__ import annotations
+
+import re
+
+from sparring.envs.instructions.kind import InstructionKind, Params, ReplyPlan
+from sparring.envs.instructions.reply import ReplyText, words_of
+
+_OPEN, _CLOSE = '"“', '"”'
+_BRACKETS = re.compile(r"\(([^()]*)\)")
+_BETWEEN = r"[^\W_]['\"”)]*{}['\"“(]*\s+['\"“(]*[^\W_]"
+_COLON, _SEMICOLON = re.compile(_BETWEEN.format(":")), re.compile(_BETWEEN.format(";"))
+_FIGURE = re.compile(r"(?<![^\W_])\d+(?:[.,]\d+)*(?![^\W_])")
+
+
+def _nothing(plan: ReplyPlan, params: Params) -> None:
+    """Ask nothing of a plan: what is planned has no commas."""
+
+
+def _plan_exclaim(plan: ReplyPlan, params: Params) -> None:
+    plan.mark = "!"
+
+
+def _plan_question(plan: ReplyPlan, params: Params) -> None:
+    plan.forms.append("question")
+
+
+def _plan_brackets(plan: ReplyPlan, params: Params) -> None:
+    plan.forms.append("brackets")
+
+
+def _plan_semicolon(plan: ReplyPlan, params: Params) -> None:
+    plan.forms.append("semicolon")
+
+
+def _plan_colon(plan: ReplyPlan, params: Params) -> None:
+    plan.forms.append("colon")
+
+
+def _plan_number(plan: ReplyPlan, params: Params) -> None:
+    plan.forms.append("number")
+
+
+def _plan_quoted(plan: ReplyPlan, params: Params) -> None:
+    plan.quoted = True
+
+
+def _ends(mark: str, text: str) -> bool:
+    return text.rstrip("\"”’')]").endswith(mark)
+
+
+def _is_quoted(reply: ReplyText, params: Params) -> bool:
+    """Return True if one pair of quotation marks stands around all of it."""
+    text = reply.plain
+    inside = text[1:-1]
+    around = len(text) > 2 and text[0] in _OPEN and text[-1] in _CLOSE
+    return around and not set(inside) & {*_OPEN, *_CLOSE} and bool(words_of(inside))
+
+
+def _has_figure(reply: ReplyText, params: Params) -> bool:
+    """Return True if a number in digits stands in a sentence; those that number a list do not count."""
+    return any(_FIGURE.search(sentence.text) for sentence in reply.sentences)
+
+
+KINDS = (
+    InstructionKind(
+        name="no_commas",
+        says=("Do not use commas.", "Write without any commas.", "Your answer must not contain a comma."),
+        kept=lambda reply, params: "," not in reply.text,
+        plan=_nothing,
+    ),
+    InstructionKind(
+        name="ask_question",
+        says=("Ask a question somewhere.", "One of your sentences must be a question.", "Include a question."),
+        kept=lambda reply, params: any(_ends("?", sentence.text) for sentence in reply.sentences),
+        plan=_plan_question,
+        claims=frozenset({"marks"}),
+    ),
+    InstructionKind(
+        name="exclaim",
+        says=(
+            "End every sentence with an exclamation mark.",
+            "Each sentence must end with an exclamation mark.",
+            "Put an exclamation mark at the end of all sentences.",
+        ),
+        kept=lambda reply, params: all(_ends("!", sentence.text) for sentence in reply.sentences),
+        plan=_plan_exclaim,
+        claims=frozenset({"marks"}),
+    ),
+    InstructionKind(
+        name="brackets",
+        says=(
+            "Put some words in round brackets.",
+            "Include a remark in round brackets.",
+            "Use round brackets around a part of a sentence.",
+        ),
+        kept=lambda reply, params: any(words_of(inside) for inside in _BRACKETS.findall(reply.plain)),
+        plan=_plan_brackets,
+    ),
+    InstructionKind(
+        name="semicolon",
+        says=("Use a semicolon.", "Join two statements by a semicolon.", "Your answer must contain a semicolon."),
+        kept=lambda reply, params: bool(_SEMICOLON.search(reply.plain)),
+        plan=_plan_semicolon,
+    ),
+    InstructionKind(
+        name="colon",
+        says=("Use a colon.", "Your answer must contain a colon.", "Put a colon between two words somewhere."),
+        kept=lambda reply, params: bool(_COLON.search(reply.plain)),
+        plan=_plan_colon,
+    ),
+    InstructionKind(
+        name="quoted",
+        says=(
+            "Put your whole answer in double quotation marks.",
+            "Begin and end with a double quotation mark, and use no others between.",
+        ),
+        kept=_is_quoted,
+        plan=_plan_quoted,
+        claims=frozenset({"start", "end"}),
+    ),
+    InstructionKind(
+        name="use_number",
+        says=("Use a number in digits.", "Mention a number, written in digits.", "Include a number such as 7 or 25."),
+        kept=_has_figure,
+        plan=_plan_number,
+    ),
+)

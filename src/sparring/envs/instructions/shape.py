@@ -1,0 +1,113 @@
+"""Kinds about the shape of a reply: lists, paragraphs, lines, a heading."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from sparring.envs.instructions.kind import InstructionKind, Params, ReplyPlan, Scope
+from sparring.envs.instructions.reply import ReplyText
+
+_LIST = frozenset({"layout", "start", "sentences"})
+
+
+def _draw_points(random: Random, scope: Scope) -> dict[str, Any]:
+    return {"n": random.randint(2, max(2, scope.max_sentences))}
+
+
+def _plan_bullets(plan: ReplyPlan, params: Params) -> None:
+    plan.layout, plan.pieces, plan.sentences = "bullets", params["n"], params["n"]
+
+
+def _plan_numbered(plan: ReplyPlan, params: Params) -> None:
+    plan.layout, plan.pieces, plan.sentences = "numbered", params["n"], params["n"]
+
+
+def _draw_paragraphs(random: Random, scope: Scope) -> dict[str, Any]:
+    return {"n": random.randint(2, max(2, min(3, scope.max_sentences)))}
+
+
+def _plan_paragraphs(plan: ReplyPlan, params: Params) -> None:
+    plan.layout, plan.pieces = "paragraphs", params["n"]
+    plan.min_sentences = max(plan.min_sentences, params["n"])
+
+
+def _plan_lines(plan: ReplyPlan, params: Params) -> None:
+    plan.layout = "lines"
+    plan.min_sentences = max(plan.min_sentences, 2)
+
+
+def _plan_heading(plan: ReplyPlan, params: Params) -> None:
+    plan.heading = True
+
+
+def _has_paragraphs(reply: ReplyText, params: Params) -> bool:
+    """Return True if there are so many, a heading not counted, each with a finished sentence."""
+    texts = list(reply.paragraphs)
+    if reply.heading and texts and texts[0] == f"[{reply.heading}]":
+        del texts[0]
+    read = [ReplyText(text).sentences for text in texts]
+    return len(texts) == params["n"] and all(any(s.closed for s in sentences) for sentences in read)
+
+
+def _has_own_lines(reply: ReplyText, params: Params) -> bool:
+    """Return True if there are two lines or more with one finished sentence on each; a heading is none of them."""
+    lines = reply.lines[bool(reply.heading) :]
+    return len(lines) >= 2 and len(reply.sentences) == len(lines) and all(s.closed for s in reply.sentences)
+
+
+KINDS = (
+    InstructionKind(
+        name="bullets",
+        says=(
+            'Answer with a list of {n} points, each on a line that begins with "- ".',
+            'Write {n} bullet points and nothing else; begin each with "- ".',
+        ),
+        kept=lambda reply, params: len(reply.bullets) == params["n"] and all(reply.bullets),
+        plan=_plan_bullets,
+        draw=_draw_points,
+        claims=_LIST,
+    ),
+    InstructionKind(
+        name="numbered",
+        says=(
+            "Answer with a numbered list of {n} points, each on its own line, and nothing else.",
+            'Write {n} points, one on each line, numbered "1.", "2." and so on, and nothing else.',
+        ),
+        kept=lambda reply, params: reply.numbers == tuple(range(1, params["n"] + 1)),
+        plan=_plan_numbered,
+        draw=_draw_points,
+        claims=_LIST,
+    ),
+    InstructionKind(
+        name="paragraphs",
+        says=(
+            "Write {n} paragraphs with a blank line between them.",
+            "Divide your answer into {n} paragraphs, with an empty line between.",
+        ),
+        kept=_has_paragraphs,
+        plan=_plan_paragraphs,
+        draw=_draw_paragraphs,
+        claims=frozenset({"layout"}),
+    ),
+    InstructionKind(
+        name="own_lines",
+        says=(
+            "Write several sentences, each on a line of its own.",
+            "Begin a new line after every sentence, and write two or more.",
+        ),
+        kept=_has_own_lines,
+        plan=_plan_lines,
+        claims=frozenset({"layout"}),
+    ),
+    InstructionKind(
+        name="heading",
+        says=(
+            "Put a heading in square brackets on the first line, and your text below it.",
+            "Give your text a title in square brackets, on a line of its own above it.",
+        ),
+        kept=lambda reply, params: bool(reply.heading and reply.sentences),
+        plan=_plan_heading,
+        claims=frozenset({"start"}),
+    ),
+)

@@ -1,0 +1,111 @@
+"""Substance, which every reply needs before an instruction counts: plain text that says something about the topic.
+
+Without it each checker could be met by text that nobody would read: full stops alone, one word many times, one sentence
+many times, the prompt again, letters that only look right, words that nobody sees.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from collections.abc import Collection, Sequence
+
+from sparring.envs.instructions.reply import ReplyText, Sentence, folded, lowered, split_sentences
+
+FEWEST_WORDS = 3
+"""Distinct words of a sentence; a point of a list has one less."""
+
+MOST_REPEATED = 0.5
+"""Share of a sentence's words that may be repetitions."""
+
+MOST_ALIKE = 0.8
+"""Share of their words that two sentences may have in common."""
+
+COPIED = 6
+"""Words in a row, as they stand in the prompt outside of quotation marks, that are a copy of it."""
+
+MOST_SENTENCES = 100
+"""Sentences of a reply; every two of them are compared."""
+
+PLAIN = frozenset(" \n\t\r.,;:!?'\"()[]-*_#/&%$+=@“”‘’«»–—…•·€£°\u00a0")
+"""Characters of plain text, beside letters and digits."""
+
+_LETTERS = frozenset("æœø")
+_JOINERS = frozenset("\u200d\ufe0f")
+_HIDDEN = re.compile(r"&#?\w+;|\]\(|[^\W_]_+[^\W_]|[^\W_](?:-[^\W_]+){2}-[^\W_]")
+
+
+def is_plain(text: str) -> bool:
+    """Return True if a text shows all that it says: Latin letters, digits, common punctuation and pictures.
+
+    Code, HTML, entities and links hide text or break words, and so do characters without width; many words joined by
+    hyphens or underscores pass for one; letters and commas of other scripts look like ours.
+    """
+    composed = unicodedata.normalize("NFC", text)
+    around = zip(" " + composed, composed, strict=False)
+    return not _HIDDEN.search(composed) and all(_is_plain(character, before) for before, character in around)
+
+
+def _is_plain(character: str, before: str) -> bool:
+    if character.isascii():
+        return character.isalnum() or character in PLAIN
+    if character in PLAIN:
+        return True
+    if character in _JOINERS:
+        return unicodedata.category(before) == "So"
+    if character.isalpha():
+        base = folded(character)
+        of_latin = unicodedata.name(character, "").startswith("LATIN ")
+        return of_latin and base.isalpha() and (base.isascii() or base in _LETTERS)
+    name = unicodedata.name(character, "LETTER")
+    return unicodedata.category(character) == "So" and not {"LATIN", "LETTER", "INDICATOR"} & {*name.split()}
+
+
+def says_something(reply: ReplyText, prompt: str, family: Collection[str]) -> bool:
+    """Return True if a reply is plain text about its topic, in sentences of its own.
+
+    Args:
+        reply: to look at.
+        prompt: that it answers; to copy it says nothing.
+        family: words of which one has to be there.
+    """
+    sentences = reply.sentences
+    return (
+        0 < len(sentences) <= MOST_SENTENCES
+        and is_plain(reply.text)
+        and not set(family).isdisjoint(_base_words(reply.words))
+        and all(map(_has_words, sentences))
+        and not _repeats(sentences)
+        and not _copies(sentences, prompt)
+    )
+
+
+def _base_words(words: Sequence[str]) -> set[str]:
+    """Return the words, the parts of those with hyphens, and all of them without a last s."""
+    parts = {part for word in words for part in (word, *word.split("-"))}
+    return parts | {part.removesuffix("'s").removesuffix("s") for part in parts}
+
+
+def _has_words(sentence: Sentence) -> bool:
+    real = {word for word in sentence.words if len(word) > 1 or word in "ai"}
+    enough = len(real) >= FEWEST_WORDS - sentence.item
+    return enough and len(set(sentence.words)) >= (1 - MOST_REPEATED) * len(sentence.words)
+
+
+def _repeats(sentences: Sequence[Sentence]) -> bool:
+    """Return True if two sentences have nearly the same words, numbers left aside."""
+    sets = [{word for word in sentence.words if not word.isdigit()} for sentence in sentences]
+    return any(len(a & b) > MOST_ALIKE * len(a | b) for a, b in itertools.combinations(sets, 2))
+
+
+def _copies(sentences: Sequence[Sentence], prompt: str) -> bool:
+    """Return True if a sentence is one of the prompt's, or has many of its words in a row."""
+    sentences_of_prompt = {lowered(sentence) for sentence in split_sentences(prompt)}
+    outside = [lowered(part) for part in prompt.split('"')[::2]]
+    runs = {part[i : i + COPIED] for part in outside for i in range(len(part) - COPIED + 1)}
+    for sentence in sentences:
+        words = sentence.words
+        if words in sentences_of_prompt or any(words[i : i + COPIED] in runs for i in range(len(words) - COPIED + 1)):
+            return True
+    return False

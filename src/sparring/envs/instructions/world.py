@@ -1,0 +1,230 @@
+"""`instructions`: the world, its settings, and the factory of its tasks.
+
+    [env]
+    name = "instructions"
+    held_out = 300
+    args = { max_instructions = 2, held_kinds = ["numbered", "exclaim", "words_in_order"] }
+
+A task is a topic with one to three instructions. The reward is the share of them that the reply keeps; a reply that is
+no plain text about the topic earns nothing (`substance`).
+"""
+
+from __future__ import annotations
+
+import functools
+from random import Random
+from typing import Any
+
+import msgspec
+
+from sparring.envs.base import Env
+from sparring.envs.config import EnvConfig
+from sparring.envs.executor import cooperative
+from sparring.envs.factory import DEFAULT_HELD_OUT
+from sparring.envs.instructions.catalogue import KINDS, can_stand_with, companions
+from sparring.envs.instructions.kind import Params, ReplyPlan, Scope
+from sparring.envs.instructions.reply import ReplyText
+from sparring.envs.instructions.solver import solve
+from sparring.envs.instructions.substance import says_something
+from sparring.envs.instructions.topics import TOPICS
+from sparring.envs.schema import env_args
+from sparring.envs.splits import Splits, Stream, derived_seed, order
+from sparring.errors import refusal
+from sparring.protocols import Boxes, Expert
+from sparring.types import Message, Score, Task
+
+OPENINGS = (
+    "Write about {topic}.",
+    "Tell me something about {topic}.",
+    "Write a short text about {topic}.",
+    "Say something about {topic}.",
+    "Please write about {topic}.",
+)
+"""Beginnings of prompts."""
+
+HELD_TAG = "held-{kind}"
+"""Tag of tasks whose first kind is never trained."""
+
+
+class InstructionsArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[env.args]` of `instructions`."""
+
+    min_instructions: int = 1
+    """Instructions of a task, at least."""
+
+    max_instructions: int = 3
+    """Instructions of a task, at most."""
+
+    max_sentences: int = 4
+    """Sentences, points or paragraphs that an instruction asks for, at most."""
+
+    kinds: tuple[str, ...] = ()
+    """Kinds that are drawn; empty: all."""
+
+    held_kinds: tuple[str, ...] = ()
+    """Kinds that stand in evaluations only."""
+
+    held_topics: int = 30
+    """Topics that stand in evaluations only; which, their names alone decide."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_instructions <= self.max_instructions <= 5:
+            raise ValueError("expected 1 <= min_instructions <= max_instructions <= 5")
+        if self.max_sentences < 1 or self.max_sentences > 8:
+            raise ValueError(f"max_sentences must be from 1 to 8, got {self.max_sentences}")
+        if not 1 <= self.held_topics < len(TOPICS):
+            raise ValueError(f"held_topics must be from 1 to {len(TOPICS) - 1}, got {self.held_topics}")
+        for key in ("kinds", "held_kinds"):
+            names = getattr(self, key)
+            unknown = [name for name in names if name not in KINDS]
+            if unknown or len(set(names)) != len(names):
+                wrong = f"{unknown[0]!r}; there are {', '.join(KINDS)}" if unknown else "one twice"
+                raise ValueError(f"{key} must name kinds, each once, got {wrong}")
+        if not self.trained:
+            raise ValueError("held_kinds must leave a kind to train")
+        for name in (*self.trained, *self.held_kinds):
+            if not can_stand_with(name, self.trained, self.min_instructions):
+                raise ValueError(f"min_instructions is {self.min_instructions}, and {name!r} stands with fewer others")
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The kinds of training tasks."""
+        return tuple(name for name in self.kinds or KINDS if name not in self.held_kinds)
+
+
+class InstructionsEnv(Env):
+    """One task: a text about a topic, checked instruction by instruction."""
+
+    Args = InstructionsArgs
+
+    @cooperative
+    def reward(self, completion: str, task: Task) -> Score:
+        """Return the share of the instructions that are kept, 0 for what is no plain text about the topic. Parts:
+        `substance`, and each kind by its name."""
+        return score(completion, task.data)
+
+    def expert(self, task: Task) -> Expert:
+        """Return the solver's reply, plain but right."""
+        reply = solution(task.data, task.seed)
+        return lambda messages: Message(role="assistant", content=reply or "")
+
+
+class Instructions:
+    """The `EnvFactory` of the world.
+
+    Raises:
+        BadInput: settings that do not fit.
+    """
+
+    name = "instructions"
+    makes_at_once = True
+
+    def __init__(self, config: EnvConfig) -> None:
+        if config.data:
+            raise refusal("env.data", "nothing, for the world draws its tasks", repr(config.data), "leave it out")
+        self._config = config
+        self.scorer = None
+        self._args: InstructionsArgs = env_args(config.args, InstructionsArgs)
+        names = sorted(TOPICS)
+        places = sorted(range(len(names)), key=lambda place: derived_seed("topic", names[place]))
+        self._held = tuple(names[place] for place in places[: self._args.held_topics])
+        self._shown = tuple(names[place] for place in places[self._args.held_topics :])
+        self._splits: dict[int, Splits] = {}
+
+    def make(self) -> Env:
+        """Return one world for one rollout."""
+        return InstructionsEnv(self._args)
+
+    def tasks(self, split: str, seed: int) -> Stream:
+        """Return `train` (endless), `eval` or `demonstration` (finite, each prompt once). No topic and no held kind of
+        `eval` occurs in another split. Evaluation deals the kinds in turn, so that its first n tasks are even over
+        them.
+
+        Raises:
+            BadInput: no such split, or too few different tasks.
+        """
+        if seed not in self._splits:
+            self._splits[seed] = Splits(
+                self.name,
+                functools.partial(self._draw, seed),
+                held_out=self._config.held_out or DEFAULT_HELD_OUT,
+                demonstrations=self._config.demonstrations,
+                share=self._config.held_out_share,
+            )
+        return self._splits[seed].stream(split)
+
+    def expert(self, task: Task) -> Expert:
+        """Return the demonstration of a task."""
+        return InstructionsEnv(self._args).expert(task)
+
+    async def prove(self, boxes: Boxes) -> tuple[int, int]:
+        """Return nothing to prove: there is no file with rows."""
+        return 0, 0
+
+    def _draw(self, seed: int, split: str, index: int, attempt: int) -> Task | None:
+        """Return one task; None where what was drawn cannot be done."""
+        task_seed = derived_seed(seed, self.name, split, index, attempt)
+        random = Random(task_seed)
+        trained, tag = self._args.trained, "{kind}"
+        if split == "eval":
+            topics, led = self._held, (*trained, *self._args.held_kinds)
+            lead = led[order(seed, index // len(led), len(led))[index % len(led)]]
+            tag = HELD_TAG if lead in self._args.held_kinds else tag
+        else:
+            topics, lead = self._shown, random.choice(trained)
+        data = drawn(random, random.choice(topics), lead, self._args)
+        if data is None or solution(data, task_seed) is None:
+            return None
+        system = (Message(role="system", content=self._config.system),) if self._config.system else ()
+        return Task(
+            id=f"{self.name}/{split}/{index}",
+            env=self.name,
+            messages=(*system, Message(role="user", content=data["prompt"])),
+            data=data,
+            limits=self._config.limits.limits(),
+            seed=task_seed,
+            tag=tag.format(kind=lead),
+        )
+
+
+def drawn(random: Random, topic: str, lead: str, args: InstructionsArgs) -> dict[str, Any] | None:
+    """Return a task's data: prompt, topic, and instructions of which one is of the kind `lead`; None where too few
+    kinds agree with each other."""
+    count = random.randint(args.min_instructions, args.max_instructions)
+    names = [lead]
+    while len(names) < count:
+        left = companions(names, args.trained)
+        if not left:
+            break
+        names.append(random.choice(left))
+    if len(names) < args.min_instructions:
+        return None
+    scope = Scope(family=TOPICS[topic], max_sentences=args.max_sentences)
+    random.shuffle(names)
+    instructions = [{"kind": name, **KINDS[name].draw(random, scope)} for name in names]
+    sentences = [KINDS[params["kind"]].say(params, random) for params in instructions]
+    prompt = " ".join([random.choice(OPENINGS).format(topic=topic), *sentences])
+    return {"prompt": prompt, "topic": topic, "instructions": instructions}
+
+
+def score(completion: str, data: Params) -> Score:
+    """Return the score of a reply to a task.
+
+    Args:
+        completion: the reply.
+        data: of the task, as `drawn` returns it.
+    """
+    reply = ReplyText(completion.strip())
+    instructions = data["instructions"]
+    substance = says_something(reply, data["prompt"], TOPICS[data["topic"]])
+    kept = {each["kind"]: float(substance and KINDS[each["kind"]].kept(reply, each)) for each in instructions}
+    reward = sum(kept.values()) / len(kept)
+    return Score(reward=reward, parts={"substance": float(substance), **kept}, success=all(kept.values()))
+
+
+def solution(data: Params, seed: int) -> str | None:
+    """Return a reply that keeps all instructions of a task; None where none was found."""
+    plan = ReplyPlan()
+    for params in data["instructions"]:
+        KINDS[params["kind"]].plan(plan, params)
+    return solve(plan, data["topic"], Random(seed), lambda text: bool(score(text, data).success))

@@ -1,0 +1,202 @@
+"""Replies that want the reward without the work: each earns nothing, or only what it truly keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sparring.envs.instructions.reply import ReplyText
+from sparring.envs.instructions.substance import is_plain, says_something
+from sparring.envs.instructions.topics import TOPICS
+from sparring.envs.instructions.world import InstructionsArgs, InstructionsEnv, score
+from sparring.types import Message, Outcome, Segment, Task, Trajectory
+
+HONEST = "Rivers run down to the sea. A stone bridge stands over ours."
+PROMPT = 'Write about rivers. Write exactly two sentences. Use the word "bridge". Do not use commas.'
+LENIENT = [{"kind": "no_commas"}, {"kind": "avoid_word", "word": "water"}, {"kind": "at_most_words", "n": 30}]
+"""Instructions that a reply which says nothing would keep."""
+
+
+def data_of(*instructions: dict[str, Any], prompt: str = PROMPT) -> dict[str, Any]:
+    return {"prompt": prompt, "topic": "rivers", "instructions": list(instructions)}
+
+
+TASK = data_of({"kind": "sentences", "n": 2}, {"kind": "use_word", "word": "bridge"}, {"kind": "no_commas"})
+
+
+def earned(text: str, *instructions: dict[str, Any]) -> float:
+    reward = score(text, data_of(*instructions) if instructions else TASK).reward
+    assert reward is not None
+    return reward
+
+
+def test_an_honest_reply_earns_all_and_a_part_earns_a_part() -> None:
+    assert earned(HONEST) == 1.0 == earned(HONEST, *LENIENT)
+    assert earned("Rivers run down to the sea.") == pytest.approx(1 / 3)
+    assert score(HONEST, TASK).parts == {"substance": 1.0, "sentences": 1.0, "use_word": 1.0, "no_commas": 1.0}
+
+
+NOTHING = {
+    "empty": ["", "   \n ", "\u200b"],
+    "only punctuation": [".", "...", "!?!?", "- - -", "()", "[ ]"],
+    "sentences without words": [". . . . .", ".\n" * 5, "! ! ?", "- .\n- .", "1. .\n2. ."],
+    "the prompt": [PROMPT, PROMPT.lower(), f"{PROMPT} {HONEST}", PROMPT.replace('"', ""), "Write about rivers."],
+    "one word": [
+        "rivers",
+        "rivers " * 20,
+        "Bridge. " * 9,
+        "river river river the the the the.",
+        "Rivers rivers bridge.",
+    ],
+    "one sentence many times": [
+        "Rivers are near the bridge. " * 2,
+        "Rivers are near the bridge.\n" * 3,
+        "Rivers are near the bridge. RIVERS ARE NEAR THE BRIDGE!",
+        "1. Rivers are near the bridge.\n2. Rivers are near the bridge.",
+        "There are 3 rivers at the bridge. There are 4 rivers at the bridge.",
+        "Near the bridge are rivers. Rivers are near the bridge.",
+    ],
+    "invisible characters": [
+        HONEST.replace("bridge", "br\u200bidge"),
+        HONEST.replace("bridge", "br\u00adidge"),
+        HONEST.replace("bridge", "br\u2060idge"),
+        HONEST.replace("bridge", "br\u034fidge"),
+        HONEST.replace("bridge", "br\u200didge"),
+        HONEST.replace("bridge", "br\ufe0fidge"),
+        HONEST + "\u202e",
+        HONEST + "\x00",
+        "\ufeff" + HONEST,
+        HONEST + "\U000e0041",
+    ],
+    "letters of other scripts": [
+        HONEST.replace("bridge", "br\u0456dge"),  # Cyrillic
+        HONEST.replace("bridge", "\u0184ridge"),  # tone six, which looks like a b
+        HONEST.replace("bridge", "\uff42ridge"),  # full width
+        HONEST.replace("bridge", "\U0001d41bridge"),  # mathematical bold
+        HONEST.replace("bridge", "\U0001f171ridge"),  # squared letter
+        HONEST.replace("bridge", "br\u0131dge"),  # without its dot
+        HONEST.replace("bridge", "\u24d1ridge"),  # circled letter
+    ],
+    "commas and full stops of other scripts": [
+        HONEST.replace(".", comma)
+        for comma in (
+            "\uff0c",
+            "\u3001",
+            "\u060c",
+            "\u201a",
+            "\ufe50",
+            "\u3002",
+            "\uff0e",
+            "\u0701",
+            "\u2024",
+            "\ua4f9",
+        )
+    ],
+    "code, HTML and links": [
+        f"{HONEST} <!-- bridge -->",
+        f"{HONEST} `bridge`",
+        f"```\nbridge\n```\n{HONEST}",
+        HONEST.replace("bridge", "b<i>ridge</i>"),
+        HONEST.replace("bridge", "br&shy;idge"),
+        HONEST.replace("bridge", "br&#8203;idge"),
+        f"{HONEST} [here](bridge)",
+        HONEST.replace("bridge", "br\\idge"),
+    ],
+    "many words that pass for one": [
+        "Rivers are so-long-and-old-that-nobody-knows their end.",
+        "Rivers are so_long_and_old for us.",
+    ],
+    "another topic": ["A stone bridge stands here. We cross it now and then.", "Lamps are near a bridge."],
+    "without end": ["".join(f"River {a}{b} is so. " for a in "abcdefghijk" for b in "abcdefghijk")],
+}
+
+
+@pytest.mark.parametrize("attack", NOTHING)
+def test_an_attack_earns_nothing(attack: str) -> None:
+    texts = NOTHING[attack]
+    assert [text for text in texts if earned(text) or earned(text, *LENIENT)] == []
+
+
+def test_a_long_piece_of_the_prompt_earns_nothing() -> None:
+    prompt = "Write about rivers. Put an exclamation mark at the end of all sentences."
+    data = data_of({"kind": "exclaim"}, prompt=prompt)
+    assert score("Rivers put an exclamation mark at the end!", data).reward == 0.0
+    assert score("Rivers run all the way to the sea!", data).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Rivers are wide. The footbridge is old.",
+        "Rivers are wide. Bridges cross them.",
+        "Rivers are wide. The foot-bridge is old.",
+        "Rivers are wide. Here is a b-r-idge too.",
+        "Rivers are wide. Here is a br*id*ge too.",
+        "Rivers are wide. Here is a brid ge too.",
+    ],
+)
+def test_a_required_word_that_is_hidden_is_not_there(text: str) -> None:
+    assert earned(text, {"kind": "use_word", "word": "bridge"}) == 0.0
+    assert earned(text, {"kind": "sentences", "n": 2}) == 1.0
+
+
+@pytest.mark.parametrize(
+    "word", ["water", "WATER", "wat**er**", "w.a.t.e.r", "wa-ter", "w a t e r", "wat/er", "“wat”er", "wáter", "(w)ater"]
+)
+def test_a_forbidden_word_that_is_split_is_there(word: str) -> None:
+    instruction = {"kind": "avoid_word", "word": "water"}
+    assert earned(f"Rivers bring us {word} all year.", instruction) == 0.0
+    assert earned("Rivers bring us fish all year.", instruction) == 1.0
+
+
+@pytest.mark.parametrize("kind", ["length", "timeout"])
+def test_a_reply_that_was_cut_earns_nothing(kind: str) -> None:
+    async def rewarded(outcome: Outcome) -> float | None:
+        world = InstructionsEnv(InstructionsArgs())
+        await world.open(Task(id="t", env="instructions", messages=(), data=TASK), None)
+        reply = Segment(
+            index=0, parent=None, source="expert", tokens=(), message=Message(role="assistant", content=HONEST)
+        )
+        score = await world.score(Trajectory(id="r", task="t", role="policy", segments=(reply,), outcome=outcome))
+        return score and score.reward
+
+    assert asyncio.run(rewarded(Outcome(kind="completed", reason="answered"))) == 1.0
+    assert asyncio.run(rewarded(Outcome(kind="truncated", reason=kind))) == 0.0
+
+
+def test_a_sentence_that_is_not_finished_is_not_counted() -> None:
+    cut = HONEST[: HONEST.index(" over")]
+    assert score(cut, TASK).parts["sentences"] == 0.0 and score(cut, TASK).parts["use_word"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HONEST,
+        "Rivers flow – “slowly” – to the café… and it’s fine; 50% of them (or 1,000) do!",
+        "**Rivers** are _very_ long 🌊.",
+        "Rivers are a family's joy ❤️ for all.",
+        "- Rivers flow\n- Streams too",
+        "The river's bank is far\u00a0away.",
+        "A riverboat is on the Rivers-road by the river.",
+        "[Rivers]\nThey run to the sea.",
+    ],
+)
+def test_plain_text_of_all_sorts_says_something(text: str) -> None:
+    assert is_plain(text)
+    assert says_something(ReplyText(text), PROMPT, TOPICS["rivers"])
+
+
+def test_odd_texts_are_checked_in_no_time() -> None:
+    for text in (
+        "a-" * 20_000,
+        "." * 20_000,
+        "*_" * 20_000,
+        "a b " * 10_000,
+        "( " * 20_000,
+        '".' * 20_000,
+        "&a" * 20_000,
+    ):
+        assert earned(text) == 0.0
