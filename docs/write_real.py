@@ -1,4 +1,5 @@
-"""Writes the measured table and the curve of docs/real.md from a finished run: `python docs/write_real.py runs/smollm2`."""
+"""Writes the measured table and the curve of docs/real.md from a finished run:
+`python docs/write_real.py runs/smollm2`."""
 
 import json
 import re
@@ -22,28 +23,33 @@ def table(run: Path) -> str:
     for name, entry in summary["by_dataset"].items():
         rows.append(f"| {name} ({entry['tasks']}) | {entry['init']:.0%} | {entry['rl']:.0%} |")
     before, after = (
-        f"{summary[f'{stage}_success']:.1%} ({summary[f'{stage}_success_low']:.1%} to {summary[f'{stage}_success_high']:.1%})"
+        "{:.1%} ({:.1%} to {:.1%})".format(*(summary[f"{stage}_success{end}"] for end in ("", "_low", "_high")))
         for stage in ("init", "rl")
     )
+    change = summary["change"]
     rows.append(f"| **all** ({summary['eval_tasks']}) | {before} | **{after}** |")
     wall = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in summary["wall_s"].items())
+    points = "{:+.1f} points ({:+.1f} to {:+.1f})".format(
+        *(100 * change[f"difference{end}"] for end in ("", "_low", "_high"))
+    )
     facts = (
-        f"In brackets: the 95 % interval. Largest difference between engine and trainer log-probabilities over"
+        f"In brackets: the 95 % interval. Task by task: **{points}**. Largest difference between engine and trainer log-probabilities over"
         f" {summary['tokens_trained']:,} trained tokens: **{summary['logprob_max_abs_diff']!r}**. Wall clock: {wall};"
         f" {summary['peak_rss_bytes'] / 2**30:.1f} GiB."
     )
     return WRAPPED("\n".join(rows) + "\n\n" + facts + "\n")
 
 
-def curve(run: Path, metric: str = "success") -> str:
+def curve(run: Path, metric: str = "rollout/success") -> str:
     """Return the share of sampled rollouts that succeed, by step, as a picture (SVG)."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    values = [line["values"][metric] for line in lines if line.get("stage") == "rl" and metric in line.get("values", {})]
+    steps = [line["values"] for line in lines if line.get("stage") == "rl" and "step" in line]
+    values = [step[metric] for step in steps if metric in step]
     smooth = [sum(part) / len(part) for part in (values[max(0, n - 2) : n + 3] for n in range(len(values)))]
 
     def path(points: Sequence[float]) -> str:
-        step = (WIDTH - LEFT - 10) / max(1, len(points) - 1)
-        return " ".join(f"{LEFT + n * step:.1f},{TOP + (1 - y) * (HEIGHT - TOP - 24):.1f}" for n, y in enumerate(points))
+        step, high = (WIDTH - LEFT - 10) / max(1, len(points) - 1), HEIGHT - TOP - 24
+        return " ".join(f"{LEFT + n * step:.1f},{TOP + (1 - y) * high:.1f}" for n, y in enumerate(points))
 
     marks = []
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
@@ -54,7 +60,8 @@ def curve(run: Path, metric: str = "success") -> str:
     marks.append(f'<text x="{WIDTH - 10}" y="{HEIGHT - 6}" text-anchor="end">step {len(values)}</text>')
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"',
+            'font-family="sans-serif" font-size="11">',
             f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
             *marks,
             f'<polyline points="{path(values)}" fill="none" stroke="#9bc" stroke-width="1"/>',
