@@ -96,7 +96,7 @@ def _teachers(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _change(results: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Compare the last of the evaluations of stages with the first, over the tasks that both scored; None of one alone."""
+    """Compare the last evaluation of a stage with the first, over the tasks that both scored; None of one alone."""
     stages = [name for name in EVALUATED if results.get(name)]
     if len(stages) < 2:
         return None
