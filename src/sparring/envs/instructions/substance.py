@@ -19,8 +19,8 @@ FEWEST_WORDS = 3
 MOST_REPEATED = 0.5
 """Share of a sentence's words that may be repetitions."""
 
-MOST_ALIKE = 0.8
-"""Share of their words that two sentences may have in common."""
+MOST_ALIKE = 0.6
+"""Share of their words that two sentences may have in common: of five words, three."""
 
 COPIED = 6
 """Words in a row, as they stand in the prompt outside of quotation marks, that are a copy of it."""

@@ -29,7 +29,7 @@ apples: fruit tree red              oranges: fruit juice sweet          bananas:
 lemons: sour juice yellow           grapes: wine fruit vine             cherries: red fruit sweet
 potatoes: potato soil cook          tomatoes: tomato red salad          carrots: root soup orange
 onions: cook tear layer             beans: green cook plant             nuts: shell tree eat
-breads: bake flour oven             cakes: sweet bake sugar             soups: hot bowl cook
+pancakes: pan flour breakfast       cakes: sweet bake sugar             soups: hot bowl cook
 pies: bake crust sweet              cookies: bake sweet sugar           sandwiches: bread lunch cheese
 pizzas: cheese dough oven           noodles: soup bowl eat              kitchens: cook stove sink
 bedrooms: bed sleep room            houses: home roof door              castles: king tower wall

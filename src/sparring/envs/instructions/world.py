@@ -34,11 +34,11 @@ from sparring.protocols import Boxes, Expert
 from sparring.types import Message, Score, Task
 
 OPENINGS = (
-    "Write about {topic}.",
-    "Tell me something about {topic}.",
     "Write a short text about {topic}.",
-    "Say something about {topic}.",
-    "Please write about {topic}.",
+    "Tell me briefly about {topic}.",
+    "Write something short about {topic}.",
+    "Say a few words about {topic}.",
+    "Please write a little about {topic}.",
 )
 """Beginnings of prompts."""
 

@@ -57,6 +57,8 @@ NOTHING = {
         "1. Rivers are near the bridge.\n2. Rivers are near the bridge.",
         "There are 3 rivers at the bridge. There are 4 rivers at the bridge.",
         "Near the bridge are rivers. Rivers are near the bridge.",
+        "Rivers are near the bridge. Rivers are near the old bridge.",
+        "Rivers are near the old bridge. Rivers are near the new bridge.",
     ],
     "invisible characters": [
         HONEST.replace("bridge", "br\u200bidge"),
@@ -182,6 +184,7 @@ def test_a_sentence_that_is_not_finished_is_not_counted() -> None:
         "The river's bank is far\u00a0away.",
         "A riverboat is on the Rivers-road by the river.",
         "[Rivers]\nThey run to the sea.",
+        "The river is long. The river is wide. The river is old.",
     ],
 )
 def test_plain_text_of_all_sorts_says_something(text: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,6 +14,7 @@ from sparring.envs.instructions.kind import ReplyPlan, Scope
 from sparring.envs.instructions.reply import ReplyText, split_sentences
 from sparring.envs.instructions.topics import TOPICS
 
+PAGE = Path(__file__).resolve().parents[4] / "docs/instructions.md"
 TWO = "Rivers are long. They flow to the sea."
 
 CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
@@ -196,6 +199,13 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
 
 def test_every_kind_has_its_cases() -> None:
     assert [name for name, *_ in CASES] == list(KINDS) and len(KINDS) >= 20
+
+
+def test_the_page_names_every_kind() -> None:
+    text = PAGE.read_text()
+    table = text.partition("## The kinds")[2].partition("Each has")[0]
+    assert re.findall(r"`(\w+)`", table) == list(KINDS)
+    assert f"topics, of {len(TOPICS)}," in text and f"for each of {len(KINDS)}\n" in text
 
 
 @pytest.mark.parametrize(("name", "params", "right", "wrong"), CASES, ids=[name for name, *_ in CASES])
