@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -142,6 +143,39 @@ def test_spoilt_files_are_refused(tmp_path):
         file.write_bytes(spoilt)
         with pytest.raises(BadInput, match=f"spoilt-{at}.gguf"):
             local_folder(str(file))
+
+
+def test_weights_that_overlap_or_are_no_numbers_are_refused(tmp_path):
+    whole = written.write_model(tmp_path / "m.gguf").read_bytes()
+    query = next(tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors if "attn_q." in tensor.name)
+    place = query.field.offset + sum(part.nbytes for part in query.field.parts[:-1])
+    for said, at, changed in (("lie apart", place, bytes(8)), ("finite", query.data_offset, b"\xff" * 34)):
+        file = tmp_path / "changed.gguf"
+        file.write_bytes(whole[:at] + changed + whole[at + len(changed) :])
+        with pytest.raises(BadInput, match=said):
+            local_folder(str(file))
+
+
+def test_what_a_killed_process_left_goes_with_the_next_and_what_a_living_one_writes_stays(tmp_path):
+    file, out = written.write_model(tmp_path / "m.gguf"), tmp_path / "out" / "m"
+    left, living = out.parent / ".m-abcdefgh", out.parent / ".m-ijklmnop"
+    for folder in (left, living):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("half")
+    lock = os.open(living, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    write(file, out)
+    os.close(lock)
+    assert sorted(folder.name for folder in out.parent.iterdir()) == [".m-ijklmnop", "m"]
+
+
+def test_a_file_that_changed_since_it_was_seen_is_refused(tmp_path):
+    file = written.write_model(tmp_path / "m.gguf")
+    seen = file.stat()
+    os.utime(file, ns=(seen.st_atime_ns, seen.st_mtime_ns + 1))
+    with pytest.raises(BadInput, match="changed while it was read"):
+        write(file, tmp_path / "out" / "m", seen)
+    assert not any((tmp_path / "out").iterdir())
 
 
 def test_a_tokenizer_beside_the_file_takes_its_place(tmp_path):
