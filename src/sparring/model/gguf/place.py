@@ -56,7 +56,7 @@ def converted(file: Path) -> Path:
         BadInput: the file cannot be converted (see `convert`), or the cache cannot be written.
     """
     seen = file.stat()
-    beside = file.parent / "tokenizer.json"
+    beside = _beside(file)
     digest = _digest(file, seen.st_size, seen.st_mtime_ns)
     if beside.is_file():
         digest += _digest(beside, beside.stat().st_size, beside.stat().st_mtime_ns)[:8]
@@ -93,6 +93,7 @@ def write(file: Path, folder: Path, seen: os.stat_result | None = None) -> None:
             if (now.st_size, now.st_mtime_ns) != (seen.st_size, seen.st_mtime_ns):
                 do = "wait until it is written, and begin again"
                 raise refusal(str(file), "a file that stays as it is", "one that changed while it was read", do)
+            _set_times(staging, max(source.stat().st_mtime_ns for source in (file, _beside(file)) if source.is_file()))
             if not folder.exists():
                 os.rename(staging, folder)
     except OSError as error:
@@ -116,6 +117,17 @@ def _staging(folder: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(staging, ignore_errors=True)
         os.close(lock)
+
+
+def _beside(file: Path) -> Path:
+    return file.parent / "tokenizer.json"
+
+
+def _set_times(folder: Path, changed_ns: int) -> None:
+    """Give files the time of what they were made from, so that they are the same when they are made again: by their
+    times a run tells whether a model has changed."""
+    for file in folder.iterdir():
+        os.utime(file, ns=(changed_ns, changed_ns))
 
 
 def _remove_left(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
 
 import gguf
@@ -18,7 +19,7 @@ from unit.model.gguf import written
 
 from sparring.errors import BadInput
 from sparring.model.gguf.place import converted, gguf_file, write
-from sparring.model.hub import local_folder
+from sparring.model.hub import local_folder, with_template
 from sparring.model.load import load
 
 
@@ -96,8 +97,8 @@ def test_digits_are_taken_apart_where_the_split_says_so(tmp_path):
 
 
 def test_llama_3_s_scaled_positions_are_read(tmp_path):
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
     from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     scaled = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
               "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # fmt: skip
@@ -167,6 +168,22 @@ def test_what_a_killed_process_left_goes_with_the_next_and_what_a_living_one_wri
     write(file, out)
     os.close(lock)
     assert sorted(folder.name for folder in out.parent.iterdir()) == [".m-ijklmnop", "m"]
+
+
+def test_what_is_made_again_is_the_same_by_size_and_time(tmp_path):
+    file = written.write_model(tmp_path / "m.gguf")
+    template = tmp_path / "own.jinja"
+    template.write_bytes(b"\xef\xbb\xbf{{ messages }}")
+
+    def made() -> list[tuple[str, str, int, int]]:
+        folders = (local_folder(str(file)), with_template(local_folder(str(file)), str(template)))
+        files = [(str(folder), each) for folder in folders for each in sorted(folder.iterdir())]
+        return [(folder, each.name, each.stat().st_size, each.stat().st_mtime_ns) for folder, each in files]
+
+    first = made()
+    assert (Path(first[-1][0]) / "chat_template.jinja").read_text() == "{{ messages }}"
+    shutil.rmtree(tmp_path / "cache")
+    assert made() == first
 
 
 def test_a_file_that_changed_since_it_was_seen_is_refused(tmp_path):
