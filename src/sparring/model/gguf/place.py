@@ -19,7 +19,7 @@ from sparring.errors import refusal
 from sparring.observe.terminal import say
 
 SUFFIX = ".gguf"
-PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 """End of the name of a file that holds a part of a model."""
 FORM = 2
 """Number of what `convert` writes: another number, another folder."""
@@ -32,9 +32,9 @@ def gguf_file(path: Path) -> Path | None:
     Raises:
         BadInput: the folder holds several, or a part of a model.
     """
-    files = [path] if path.suffix == SUFFIX and path.is_file() else []
+    files = [path] if path.suffix.lower() == SUFFIX and path.is_file() else []
     if path.is_dir() and not (path / "config.json").is_file():
-        files = sorted(file for file in path.iterdir() if file.suffix == SUFFIX and file.is_file())
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() == SUFFIX and file.is_file())
     for file in files:
         if PART.search(file.name):
             raise refusal(
@@ -145,9 +145,19 @@ def _remove_left(folder: Path) -> None:
 
 
 def cache(kind: str) -> Path:
-    """Return the folder of what is made once for a user, of one kind: `$XDG_CACHE_HOME/sparring/KIND`."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "sparring" / kind
+    """Return the folder of what is made once for a user, of one kind: `$XDG_CACHE_HOME/sparring/KIND`; that variable
+    counts where it is an absolute path (XDG Base Directory Specification).
+
+    Raises:
+        BadInput: neither it nor a home folder is known.
+    """
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not root.is_absolute():
+        try:
+            root = Path.home() / ".cache"
+        except RuntimeError as error:
+            raise refusal("the user's cache", "a home folder", str(error), "set XDG_CACHE_HOME to a place") from error
+    return root / "sparring" / kind
 
 
 @lru_cache(maxsize=64)

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from unit.model.gguf import written
 
 from sparring.errors import BadInput
+from sparring.model.gguf import place
 from sparring.model.gguf.place import converted, gguf_file, write
 from sparring.model.hub import local_folder, with_template
 from sparring.model.load import load
@@ -216,6 +217,19 @@ def test_a_folder_is_read_by_its_only_file_and_converted_once(tmp_path, capsys):
     (tmp_path / "one" / "m-00001-of-00002.gguf").write_bytes(b"")
     with pytest.raises(BadInput, match="a part of one"):
         gguf_file(tmp_path / "one")
+
+
+def test_the_cache_does_not_move_with_the_working_directory(tmp_path):
+    os.environ["XDG_CACHE_HOME"] = "relative"
+    assert place.cache("gguf") == Path.home() / ".cache/sparring/gguf"
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path)
+    assert place.cache("gguf") == tmp_path / "sparring/gguf"
+
+
+def test_a_suffix_in_capitals_is_one(tmp_path):
+    file = tmp_path / "M.GGUF"
+    file.write_bytes(b"")
+    assert gguf_file(file) == gguf_file(tmp_path) == file
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):
