@@ -8,9 +8,10 @@ from pathlib import Path
 
 from sparring.errors import refusal
 from sparring.model.gguf.place import converted, gguf_file
-from sparring.model.hub import SAVED, local_folder
-from sparring.model.peft import is_adapter
+from sparring.model.hub import SAVED, local_folder, model_folder
+from sparring.model.peft import base_of, is_adapter
 from sparring.stages.context import APART, LIVE, ORDER, RunFiles
+from sparring.types import POLICY
 
 CONFIG = "config.toml"
 """Recipe of a run, in its folder."""
@@ -31,6 +32,14 @@ def find_checkpoint(path: Path) -> Path:
         BadInput: there is none.
         StoreError: the saved step is damaged.
     """
+    folder = _found(path)
+    run = run_of(path)
+    if run is not None and is_adapter(folder) and not Path(base_of(folder)).exists():
+        _make_base(run)
+    return folder
+
+
+def _found(path: Path) -> Path:
     for place in PLACES:
         if (path / place / "config.json").is_file() or is_adapter(path / place):
             return path / place
@@ -80,6 +89,16 @@ def export_checkpoint(path: Path, out: Path, dtype: str) -> list[str]:
         return export_folder(checkpoint, out, dtype)
     with closing(SqliteStore(run / STORE, read_only=True)) as store:
         return export_folder(checkpoint, out, dtype, (load_recorded(run / CONFIG), store))
+
+
+def _make_base(run: Path) -> None:
+    """Make a run's base again, where it lay in the user's cache: converted from a GGUF file, or with a template of the
+    recipe."""
+    from sparring.recipe.load import load_recorded
+
+    spec = load_recorded(run / CONFIG).models[POLICY]
+    if spec.path is not None:
+        model_folder(spec)
 
 
 def run_of(path: Path) -> Path | None:

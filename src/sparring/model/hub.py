@@ -90,7 +90,7 @@ def with_template(folder: Path, template: str | None) -> Path:
     stats = [(name, str(file), file.stat().st_size, file.stat().st_mtime_ns) for name, file in files.items()]
     out = cache("templates") / hashlib.sha256(repr((text, stats)).encode()).hexdigest()[:24]
     if not out.is_dir():
-        _link(files, text, out)
+        _link(files, text, out, Path(template).stat().st_mtime_ns)
     return out
 
 
@@ -101,12 +101,12 @@ def template_text(file: str) -> str:
         BadInput: it is no text file.
     """
     try:
-        return Path(file).read_text(encoding="utf-8")
+        return Path(file).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise refusal(f"template {file}", "a text file in Jinja", str(error), "correct the path") from error
 
 
-def _link(files: dict[str, Path], template: str, out: Path) -> None:
+def _link(files: dict[str, Path], template: str, out: Path, changed_ns: int) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.parent) as folder:
@@ -115,6 +115,7 @@ def _link(files: dict[str, Path], template: str, out: Path) -> None:
             for name, file in files.items():
                 (staging / name).symlink_to(file)
             (staging / TEMPLATE).write_text(template, encoding="utf-8")
+            os.utime(staging / TEMPLATE, ns=(changed_ns, changed_ns))  # as if it were the file itself
             if not out.is_dir():
                 os.rename(staging, out)
     except OSError as error:

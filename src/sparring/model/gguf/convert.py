@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers import modeling_gguf_pytorch_utils as library
 from transformers.core_model_loading import revert_weight_conversion
 
 from sparring.errors import BadInput, boundary, refusal
+from sparring.model.gguf.lengths import check_head
 from sparring.model.gguf.settings import FREQUENCIES, complete
 from sparring.model.gguf.tokenizer import check_tokenizer, write_tokenizer
 from sparring.model.library import class_of
@@ -28,6 +30,7 @@ from sparring.model.load import refuse_incomplete
 
 CAUSAL = ("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "starcoder2", "falcon")
 """Architectures (`general.architecture`) that are read."""
+EMBEDDING = "token_embd.weight"
 
 
 def convert(file: Path, out: Path) -> None:
@@ -38,11 +41,13 @@ def convert(file: Path, out: Path) -> None:
             tokenizer that cannot be read, or has settings or weights without a place.
     """
     where = str(file)
+    check_head(file)
     with boundary(BadInput, where, "a whole GGUF file", "copy or download it again"):
         reader = gguf.GGUFReader(file)
         fields = {name: field.contents() for name, field in reader.fields.items()}
     _check(reader, fields, where)
-    check_tokenizer(file, fields)
+    rows = next((int(tensor.shape[1]) for tensor in reader.tensors if tensor.name == EMBEDDING), None)
+    check_tokenizer(file, fields, rows)
     config = _config(file, reader, fields)
     with torch.device("meta"), boundary(BadInput, where, "settings that the library makes a model of", "take another"):
         module = class_of(config).from_config(config)
@@ -59,10 +64,11 @@ def convert(file: Path, out: Path) -> None:
 
 def _check(reader: gguf.GGUFReader, fields: Mapping[str, Any], where: str) -> None:
     """Refuse a file by what its head says."""
-    if reader.byte_order == "S":
-        raise refusal(
-            where, "a GGUF file in this processor's byte order", "the other one", "convert it with gguf-convert-endian"
-        )
+    placed = sorted((tensor.data_offset, tensor.data_offset + tensor.n_bytes, tensor.name) for tensor in reader.tensors)
+    for (_, end, name), (begin, _, following) in pairwise(placed):
+        if begin < end:
+            do = "copy or download it again"
+            raise refusal(where, "weights that lie apart", f"{following} inside of {name}", do)
     if fields.get("split.count", 1) > 1:
         raise refusal(where, "a whole model in one file", "a part of one", "merge it: llama-gguf-split --merge")
     arch = fields.get("general.architecture")
@@ -76,8 +82,8 @@ def _config(file: Path, reader: gguf.GGUFReader, fields: Mapping[str, Any]) -> A
     with boundary(BadInput, where, "settings that the library reads", "take the model's Hugging Face folder"):
         settings = library.load_gguf_checkpoint(str(file))["config"]
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    if "token_embd.weight" in tensors:
-        settings["vocab_size"] = int(tensors["token_embd.weight"].shape[1])  # more than there are tokens, where padded
+    if EMBEDDING in tensors:
+        settings["vocab_size"] = int(tensors[EMBEDDING].shape[1])  # more than there are tokens, where padded
     complete(settings, arch, fields, tensors[FREQUENCIES].data if FREQUENCIES in tensors else None, where)
     settings.pop("_model_name_or_path", None)
     with boundary(BadInput, where, "settings that the library knows", "take the model's Hugging Face folder"):
@@ -102,6 +108,10 @@ def _weights(file: Path, reader: gguf.GGUFReader, module: transformers.PreTraine
     with boundary(BadInput, where, "weights of types that the gguf package reads", "take another quantisation"):
         for tensor in reader.tensors:
             blocks = gguf.dequantize(tensor.data, tensor.tensor_type)
+            if not np.isfinite(blocks).all():
+                raise refusal(
+                    where, "weights that are finite", f"NaN or infinity in {tensor.name}", "take another file"
+                )
             result = processor.process(blocks, tensor.name, tensor_key_mapping=placed, parsed_parameters=read)
             if result.name in placed:
                 read["tensors"][placed[result.name]] = torch.from_numpy(np.copy(result.weights))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,9 +19,9 @@ from sparring.errors import refusal
 from sparring.observe.terminal import say
 
 SUFFIX = ".gguf"
-PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 """End of the name of a file that holds a part of a model."""
-FORM = 1
+FORM = 2
 """Number of what `convert` writes: another number, another folder."""
 
 
@@ -29,9 +32,9 @@ def gguf_file(path: Path) -> Path | None:
     Raises:
         BadInput: the folder holds several, or a part of a model.
     """
-    files = [path] if path.suffix == SUFFIX and path.is_file() else []
+    files = [path] if path.suffix.lower() == SUFFIX and path.is_file() else []
     if path.is_dir() and not (path / "config.json").is_file():
-        files = sorted(file for file in path.iterdir() if file.suffix == SUFFIX and file.is_file())
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() == SUFFIX and file.is_file())
     for file in files:
         if PART.search(file.name):
             raise refusal(
@@ -52,47 +55,109 @@ def converted(file: Path) -> Path:
     Raises:
         BadInput: the file cannot be converted (see `convert`), or the cache cannot be written.
     """
-    status = file.stat()
-    beside = file.parent / "tokenizer.json"
-    digest = _digest(file, status.st_size, status.st_mtime_ns)
+    seen = file.stat()
+    beside = _beside(file)
+    digest = _digest(file, seen.st_size, seen.st_mtime_ns)
     if beside.is_file():
         digest += _digest(beside, beside.stat().st_size, beside.stat().st_mtime_ns)[:8]
     folder = cache("gguf") / f"{file.stem}-{digest}-{FORM}"
     if not (folder / "config.json").is_file():
         say(f"converting {file} once, into {folder}", stream=sys.stderr)
-        write(file, folder)
+        write(file, folder, seen)
     return folder
 
 
-def write(file: Path, folder: Path) -> None:
+def write(file: Path, folder: Path, seen: os.stat_result | None = None) -> None:
     """Convert a GGUF file into `folder`, which is there whole or not at all, whoever else writes it.
 
+    Args:
+        file: the GGUF file.
+        folder: to make.
+        seen: size and time of the file when it was first looked at; None: now.
+
     Raises:
-        BadInput: as `convert`, the package `gguf` is not installed, or the disk cannot be written.
+        BadInput: as `convert`, the file changed since it was seen, the package `gguf` is not installed, or the disk
+            cannot be written.
     """
+    seen = seen or file.stat()
     if find_spec("gguf") is None:
         raise refusal(str(file), "the package gguf, which reads it", "none installed", "pip install 'sparring[gguf]'")
     from sparring.model.gguf.convert import convert
 
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        staging.chmod(0o755)
-        try:
+        _remove_left(folder)
+        with _staging(folder) as staging:
             convert(file, staging)
+            now = file.stat()
+            if (now.st_size, now.st_mtime_ns) != (seen.st_size, seen.st_mtime_ns):
+                do = "wait until it is written, and begin again"
+                raise refusal(str(file), "a file that stays as it is", "one that changed while it was read", do)
+            _set_times(staging, max(source.stat().st_mtime_ns for source in (file, _beside(file)) if source.is_file()))
             if not folder.exists():
                 os.rename(staging, folder)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
         do = "free its disk, or set XDG_CACHE_HOME to another place"
         raise refusal(str(folder), "a place to write the converted checkpoint", str(error), do) from error
 
 
+@contextmanager
+def _staging(folder: Path) -> Iterator[Path]:
+    """Make a folder beside `folder` to write into, locked while its process lives, and remove it at the end."""
+    while True:
+        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        lock = os.open(staging, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if staging.is_dir():  # else another process took it for one left behind, before it was locked
+            break
+        os.close(lock)
+    try:
+        staging.chmod(0o755)
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        os.close(lock)
+
+
+def _beside(file: Path) -> Path:
+    return file.parent / "tokenizer.json"
+
+
+def _set_times(folder: Path, changed_ns: int) -> None:
+    """Give files the time of what they were made from, so that they are the same when they are made again: by their
+    times a run tells whether a model has changed."""
+    for file in folder.iterdir():
+        os.utime(file, ns=(changed_ns, changed_ns))
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove what processes that were killed left of their conversions into `folder`: gigabytes each."""
+    for left in folder.parent.iterdir():
+        if left.is_dir() and re.fullmatch(re.escape(f".{folder.name}-") + r"[a-z0-9_]{8}", left.name):
+            lock = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            except BlockingIOError:
+                pass  # its process lives
+            finally:
+                os.close(lock)
+
+
 def cache(kind: str) -> Path:
-    """Return the folder of what is made once for a user, of one kind: `$XDG_CACHE_HOME/sparring/KIND`."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "sparring" / kind
+    """Return the folder of what is made once for a user, of one kind: `$XDG_CACHE_HOME/sparring/KIND`; that variable
+    counts where it is an absolute path (XDG Base Directory Specification).
+
+    Raises:
+        BadInput: neither it nor a home folder is known.
+    """
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not root.is_absolute():
+        try:
+            root = Path.home() / ".cache"
+        except RuntimeError as error:
+            raise refusal("the user's cache", "a home folder", str(error), "set XDG_CACHE_HOME to a place") from error
+    return root / "sparring" / kind
 
 
 @lru_cache(maxsize=64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,44 @@ DIGIT_BY_DIGIT = ("smollm", "starcoder", "refact", "command-r", "codeshell", "mi
 """Names whose split takes every digit apart, and then is GPT-2's."""
 ENDS = ("eos", "eot", "eom")
 """Tokens that end a reply (`tokenizer.ggml.*_token_id`)."""
+NAMED = ("bos", *ENDS, "unknown", "padding")
+CONTROL, USER_DEFINED = 3, 4
+"""Kinds of tokens (`tokenizer.ggml.token_type`) that no text is split across; the first are special."""
+DO = "put the model's tokenizer.json beside the file"
 
 
-def check_tokenizer(file: Path, fields: Mapping[str, Any]) -> None:
-    """Refuse a file without a tokenizer in its head or beside it."""
-    if "tokenizer.ggml.tokens" not in fields and not _beside(file).is_file():
-        raise refusal(str(file), "a tokenizer in its head", "none", "put the model's tokenizer.json beside it")
+def check_tokenizer(file: Path, fields: Mapping[str, Any], rows: int | None) -> None:
+    """Refuse a file without a tokenizer in its head or beside it, or with one that does not fit its model.
+
+    Args:
+        file: the GGUF file.
+        fields: of its head.
+        rows: of the model's embedding.
+
+    Raises:
+        BadInput: as said.
+    """
+    beside = _beside(file).is_file()
+    tokens = fields.get("tokenizer.ggml.tokens")
+    if tokens is None:
+        if not beside:
+            raise refusal(str(file), "a tokenizer in its head", "none", "put the model's tokenizer.json beside it")
+        return
+    do = "take another file, or put the model's tokenizer.json beside it"
+    if rows is not None and len(tokens) > rows:
+        raise refusal(str(file), f"at most {rows} tokens, the rows of the embedding", str(len(tokens)), do)
+    for name in NAMED:
+        id = fields.get(f"tokenizer.ggml.{name}_token_id", 0)
+        if not 0 <= id < len(tokens):
+            raise refusal(str(file), f"a {name}_token_id below {len(tokens)}", str(id), do)
+    if beside:
+        return
+    if len(set(tokens)) < len(tokens):
+        twice = next(token for token, count in Counter(tokens).items() if count > 1)
+        raise refusal(str(file), "every token once", f"two of {twice!r}", do)
+    kinds = fields.get("tokenizer.ggml.token_type", [])
+    if len(kinds) != len(tokens):
+        raise refusal(str(file), f"{len(tokens)} kinds of tokens (tokenizer.ggml.token_type)", str(len(kinds)), do)
 
 
 def write_tokenizer(file: Path, fields: Mapping[str, Any], out: Path) -> None:
@@ -47,6 +80,9 @@ def write_tokenizer(file: Path, fields: Mapping[str, Any], out: Path) -> None:
             tokenizer.save_pretrained(out)
         if not beside.is_file():
             _split(out / "tokenizer.json", fields, str(file))
+            _added(out / "tokenizer.json", fields, str(file))
+            _prefix(out / "tokenizer.json", fields)
+        _templates(out, fields)
     if beside.is_file():
         shutil.copyfile(beside, out / "tokenizer.json")
     ids = {name: fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding", *ENDS)}
@@ -67,10 +103,65 @@ def _split(file: Path, fields: Mapping[str, Any], where: str) -> None:
     if fields.get("tokenizer.ggml.model") != "gpt2" or name in splits:
         return
     if name not in DIGIT_BY_DIGIT:
-        do = "put the model's tokenizer.json beside the file"
-        raise refusal(where, "a tokenizer.ggml.pre that is known", repr(name), do)
+        raise refusal(where, "a tokenizer.ggml.pre that is known", repr(name), DO)
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.save(str(file))
+
+
+def _added(file: Path, fields: Mapping[str, Any], where: str) -> None:
+    """Give the tokens of a byte-level vocabulary, the added ones too, the spelling and the ids that the file has; and
+    make sure of the ids of any other.
+
+    The library spells what has letters beyond the byte alphabet (`<｜User｜>`, two blanks) in that alphabet, and then
+    leaves it out of the added tokens, or adds it once more behind the last id.
+    """
+    tokens, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    written = json.loads(file.read_text(encoding="utf-8"))
+    added = {token["id"]: token for token in written["added_tokens"]}
+    if fields.get("tokenizer.ggml.model") == "gpt2":
+        written["model"]["vocab"] = {token: id for id, token in enumerate(tokens)}
+        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        added = {id: token for id, token in added.items() if tokens[id : id + 1] == [token["content"]]}
+        for id, (content, kind) in enumerate(zip(tokens, kinds, strict=True)):
+            if kind in (CONTROL, USER_DEFINED):
+                added.setdefault(id, {"id": id, "content": content, **plain, "special": kind == CONTROL})
+        written["added_tokens"] = [added[id] for id in sorted(added)]
+        file.write_text(json.dumps(written, ensure_ascii=False), encoding="utf-8")
+    with boundary(BadInput, where, "a tokenizer that can be made", DO):
+        ids = Tokenizer.from_file(str(file)).get_vocab()
+    wrong = [token for id, token in enumerate(tokens) if kinds[id] == CONTROL and ids.get(token) != id]
+    wrong += [token for token, id in ids.items() if id >= len(tokens)]
+    if wrong:
+        raise refusal(where, "a tokenizer that gives tokens the ids of the file", f"another for {wrong[0]!r}", DO)
+
+
+def _prefix(file: Path, fields: Mapping[str, Any]) -> None:
+    """Let a SentencePiece tokenizer set no blank before a text, where the file says so; the library always sets one."""
+    if fields.get("tokenizer.ggml.model") != "llama" or fields.get("tokenizer.ggml.add_space_prefix", True):
+        return
+    written = json.loads(file.read_text(encoding="utf-8"))
+    splitter, decoder = written["pre_tokenizer"] or {}, written["decoder"] or {}
+    if splitter.get("type") == "Metaspace":
+        splitter["prepend_scheme"] = "never"
+    if decoder.get("type") == "Sequence":
+        decoder["decoders"] = [part for part in decoder["decoders"] if part["type"] != "Strip"]
+    file.write_text(json.dumps(written, ensure_ascii=False), encoding="utf-8")
+
+
+def _templates(out: Path, fields: Mapping[str, Any]) -> None:
+    """Write the file's named chat templates (`tokenizer.chat_template.NAME`), such as one for tools, beside its own."""
+    start = "tokenizer.chat_template."
+    named = {key.removeprefix(start): text for key, text in fields.items() if key.startswith(start)}
+    if not named:
+        return
+    if (own := fields.get("tokenizer.chat_template")) is not None:
+        named = {**named, "default": own}
+    (out / "chat_template.jinja").unlink(missing_ok=True)
+    shutil.rmtree(out / "additional_chat_templates", ignore_errors=True)
+    file = out / "tokenizer_config.json"
+    written = json.loads(file.read_text(encoding="utf-8"))
+    written["chat_template"] = [{"name": name, "template": text} for name, text in sorted(named.items())]
+    file.write_text(json.dumps(written, ensure_ascii=False, indent=2), encoding="utf-8")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
 
 import gguf
@@ -16,8 +18,9 @@ from tokenizers import Tokenizer
 from unit.model.gguf import written
 
 from sparring.errors import BadInput
+from sparring.model.gguf import place
 from sparring.model.gguf.place import converted, gguf_file, write
-from sparring.model.hub import local_folder
+from sparring.model.hub import local_folder, with_template
 from sparring.model.load import load
 
 
@@ -95,8 +98,8 @@ def test_digits_are_taken_apart_where_the_split_says_so(tmp_path):
 
 
 def test_llama_3_s_scaled_positions_are_read(tmp_path):
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
     from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     scaled = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
               "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # fmt: skip
@@ -144,6 +147,55 @@ def test_spoilt_files_are_refused(tmp_path):
             local_folder(str(file))
 
 
+def test_weights_that_overlap_or_are_no_numbers_are_refused(tmp_path):
+    whole = written.write_model(tmp_path / "m.gguf").read_bytes()
+    query = next(tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors if "attn_q." in tensor.name)
+    place = query.field.offset + sum(part.nbytes for part in query.field.parts[:-1])
+    for said, at, changed in (("lie apart", place, bytes(8)), ("finite", query.data_offset, b"\xff" * 34)):
+        file = tmp_path / "changed.gguf"
+        file.write_bytes(whole[:at] + changed + whole[at + len(changed) :])
+        with pytest.raises(BadInput, match=said):
+            local_folder(str(file))
+
+
+def test_what_a_killed_process_left_goes_with_the_next_and_what_a_living_one_writes_stays(tmp_path):
+    file, out = written.write_model(tmp_path / "m.gguf"), tmp_path / "out" / "m"
+    left, living = out.parent / ".m-abcdefgh", out.parent / ".m-ijklmnop"
+    for folder in (left, living):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("half")
+    lock = os.open(living, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    write(file, out)
+    os.close(lock)
+    assert sorted(folder.name for folder in out.parent.iterdir()) == [".m-ijklmnop", "m"]
+
+
+def test_what_is_made_again_is_the_same_by_size_and_time(tmp_path):
+    file = written.write_model(tmp_path / "m.gguf")
+    template = tmp_path / "own.jinja"
+    template.write_bytes(b"\xef\xbb\xbf{{ messages }}")
+
+    def made() -> list[tuple[str, str, int, int]]:
+        folders = (local_folder(str(file)), with_template(local_folder(str(file)), str(template)))
+        files = [(str(folder), each) for folder in folders for each in sorted(folder.iterdir())]
+        return [(folder, each.name, each.stat().st_size, each.stat().st_mtime_ns) for folder, each in files]
+
+    first = made()
+    assert (Path(first[-1][0]) / "chat_template.jinja").read_text() == "{{ messages }}"
+    shutil.rmtree(tmp_path / "cache")
+    assert made() == first
+
+
+def test_a_file_that_changed_since_it_was_seen_is_refused(tmp_path):
+    file = written.write_model(tmp_path / "m.gguf")
+    seen = file.stat()
+    os.utime(file, ns=(seen.st_atime_ns, seen.st_mtime_ns + 1))
+    with pytest.raises(BadInput, match="changed while it was read"):
+        write(file, tmp_path / "out" / "m", seen)
+    assert not any((tmp_path / "out").iterdir())
+
+
 def test_a_tokenizer_beside_the_file_takes_its_place(tmp_path):
     file = written.write_model(tmp_path / "m.gguf", pre="own-split")
     beside = written.tokenizer_file(tmp_path / "tokenizer").read_bytes()
@@ -165,6 +217,19 @@ def test_a_folder_is_read_by_its_only_file_and_converted_once(tmp_path, capsys):
     (tmp_path / "one" / "m-00001-of-00002.gguf").write_bytes(b"")
     with pytest.raises(BadInput, match="a part of one"):
         gguf_file(tmp_path / "one")
+
+
+def test_the_cache_does_not_move_with_the_working_directory(tmp_path):
+    os.environ["XDG_CACHE_HOME"] = "relative"
+    assert place.cache("gguf") == Path.home() / ".cache/sparring/gguf"
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path)
+    assert place.cache("gguf") == tmp_path / "sparring/gguf"
+
+
+def test_a_suffix_in_capitals_is_one(tmp_path):
+    file = tmp_path / "M.GGUF"
+    file.write_bytes(b"")
+    assert gguf_file(file) == gguf_file(tmp_path) == file
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):

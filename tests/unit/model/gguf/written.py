@@ -58,8 +58,10 @@ def write_model(
     pre: str | None = "qwen2",
     tied: bool = True,
     head: int = HEAD,
+    tokenizer: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a model of `arch` whose matrices are of type `kind`; settings and tensors come on top."""
+    """Write a model of `arch` whose matrices are of type `kind`; settings and tensors come on top, and what `tokenizer`
+    says in the place of the vocabulary's own (`tokenizer.ggml.*`; None: left out)."""
     writer = gguf.GGUFWriter(file, arch)
     shape = {
         "block_count": LAYERS,
@@ -84,6 +86,11 @@ def write_model(
         add(key, value)
     if pre is not None:
         _add_tokenizer(writer, file.parent, pre)
+    for key, value in (tokenizer or {}).items():
+        writer.kv_data[0].pop(key, None)
+        if value is not None:
+            add = {list: writer.add_array, bool: writer.add_bool, str: writer.add_string}.get(type(value))
+            (add or writer.add_uint32)(key, value)
     for seed, (name, (shape, each)) in enumerate(_layout(arch, kind, tied, head).items()):
         if len(shape) == 1:
             writer.add_tensor(name, 1 + np.random.default_rng(seed).normal(0, 0.1, shape).astype(np.float32))
