@@ -15,7 +15,7 @@ from sparring.model.load import load
 from sparring.model.outline import Outline, Size, fresh_outline, outline
 from sparring.recipe.run_config import RunConfig
 from sparring.stages.models.context_length import max_context, outline_of
-from sparring.stages.preflight.memory import SCATTERED, Held, shapes_of
+from sparring.stages.preflight.memory import SCATTERED, Held, largest, shapes_of
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.testing.tiny_models import FEATURES, tiny_model
 
@@ -82,6 +82,15 @@ def weights(found: Held) -> int:
 
 POLICY, LARGE, SMALL = (sized(LAYERS[name]) for name in ("policy", "large", "small"))
 OTHERS = ("large", "small")
+
+
+def test_the_largest_parts_are_told_with_what_makes_them_smaller() -> None:
+    found = held("rl")._replace(step=3 * GIB, cache=2 * GIB, weights=GIB)
+    assert largest(found) == (
+        "gradients and activations 3.00 GiB (less by train.token_budget, models.policy.gradient_checkpointing); "
+        "engines' caches 2.00 GiB (less by engine.kv_bytes, engine.offload_bytes); "
+        "weights 1.00 GiB (less by models.policy.dtype)"
+    )
 
 
 @pytest.mark.parametrize(

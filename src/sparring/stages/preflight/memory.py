@@ -268,19 +268,29 @@ def _sampling(config: RunConfig, model: Outline, name: str) -> int:
     return model.step(tokens, min(tokens, engine.max_running)).total
 
 
+def parts_of(held: Held) -> Sequence[tuple[str, int, str]]:
+    """Return the parts of the total: name, bytes, and the keys of a recipe that make it smaller."""
+    return (
+        ("weights", held.weights, "models.policy.dtype"),
+        ("packed weights", held.packed, "models.policy.dtype"),
+        ("optimiser", held.optimiser, "models.policy.lora"),
+        ("gradients and activations", held.step, "train.token_budget, models.policy.gradient_checkpointing"),
+        ("an update", held.update, "models.policy.lora"),
+        ("engines' caches", held.cache, "engine.kv_bytes, engine.offload_bytes"),
+        ("the rest", held.process + held.sampling + held.uncounted, "engine.max_batch_tokens"),
+    )
+
+
 def in_words(held: Held) -> str:
     """Return the total and its parts."""
-    parts: Sequence[tuple[str, int]] = (
-        ("weights", held.weights),
-        ("packed weights", held.packed),
-        ("optimiser", held.optimiser),
-        ("gradients and activations", held.step),
-        ("an update", held.update),
-        ("engines' caches", held.cache),
-        ("the rest", held.process + held.sampling + held.uncounted),
-    )
-    shares = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts if size)
+    shares = ", ".join(f"{name} {size / GIB:.1f}" for name, size, _ in parts_of(held) if size)
     return f"{held.total / GIB:.1f} GiB in stage {held.stage} ({shares})"
+
+
+def largest(held: Held) -> str:
+    """Return the three largest parts, each with the keys that make it smaller."""
+    parts = sorted(parts_of(held), key=lambda part: part[1], reverse=True)[:3]
+    return "; ".join(f"{name} {size / GIB:.2f} GiB (less by {keys})" for name, size, keys in parts)
 
 
 def check_memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
@@ -315,4 +325,4 @@ def check_memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
     about = f"memory: about {held.total / GIB:.2f} GiB of {here / GIB:.0f} GiB"
     facts = [f"{about} for {millions:.2f} million parameters, most of it in stage {held.stage}", *warnings]
     context.store.put(TOLD, facts[-1])
-    return facts
+    return [*facts, f"memory: the largest parts: {largest(held)}"]
