@@ -199,7 +199,7 @@ def broken(checkpoint: Path, tmp_path: Path) -> Callable[..., str]:
 @pytest.mark.parametrize(
     ("without", "said"),
     [
-        ("config.json", "expected a Hugging Face checkpoint folder, got a folder without config.json"),
+        ("config.json", "or a GGUF file, got a folder without config.json or GGUF file"),
         ("*.safetensors", "broken: expected weights (*.safetensors), got none in the folder"),
         (
             "tokenizer.json",
