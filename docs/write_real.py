@@ -1,4 +1,4 @@
-"""Writes the measured table and the curve of docs/real.md from a finished run:
+"""Writes the measured table and the curve of docs/real.md, and README.md's sentence, from a finished run:
 `python docs/write_real.py runs/smollm2`."""
 
 import json
@@ -14,6 +14,7 @@ END = "<!-- end -->"
 WRAPPED = runpy.run_path(str(Path(__file__).with_name("wrap.py")))["wrapped"]
 WIDTH, HEIGHT, LEFT, TOP = 720, 220, 44, 12
 """Of the picture, in pixels."""
+SENTENCE = re.compile(r"from [\d.]+% to [\d.]+% of \d+ held-out instructions\s\([^;]*; one seed, \d+ minutes")
 
 
 def table(run: Path) -> str:
@@ -33,8 +34,8 @@ def table(run: Path) -> str:
         *(100 * change[f"difference{end}"] for end in ("", "_low", "_high"))
     )
     facts = (
-        f"In brackets: the 95 % interval. Task by task: **{points}**. Largest difference between engine and trainer log-probabilities over"
-        f" {summary['tokens_trained']:,} trained tokens: **{summary['logprob_max_abs_diff']!r}**. Wall clock: {wall};"
+        f"In brackets: the 95 % interval. Task by task: **{points}**. Largest difference between engine and trainer"
+        f" log-probabilities over {summary['tokens_trained']:,} trained tokens: **{summary['logprob_max_abs_diff']!r}**. Wall clock: {wall};"
         f" {summary['peak_rss_bytes'] / 2**30:.1f} GiB."
     )
     return WRAPPED("\n".join(rows) + "\n\n" + facts + "\n")
@@ -78,6 +79,21 @@ def main() -> None:
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(END), re.DOTALL)
     page.write_text(pattern.sub(lambda _: begin + table(run) + END, page.read_text()))
     (ROOT / "docs" / f"real-{run.name}.svg").write_text(curve(run))
+    if run.name == "smollm2":
+        readme = ROOT / "README.md"
+        readme.write_text(WRAPPED(SENTENCE.sub(lambda _: sentence(run), readme.read_text())))
+
+
+def sentence(run: Path) -> str:
+    """Return what README.md says of the run."""
+    summary = json.loads((run / "summary.json").read_text())
+    rates = [f"{summary[f'{stage}_success']:.1%}" for stage in ("init", "rl")]
+    points = [f"{100 * summary['change'][key]:.1f}" for key in ("difference", "difference_low", "difference_high")]
+    minutes = round(sum(summary["wall_s"].values()) / 60)
+    return (
+        f"from {rates[0]} to {rates[1]} of {summary['eval_tasks']} held-out instructions"
+        f" (+{points[0]} points, 95 %: {points[1]} to {points[2]}; one seed, {minutes} minutes"
+    )
 
 
 if __name__ == "__main__":

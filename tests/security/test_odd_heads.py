@@ -87,9 +87,10 @@ def all_requests() -> list[Asked]:
 class Adding:
     """A world with one tool."""
 
+    roles = ("policy",)
     tools = (ToolSpec(name="add", description="", parameters={"type": "object", "properties": {}}),)
 
-    async def step(self, reply: Message, of: Message | None = None) -> Observation:
+    async def step(self, reply: Message, role: str | None = None) -> Observation:
         return Observation(messages=(Message(role="tool", content="0"),), done=False)
 
 
@@ -112,7 +113,7 @@ async def with_gateway(talk: Callable[[int, str], Awaitable[Any]]) -> Any:
     session = Recorder(engine, RENDERER, max_context=3000).open(toy_task(), rollout_id="r", seed=1, limits=limits)
     gateway = Gateway()
     door = await gateway.open(session)
-    door.tools = WorldTools(Adding(), SampledCalls(9))  # type: ignore[arg-type]
+    door.tools = WorldTools(Adding(), SampledCalls(9))
     try:
         return await talk(int(door.url.rpartition(":")[2]), door.key)
     finally:

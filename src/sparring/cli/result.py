@@ -94,26 +94,25 @@ def _kept(of: Mapping[str, float]) -> str:
 
 def _change(of: Mapping[str, Any]) -> str:
     """Write a change in words: `+40.0 points (+34.5 to +45.1; rl against init, 340 tasks)`."""
-    return f"{_difference(of)}; {of['after']} against {of['before']}, {of['tasks']} tasks)"
+    return _difference(of, f"{of['after']} against {of['before']}, {of['tasks']} tasks")
 
 
 def _more(of: Mapping[str, Any]) -> str:
-    """Write a change in words: `+1.1 points (+0.5 to +1.7; it has 97.7 % of 2000 tasks, trained on 344,886 tokens at
+    """Write a lead in words: `+1.1 points (+0.5 to +1.7; it has 97.7 % of 2000 tasks, trained on 344,886 tokens at
     last)`."""
-    success = of["figure"] == "success"
-    value = _rate(of["value"]) if success else f"{of['value']:.4g}"
+    value = _rate(of["value"]) if of["figure"] == "success" else f"{of['value']:.4g}"
     trained = "" if of["tokens_trained"] is None else f", trained on {of['tokens_trained']:,} tokens at last"
-    return f"{_difference(of)}; it has {value} of {of['tasks']} tasks{trained})"
+    return _difference(of, f"it has {value} of {of['tasks']} tasks{trained}")
 
 
-def _difference(of: Mapping[str, Any]) -> str:
-    """Write a difference with its interval, the bracket left open: `+40.0 points (+34.5 to +45.1`."""
+def _difference(of: Mapping[str, Any], behind: str) -> str:
+    """Write a difference of success in points, or of reward, with its interval and what stands behind it."""
     success = of["figure"] == "success"
     more, low, high = (
         "none" if one is None else f"{100 * one:+.1f}" if success else f"{one:+.4g}"
         for one in (of["difference"], of["difference_low"], of["difference_high"])
     )
-    return f"{more}{' points' if success else ' of reward'} ({low} to {high}"
+    return f"{more}{' points' if success else ' of reward'} ({low} to {high}; {behind})"
 
 
 def _plain(value: float | None) -> str:

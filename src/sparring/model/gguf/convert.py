@@ -28,13 +28,18 @@ from sparring.model.gguf.tokenizer import check_tokenizer, write_tokenizer
 from sparring.model.library import class_of
 from sparring.model.load import refuse_incomplete
 
-CAUSAL = ("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "starcoder2", "falcon")
-"""Architectures (`general.architecture`) that are read."""
+CAUSAL = ("llama", "qwen2", "qwen3", "gemma3")
+"""Architectures (`general.architecture`) that are read: those whose weights are held against the library's own."""
 EMBEDDING = "token_embd.weight"
 
 
-def convert(file: Path, out: Path) -> None:
-    """Write the checkpoint folder of a GGUF file into `out`, an empty folder.
+def convert(file: Path, other: Path | None, out: Path) -> None:
+    """Write the checkpoint folder of a GGUF file.
+
+    Args:
+        file: the GGUF file.
+        other: a tokenizer.json that takes the place of the file's tokenizer; None: the file's own.
+        out: an empty folder.
 
     Raises:
         BadInput: the file is none, cut, split, of another byte order, of an architecture, a type of weights or a
@@ -47,7 +52,7 @@ def convert(file: Path, out: Path) -> None:
         fields = {name: field.contents() for name, field in reader.fields.items()}
     _check(reader, fields, where)
     rows = next((int(tensor.shape[1]) for tensor in reader.tensors if tensor.name == EMBEDDING), None)
-    check_tokenizer(file, fields, rows)
+    check_tokenizer(file, fields, rows, other)
     config = _config(file, reader, fields)
     with torch.device("meta"), boundary(BadInput, where, "settings that the library makes a model of", "take another"):
         module = class_of(config).from_config(config)
@@ -58,7 +63,7 @@ def convert(file: Path, out: Path) -> None:
     }
     written.pop("_name_or_path", None)
     (out / "config.json").write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    write_tokenizer(file, fields, out)
+    write_tokenizer(file, fields, other, out)
     save_torch_state_dict(revert_weight_conversion(module, state), out)
 
 

@@ -56,10 +56,10 @@ def converted(file: Path) -> Path:
         BadInput: the file cannot be converted (see `convert`), or the cache cannot be written.
     """
     seen = file.stat()
-    beside = _beside(file)
+    other = _beside(file)
     digest = _digest(file, seen.st_size, seen.st_mtime_ns)
-    if beside.is_file():
-        digest += _digest(beside, beside.stat().st_size, beside.stat().st_mtime_ns)[:8]
+    if other is not None:
+        digest += _digest(other, other.stat().st_size, other.stat().st_mtime_ns)[:8]
     folder = cache("gguf") / f"{file.stem}-{digest}-{FORM}"
     if not (folder / "config.json").is_file():
         say(f"converting {file} once, into {folder}", stream=sys.stderr)
@@ -88,16 +88,17 @@ def write(file: Path, folder: Path, seen: os.stat_result | None = None) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_left(folder)
         with _staging(folder) as staging:
-            convert(file, staging)
+            other = _beside(file)
+            convert(file, other, staging)
             now = file.stat()
             if (now.st_size, now.st_mtime_ns) != (seen.st_size, seen.st_mtime_ns):
                 do = "wait until it is written, and begin again"
                 raise refusal(str(file), "a file that stays as it is", "one that changed while it was read", do)
-            _set_times(staging, max(source.stat().st_mtime_ns for source in (file, _beside(file)) if source.is_file()))
+            _set_times(staging, max(source.stat().st_mtime_ns for source in filter(None, (file, other))))
             if not folder.exists():
                 os.rename(staging, folder)
     except OSError as error:
-        do = "free its disk, or set XDG_CACHE_HOME to another place"
+        do = "free its disk, or choose another place (of the cache: XDG_CACHE_HOME)"
         raise refusal(str(folder), "a place to write the converted checkpoint", str(error), do) from error
 
 
@@ -119,8 +120,10 @@ def _staging(folder: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def _beside(file: Path) -> Path:
-    return file.parent / "tokenizer.json"
+def _beside(file: Path) -> Path | None:
+    """Return the tokenizer.json beside a GGUF file, None without."""
+    other = file.parent / "tokenizer.json"
+    return other if other.is_file() else None
 
 
 def _set_times(folder: Path, changed_ns: int) -> None:

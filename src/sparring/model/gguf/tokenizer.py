@@ -21,9 +21,9 @@ from transformers.integrations.gguf import gguf_tokenizer_mapping
 from sparring.errors import BadInput, boundary, refusal
 
 AS_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling")
-"""Names (`tokenizer.ggml.pre`) whose split is GPT-2's."""
+"""Names (`tokenizer.ggml.pre`) whose split is GPT-2's (llama.cpp, llama-vocab.cpp)."""
 DIGIT_BY_DIGIT = ("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b")
-"""Names whose split takes every digit apart, and then is GPT-2's."""
+"""Names whose split takes every digit apart, and then is GPT-2's (the same file)."""
 ENDS = ("eos", "eot", "eom")
 """Tokens that end a reply (`tokenizer.ggml.*_token_id`)."""
 NAMED = ("bos", *ENDS, "unknown", "padding")
@@ -32,21 +32,21 @@ CONTROL, USER_DEFINED = 3, 4
 DO = "put the model's tokenizer.json beside the file"
 
 
-def check_tokenizer(file: Path, fields: Mapping[str, Any], rows: int | None) -> None:
+def check_tokenizer(file: Path, fields: Mapping[str, Any], rows: int | None, other: Path | None) -> None:
     """Refuse a file without a tokenizer in its head or beside it, or with one that does not fit its model.
 
     Args:
         file: the GGUF file.
         fields: of its head.
         rows: of the model's embedding.
+        other: a tokenizer.json that takes the place of the file's tokenizer.
 
     Raises:
         BadInput: as said.
     """
-    beside = _beside(file).is_file()
     tokens = fields.get("tokenizer.ggml.tokens")
     if tokens is None:
-        if not beside:
+        if other is None:
             raise refusal(str(file), "a tokenizer in its head", "none", "put the model's tokenizer.json beside it")
         return
     do = "take another file, or put the model's tokenizer.json beside it"
@@ -56,7 +56,7 @@ def check_tokenizer(file: Path, fields: Mapping[str, Any], rows: int | None) -> 
         id = fields.get(f"tokenizer.ggml.{name}_token_id", 0)
         if not 0 <= id < len(tokens):
             raise refusal(str(file), f"a {name}_token_id below {len(tokens)}", str(id), do)
-    if beside:
+    if other is not None:
         return
     if len(set(tokens)) < len(tokens):
         twice = next(token for token, count in Counter(tokens).items() if count > 1)
@@ -66,34 +66,29 @@ def check_tokenizer(file: Path, fields: Mapping[str, Any], rows: int | None) -> 
         raise refusal(str(file), f"{len(tokens)} kinds of tokens (tokenizer.ggml.token_type)", str(len(kinds)), do)
 
 
-def write_tokenizer(file: Path, fields: Mapping[str, Any], out: Path) -> None:
+def write_tokenizer(file: Path, fields: Mapping[str, Any], other: Path | None, out: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json, the chat template and generation_config.json of a GGUF file into
-    `out`. A tokenizer.json that lies beside the file takes the place of the file's.
+    `out`. The tokenizer.json `other` takes the place of the file's tokenizer.
 
     Raises:
         BadInput: the file's tokenizer is of an unknown kind, or its split is not known.
     """
-    beside = _beside(file)
     if "tokenizer.ggml.tokens" in fields:
         with boundary(BadInput, str(file), "a tokenizer that the library reads", "put its tokenizer.json beside it"):
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
             tokenizer.save_pretrained(out)
-        if not beside.is_file():
+        if other is None:
             _split(out / "tokenizer.json", fields, str(file))
             _added(out / "tokenizer.json", fields, str(file))
             _prefix(out / "tokenizer.json", fields)
         _templates(out, fields)
-    if beside.is_file():
-        shutil.copyfile(beside, out / "tokenizer.json")
+    if other is not None:
+        shutil.copyfile(other, out / "tokenizer.json")
     ids = {name: fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding", *ENDS)}
     ends = sorted({ids[name] for name in ENDS if ids[name] is not None})
     named = {"bos_token_id": ids["bos"], "eos_token_id": ends or None, "pad_token_id": ids["padding"]}
     text = json.dumps({key: value for key, value in named.items() if value is not None}, indent=2)
     (out / "generation_config.json").write_text(text + "\n", encoding="utf-8")
-
-
-def _beside(file: Path) -> Path:
-    return file.parent / "tokenizer.json"
 
 
 def _split(file: Path, fields: Mapping[str, Any], where: str) -> None:

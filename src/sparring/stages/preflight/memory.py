@@ -269,7 +269,7 @@ def _sampling(config: RunConfig, model: Outline, name: str) -> int:
 
 
 def parts_of(held: Held) -> Sequence[tuple[str, int, str]]:
-    """Return the parts of the total: name, bytes, and the keys of a recipe that make it smaller."""
+    """Return the parts of the total: name, bytes, and the keys of a recipe that make it smaller, if any."""
     return (
         ("weights", held.weights, "models.policy.dtype"),
         ("packed weights", held.packed, "models.policy.dtype"),
@@ -277,7 +277,8 @@ def parts_of(held: Held) -> Sequence[tuple[str, int, str]]:
         ("gradients and activations", held.step, "train.token_budget, models.policy.gradient_checkpointing"),
         ("an update", held.update, "models.policy.lora"),
         ("engines' caches", held.cache, "engine.kv_bytes, engine.offload_bytes"),
-        ("the rest", held.process + held.sampling + held.uncounted, "engine.max_batch_tokens"),
+        ("a step of sampling", held.sampling, "engine.max_batch_tokens"),
+        ("the rest", held.process + held.uncounted, ""),
     )
 
 
@@ -288,8 +289,8 @@ def in_words(held: Held) -> str:
 
 
 def largest(held: Held) -> str:
-    """Return the three largest parts, each with the keys that make it smaller."""
-    parts = sorted(parts_of(held), key=lambda part: part[1], reverse=True)[:3]
+    """Return the three largest parts that keys of a recipe make smaller, each with these keys."""
+    parts = sorted((part for part in parts_of(held) if part[2]), key=lambda part: part[1], reverse=True)[:3]
     return "; ".join(f"{name} {size / GIB:.2f} GiB (less by {keys})" for name, size, keys in parts)
 
 

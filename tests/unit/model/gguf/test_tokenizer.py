@@ -20,10 +20,10 @@ GGML = "tokenizer.ggml."
 def _made(folder: Path, tokenizer: dict) -> tuple[Path, dict]:
     file = written.write_model(folder / "m.gguf", tokenizer=tokenizer)
     fields = {name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()}
-    check_tokenizer(file, fields, written.IDS)
+    check_tokenizer(file, fields, written.IDS, None)
     out = folder / "out"
     out.mkdir()
-    write_tokenizer(file, fields, out)
+    write_tokenizer(file, fields, None, out)
     return out, fields
 
 
