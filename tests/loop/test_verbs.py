@@ -162,6 +162,21 @@ def test_chat_proposes_tasks_of_the_run(run: Path, home: Path) -> None:
     assert f"you> task> {proposed['/2']}\n" in done.stdout and "it> " in done.stdout
 
 
+TOOLLESS = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def test_chat_goes_without_the_tool_where_the_template_has_no_place_for_it(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(run / "rl/model", folder)
+    (folder / "chat_template.jinja").write_text(TOOLLESS)
+    done = finished(("chat", str(folder), "--max-tokens", "4"), "hello\n/quit\n")
+    assert (done.returncode, done.stderr) == (0, "") and "it> " in done.stdout
+    assert "(without the Python tool: tools: expected a chat template that writes them, " in done.stdout
+
+
 STOPPED = """
 import sys
 from pathlib import Path

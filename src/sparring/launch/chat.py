@@ -17,6 +17,7 @@ from sparring.launch.chat_world import UNLIMITED, ChatSetting, ChatWorld, bare_s
 from sparring.launch.checkpoint import CONFIG, find_checkpoint, is_run_or_step, run_of
 from sparring.model.config import ModelConfig
 from sparring.model.hub import base_folder
+from sparring.protocols import Renderer
 from sparring.recipe.load import load_recorded
 from sparring.recipe.run_config import RunConfig
 from sparring.record.recorder import Recorder
@@ -55,7 +56,6 @@ class Chat:
         checkpoint = find_checkpoint(path)
         run = run_of(path) if is_run_or_step(path) else None
         recipe = None if run is None else load_recorded(run / CONFIG)
-        setting, self.notes = _setting(recipe, tools)
         policy = ModelConfig(path=str(checkpoint)) if recipe is None else recipe.models[POLICY]
         model = msgspec.structs.replace(policy, path=str(checkpoint), init=None, lora=None, served=None)
         render = RenderConfig() if recipe is None else recipe.render
@@ -64,11 +64,12 @@ class Chat:
         self._cluster = InlineCluster(
             models={POLICY: model}, train=TrainConfig(), engine=engine, device="cpu", threads=threads
         )
+        serving, folder = self._cluster.engine(POLICY, path=str(checkpoint)), base_folder(checkpoint)
+        renderer = load_renderer(folder, model.renderer, model.thinking, render.control_tokens, render.thoughts)
+        setting, self.notes = _setting(recipe, tools, renderer)
         self._recorder = Recorder(
-            self._cluster.engine(POLICY, path=str(checkpoint)),
-            load_renderer(
-                base_folder(checkpoint), model.renderer, model.thinking, render.control_tokens, render.thoughts
-            ),
+            serving,
+            renderer,
             sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
             max_context=max_context(outline_of(checkpoint), engine, model.dtype),
         )
@@ -140,14 +141,20 @@ class Chat:
                 await self._boxes.close()
 
 
-def _setting(recipe: RunConfig | None, tools: bool) -> tuple[ChatSetting | None, tuple[str, ...]]:
-    """Return what the chat is held in, and what to say of it.
+def _setting(recipe: RunConfig | None, tools: bool, renderer: Renderer) -> tuple[ChatSetting | None, tuple[str, ...]]:
+    """Return what the chat is held in, and what to say of it. A bare checkpoint whose format has no place for tools is
+    offered none.
 
     Raises:
         BadInput: a bare checkpoint's tool needs a box, and this machine can make none.
     """
     if recipe is None:
-        return (bare_setting() if tools else None), ()
+        setting = bare_setting() if tools else None
+        try:
+            renderer.render([Message(role="user", content="Who?")], setting.make().tools if setting is not None else ())
+        except BadInput as error:
+            return None, (f"without the Python tool: {error}",)
+        return setting, ()
     try:
         return setting_of(recipe), ()
     except (BadInput, EnvError) as error:
