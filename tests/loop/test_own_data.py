@@ -90,6 +90,38 @@ def test_a_function_of_trl_and_a_row_that_does_not_fit(
     assert re.search(rf"context: 1 of {len(rows) + len(more) - 1} prompts do not fit", capsys.readouterr().out)
 
 
+TOOLS_OF_A_TASK = """
+from sparring import Env
+from sparring.types import Observation, ToolSpec
+
+
+class Asks(Env):
+    def generate(self, random):
+        return {"prompt": f"Look up {random.randint(0, 9999)}."}
+
+    @property
+    def tools(self):
+        spec = ToolSpec(name="look", description="deep " * 30, parameters={"type": "object", "properties": {}})
+        return () if self._task is None else (spec,)
+
+    async def step(self, reply):
+        return Observation(done=True)
+
+    def reward(self, completion, task):
+        return float(completion == "nothing")
+"""
+
+
+def test_prompts_are_measured_with_the_tools_of_their_task(
+    given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "asks.py").write_text(TOOLS_OF_A_TASK)
+    words = ("env.name=" + str(tmp_path / "asks.py") + ":Asks", 'run.stages=["rl"]')
+    assert main(["check", str(given), *(part for word in words for part in ("--set", word))]) == 0, capsys.readouterr()
+    found = re.search(r"context: prompts of up to (\d+) tokens leave", capsys.readouterr().out)
+    assert found is not None and int(found[1]) > 60
+
+
 def test_a_fresh_model_from_nothing_but_files(given: Path, tmp_path: Path) -> None:
     """No checkpoint and no expert: the tokenizer, the demonstrations and the tasks all come from files."""
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(conversation(2 * number)) + "\n" for number in range(12)))

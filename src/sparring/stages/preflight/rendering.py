@@ -61,7 +61,7 @@ def check_rendering(
         prompted = demonstrated if demonstrated and context.given() is None else tasks
         prompted = list({task.id: task for task in prompted}.values())  # a short file comes again and again
         lengths = [len(renderer.render(task.messages, tools).tokens) for task in prompted]
-        _asked(held, renderer, shape)
+        asked = _asked(held, renderer, shape)
         room = max_context(shape, context.config.engine, context.config.models[POLICY].dtype)
         if min(lengths) >= shape.max_positions:
             raise too_long(f"task {prompted[0].id}", shape.max_positions, f"a prompt of {lengths[0]}, tools included")
@@ -76,7 +76,8 @@ def check_rendering(
         for conversation in shown[:SOME]:
             rendered(conversation, renderer, shape.max_positions)
     fitting = [length for length in lengths if length < room]
-    facts.append(f"context: prompts of up to {max(fitting)} tokens leave {room - max(fitting)} for the rest")
+    most = max(length for length in (*fitting, *asked) if length < room)
+    facts.append(f"context: prompts of up to {most} tokens leave {room - most} for the rest")
     if len(fitting) < len(lengths):
         facts.append(
             f"context: {len(lengths) - len(fitting)} of {len(lengths)} prompts do not fit and cannot be trained"
@@ -108,12 +109,14 @@ def _brought(held: Sequence[Conversation], own: Sequence[ToolSpec], renderer: Re
     return [f"{check_tool_calls(renderer, brought)} (the agent's own)"] if brought else []
 
 
-def _asked(held: Sequence[Conversation], renderer: Renderer, shape: Outline) -> None:
-    """Render what was asked first in each conversation that was played, as its agent asked it.
+def _asked(held: Sequence[Conversation], renderer: Renderer, shape: Outline) -> list[int]:
+    """Return the length, in tokens, of what was asked first in each conversation that was played, as its agent asked
+    it: a task may have tools of its own.
 
     Raises:
         BadInput: the format refuses it, or it does not fit into the model.
     """
+    lengths: list[int] = []
     for conversation in held:
         messages = list(itertools.takewhile(lambda message: message.role != "assistant", conversation.messages))
         try:
@@ -122,6 +125,8 @@ def _asked(held: Sequence[Conversation], renderer: Renderer, shape: Outline) -> 
             raise BadInput(f"{conversation.name}: {cause}", cause.where) from cause
         if length >= shape.max_positions:
             raise too_long(conversation.name, shape.max_positions, f"a prompt of {length}, tools included")
+        lengths.append(length)
+    return lengths
 
 
 def _sampling(context: Context, shape: Outline, renderer: Renderer) -> list[str]:
