@@ -1,42 +1,82 @@
-"""Writes the measured table and the curve of docs/real.md, and README.md's sentence, from a finished run:
-`python docs/write_real.py runs/smollm2`."""
+"""Writes the measured tables and curves of docs/real.md, and README.md's sentence, from finished runs:
+`python docs/write_real.py runs/smollm2 runs/smollm2-calls`. Rows of other runs stay as they are."""
 
 import json
 import re
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BEGIN = "<!-- real: python docs/write_real.py runs/{} -->\n"
 END = "<!-- end -->"
+ALL = "<!-- real: all -->\n"
+NAMED = {
+    "init": "before",
+    "sft": "after demonstrations",
+    "rl": "after RL",
+    "distill": "after distillation",
+}
+"""Stages that are evaluated, as the tables name them."""
 WRAPPED = runpy.run_path(str(Path(__file__).with_name("wrap.py")))["wrapped"]
 WIDTH, HEIGHT, LEFT, TOP = 720, 220, 44, 12
 """Of the picture, in pixels."""
 SENTENCE = re.compile(r"from [\d.]+% to [\d.]+% of \d+ held-out instructions\s\([^;]*; one seed, \d+ minutes")
 
 
+def evaluated(summary: Mapping[str, Any]) -> list[str]:
+    """Return the stages that a run evaluated, in the order of `NAMED`."""
+    return [stage for stage in NAMED if summary.get(f"{stage}_success") is not None]
+
+
+def percent(summary: Mapping[str, Any], stage: str) -> str:
+    """Return a stage's share of successes with its interval."""
+    return "{:.1%} ({:.1%} to {:.1%})".format(*(summary[f"{stage}_success{end}"] for end in ("", "_low", "_high")))
+
+
+def points(summary: Mapping[str, Any]) -> str:
+    """Return the change, task by task, with its interval."""
+    change = summary["change"]
+    values = (100 * change[f"difference{end}"] for end in ("", "_low", "_high"))
+    return "{:+.1f} points ({:+.1f} to {:+.1f})".format(*values)
+
+
+def row(run: Path) -> str:
+    """Return a run's row of the table of all."""
+    summary = json.loads((run / "summary.json").read_text())
+    rates = [percent(summary, stage) if stage in evaluated(summary) else "" for stage in NAMED]
+    minutes = round(sum(summary["wall_s"].values()) / 60)
+    cells = [f"`{run.name}`", str(summary["eval_tasks"]), *rates, points(summary), f"{minutes} min"]
+    return f"| {' | '.join(cells)} |"
+
+
+def overview(text: str, runs: Sequence[Path]) -> str:
+    """Return the page with the rows of `runs` in the table of all."""
+    begin, rest = text.split(ALL, 1)
+    old, after = rest.split(END, 1)
+    rows = {line.split("`")[1]: line for line in old.splitlines() if line.startswith("| `")}
+    rows |= {run.name: row(run) for run in runs}
+    head = ["run", "held-out tasks", *NAMED.values(), "change", "wall clock"]
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}", *(rows[name] for name in sorted(rows))]
+    return begin + ALL + "\n".join(lines) + "\n" + END + after
+
+
 def table(run: Path) -> str:
     """Return a run's figures as Markdown."""
     summary = json.loads((run / "summary.json").read_text())
-    rows = ["| held-out tasks | before | after RL |", "| --- | --- | --- |"]
+    stages = evaluated(summary)
+    rows = [f"| held-out tasks | {' | '.join(NAMED[stage] for stage in stages)} |", f"|{' --- |' * (len(stages) + 1)}"]
     for name, entry in summary["by_dataset"].items():
-        rows.append(f"| {name} ({entry['tasks']}) | {entry['init']:.0%} | {entry['rl']:.0%} |")
-    before, after = (
-        "{:.1%} ({:.1%} to {:.1%})".format(*(summary[f"{stage}_success{end}"] for end in ("", "_low", "_high")))
-        for stage in ("init", "rl")
-    )
-    change = summary["change"]
-    rows.append(f"| **all** ({summary['eval_tasks']}) | {before} | **{after}** |")
+        rows.append(f"| {name} ({entry['tasks']}) | {' | '.join(f'{entry[stage]:.0%}' for stage in stages)} |")
+    *before, after = (percent(summary, stage) for stage in stages)
+    rows.append(f"| **all** ({summary['eval_tasks']}) | {' | '.join([*before, f'**{after}**'])} |")
     wall = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in summary["wall_s"].items())
-    points = "{:+.1f} points ({:+.1f} to {:+.1f})".format(
-        *(100 * change[f"difference{end}"] for end in ("", "_low", "_high"))
-    )
     facts = (
-        f"In brackets: the 95 % interval. Task by task: **{points}**. Largest difference between engine and trainer"
-        f" log-probabilities over {summary['tokens_trained']:,} trained tokens: **{summary['logprob_max_abs_diff']!r}**. Wall clock: {wall};"
-        f" {summary['peak_rss_bytes'] / 2**30:.1f} GiB."
+        f"In brackets: the 95 % interval. Task by task: **{points(summary)}**. Largest difference between engine and"
+        f" trainer log-probabilities over {summary['tokens_trained']:,} trained tokens:"
+        f" **{summary['logprob_max_abs_diff']!r}**. Wall clock: {wall}; {summary['peak_rss_bytes'] / 2**30:.1f} GiB."
     )
     return WRAPPED("\n".join(rows) + "\n\n" + facts + "\n")
 
@@ -73,26 +113,31 @@ def curve(run: Path, metric: str = "rollout/success") -> str:
 
 
 def main() -> None:
-    """Replace the text between the run's two marks, and its picture."""
-    run = Path(sys.argv[1])
-    page, begin = ROOT / "docs" / "real.md", BEGIN.format(run.name)
-    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(END), re.DOTALL)
-    page.write_text(pattern.sub(lambda _: begin + table(run) + END, page.read_text()))
-    (ROOT / "docs" / f"real-{run.name}.svg").write_text(curve(run))
-    if run.name == "smollm2":
-        readme = ROOT / "README.md"
-        readme.write_text(WRAPPED(SENTENCE.sub(lambda _: sentence(run), readme.read_text())))
+    """Replace the rows and tables of the runs that are named, and their pictures."""
+    runs = [Path(name) for name in sys.argv[1:]]
+    page = ROOT / "docs" / "real.md"
+    text = overview(page.read_text(), runs)
+    for run in runs:
+        begin = BEGIN.format(run.name)
+        pattern = re.compile(re.escape(begin) + ".*?" + re.escape(END), re.DOTALL)
+        if begin in text:
+            text = pattern.sub(lambda _, run=run, begin=begin: begin + table(run) + END, text)
+            (ROOT / "docs" / f"real-{run.name}.svg").write_text(curve(run))
+        if run.name == "smollm2":
+            readme = ROOT / "README.md"
+            readme.write_text(WRAPPED(SENTENCE.sub(lambda _, run=run: sentence(run), readme.read_text())))
+    page.write_text(text)
 
 
 def sentence(run: Path) -> str:
     """Return what README.md says of the run."""
     summary = json.loads((run / "summary.json").read_text())
     rates = [f"{summary[f'{stage}_success']:.1%}" for stage in ("init", "rl")]
-    points = [f"{100 * summary['change'][key]:.1f}" for key in ("difference", "difference_low", "difference_high")]
+    change = [f"{100 * summary['change'][key]:.1f}" for key in ("difference", "difference_low", "difference_high")]
     minutes = round(sum(summary["wall_s"].values()) / 60)
     return (
         f"from {rates[0]} to {rates[1]} of {summary['eval_tasks']} held-out instructions"
-        f" (+{points[0]} points, 95 %: {points[1]} to {points[2]}; one seed, {minutes} minutes"
+        f" (+{change[0]} points, 95 %: {change[1]} to {change[2]}; one seed, {minutes} minutes"
     )
 
 

@@ -2,9 +2,10 @@
 
 The file is test.jsonl of github.com/openai/grade-school-math (MIT), 1,319 rows `{"question": ..., "answer": ...}` whose
 answers carry their sums as `<<16-3-4=9>>` and end in `#### 18`. It is split here, by a digest of the question, into
-`train.jsonl` and `held-out.jsonl`, so a result on them compares with no published score. `shown.jsonl` holds a
+`held-out.jsonl` and rows of training, so a result on them compares with no published score. `shown.jsonl` holds a
 conversation for every training row whose sums compute its answer: one call of python, with a line for each sum that
-names earlier results by their letters, then the answer.
+names earlier results by their letters, then the answer. `short.jsonl` has the training rows of at most three sums, for
+a model that never solves longer ones.
 """
 
 import ast
@@ -15,7 +16,7 @@ import re
 import sys
 from pathlib import Path
 
-ROWS, HELD_OUT = 1319, 400
+ROWS, HELD_OUT, SHORT = 1319, 400, 3
 SYSTEM = "Call python with a program that prints the answer. Then write the answer as a number."
 NOTE = re.compile(r"<<([^<>=]+)=[^<>]*>>")
 NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
@@ -96,8 +97,9 @@ def main():
     rows.sort(key=lambda row: hashlib.sha256(row["question"].encode()).hexdigest())
     held_out, train = rows[:HELD_OUT], rows[HELD_OUT:]
     conversations = [{"messages": messages} for row in train if (messages := shown(row)) is not None]
+    short = [row for row in train if 1 <= len(NOTE.findall(row["answer"])) <= SHORT]
     folder.mkdir(parents=True, exist_ok=True)
-    for name, written in (("held-out", held_out), ("train", train), ("shown", conversations)):
+    for name, written in (("held-out", held_out), ("short", short), ("shown", conversations)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
         print(f"{folder / name}.jsonl: {len(written)} rows")
 
