@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import asked
 from package import Package
 
 from sparring.envs.line_process import LineProcess
@@ -34,8 +35,7 @@ class Checker:
     """
 
     def __init__(self, package: Package, *, wall_s: float = WALL_S) -> None:
-        program = Path(__file__).with_name("asked.py")
-        self._command = (str(package.python), "-I", str(program))
+        self._command = (str(package.python), "-I", str(Path(asked.__file__)))
         self._environment = {"BFCL_PROJECT_ROOT": str(package.python.parents[1] / "project")}
         self._wall_s = wall_s
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="bfcl")  # one question at a time, off the event loop
@@ -59,8 +59,8 @@ class Checker:
         Raises:
             EnvError: the process ended, or gave no answer in time: no verdict.
         """
-        asked = {"category": category, "functions": functions, "answer": answer, "calls": calls}
-        line = json.dumps(asked).encode() + b"\n"
+        question = {"category": category, "functions": functions, "answer": answer, "calls": calls}
+        line = json.dumps(question).encode() + b"\n"
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, line)
 
     def close(self) -> None:
