@@ -19,7 +19,7 @@ from sparring.errors import BadInput, EnvError
 from sparring.render.hermes import parse_reply
 from sparring.types import Message, Outcome, Segment, Task, ToolCall, Trajectory
 
-RECIPE = Path(__file__).parents[3] / "recipes/bfcl"
+RECIPE = Path(__file__).parents[2] / "recipes/bfcl"
 CHECKER = """
 import os, time
 def ast_checker(functions, calls, answer, language, category, model):
