@@ -62,8 +62,8 @@ class FunctionCalls(Env):
     @property
     @cooperative
     def tools(self) -> tuple[ToolSpec, ...]:
-        """The functions of the task."""
-        return () if self._task is None else tools(self._task.data["functions"])
+        """The functions of the task; none where there is no task, as in a chat that the user begins."""
+        return () if self._task is None else tools(self._task.data.get("functions", ()))
 
     @cooperative
     async def step(self, reply: Message) -> Observation:

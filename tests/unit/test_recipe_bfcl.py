@@ -129,6 +129,8 @@ def test_functions_are_tools_of_their_task_with_types_of_json(folder: Path) -> N
         factory = world(folder)
         env, (task, *_) = factory.make(), drawn(factory, "eval")
         assert env.tools == ()
+        await env.open(Task(id="chat", env="bfcl", messages=()), None)
+        assert env.tools == ()
         await env.open(task, None)
         return task, env.tools
 
