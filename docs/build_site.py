@@ -25,7 +25,7 @@ LANGUAGES = {".py": "python", ".toml": "toml", ".cpp": "cpp", ".jsonl": "json"}
 
 SECTIONS = {
     "Start": (
-        *("README.md", "docs/quickstart.md", "docs/real.md", "docs/tutorial.md", "docs/recipes.md"),
+        *("README.md", "docs/quickstart.md", "docs/real.md", "docs/bfcl.md", "docs/tutorial.md", "docs/recipes.md"),
         *("docs/from-trl.md", "docs/from-verl.md", "docs/glossary.md"),
     ),
     "Python": ("docs/reference/*.md",),

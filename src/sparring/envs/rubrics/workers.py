@@ -6,9 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import select
 import signal
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from sparring.envs.line_process import LineProcess
 from sparring.envs.rubrics.config import Mathematics
 from sparring.envs.rubrics.text import Text
 from sparring.errors import JudgeError
@@ -70,7 +69,7 @@ class Workers:
         """Send a line to the worker and return its answer, on a thread of its own process."""
         process = getattr(self._own, "process", None)
         if process is None or process.ended:
-            process = self._own.process = _Process()
+            process = self._own.process = LineProcess([sys.executable, "-m", "sparring.envs.rubrics.worker"])
         answer = process.answer(line, wall_s)
         if answer is not None:
             return json.loads(answer)
@@ -79,51 +78,3 @@ class Workers:
             return {"value": 0.0, "unread": "more than its time allows"}
         why = f"no answer after {wall_s:g} s" if hangs else f"its process ended with status {status}"
         return {"error": f"check: expected a value, got {why}; see its messages above"}
-
-
-class _Process:
-    """One process; it ends with the last reference to it, at the latest with its input."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "sparring.envs.rubrics.worker"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-        self._over = False
-
-    def __del__(self) -> None:
-        self.end()
-
-    @property
-    def ended(self) -> bool:
-        """True if the worker answers no more."""
-        return self._over
-
-    def answer(self, line: bytes, wall_s: float) -> bytes | None:
-        """Return the worker's answer to a line; None if it has ended or hangs."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None and stdout is not None
-        answer = b""
-        try:
-            stdin.write(line)
-            while not answer.endswith(b"\n"):
-                if not select.select([stdout], [], [], wall_s)[0]:
-                    return None
-                piece = os.read(stdout.fileno(), 1 << 16)
-                if not piece:
-                    self._over = True
-                    return None
-                answer += piece
-        except BrokenPipeError:
-            self._over = True
-            return None
-        return answer
-
-    def end(self) -> int:
-        """Kill it, if it still runs; its status."""
-        if not self._over:
-            self._process.kill()
-            self._over = True
-        status = self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-        return status
