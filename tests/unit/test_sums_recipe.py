@@ -70,9 +70,9 @@ def test_the_files_part_all_questions(tmp_path: Path) -> None:
     def read(name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (tmp_path / f"sums/{name}.jsonl").read_text().splitlines()]
 
-    held_out, train, shown = (read(name) for name in ("held-out", "train", "shown"))
-    asked = {each["question"] for each in held_out}, {each["question"] for each in train}
-    assert (len(held_out), len(train)) == (400, 919) and not asked[0] & asked[1]
+    held_out, short, shown = (read(name) for name in ("held-out", "short", "shown"))
+    asked = {each["question"] for each in held_out}, {each["question"] for each in short}
+    assert (len(held_out), len(short)) == (400, 919) and not asked[0] & asked[1]
     assert {each["messages"][1]["content"] for each in shown} == asked[1]
 
 
