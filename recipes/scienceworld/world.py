@@ -25,7 +25,7 @@ from sparring.protocols import Expert
 from sparring.types import Message, Observation, Score, Task, ToolCall, Trajectory
 
 MOST = 8
-"""Simulators of this process, each about 0.4 GB: as many as `max_concurrent_rollouts` of the recipe."""
+"""Simulators of this process, each 0.2 to 0.4 GB: as many as `max_concurrent_rollouts` of the recipe."""
 
 PATIENCE_S = 60.0
 """Seconds after which a call of the simulator has failed; one takes 0.2, and the first of a process a few."""
@@ -34,9 +34,7 @@ JAVA_OPTIONS = "-Xmx512m -XX:+UseSerialGC"
 """Without them each process takes up to a quarter of the machine's memory."""
 
 EVERYWHERE = ("the agent", "air")
-IDLE = re.compile(
-    r" \(containing nothing\)| \(that is open\)|\. (On|In) the [^.:]+ is: nothing\.|a substance called |\.$"
-)
+IDLE = re.compile(r" \(containing nothing\)| \(that is open\)|\. (On|In) the [^.:]+ is: nothing\.|a substance called ")
 """What a line of a list says without need."""
 
 
@@ -227,7 +225,7 @@ def brief(text: str) -> str:
     listed: list[str] = []
     for line in [*text.strip().splitlines(), ""]:
         if line.startswith("\t"):
-            listed.append(IDLE.sub("", line.strip()))
+            listed.append(IDLE.sub("", line).strip(" .\t"))
             continue
         if listed:
             parts.append("; ".join(sorted(line for line in listed if line not in EVERYWHERE)) + ".")

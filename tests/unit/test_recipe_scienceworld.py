@@ -19,6 +19,7 @@ HALLWAY = """This room is called the hallway. In it, you see:
 \ta box (containing nothing)
 \ta substance called air
 \ta substance called soap
+\ta bed. On the bed is: a mattress. On the mattress is: a pillow..
 \ta fridge. The fridge door is closed.
 You also see:
 \tA door to the outside (that is open)
@@ -33,11 +34,12 @@ def of_world(name: str) -> Any:
 def test_a_look_is_one_line_without_what_is_idle_in_an_order_of_its_own() -> None:
     brief = of_world("brief")
     told = (
-        "This room is called the hallway. In it, you see: a box; a chair; a fridge. The fridge door is closed; soap. "
+        "This room is called the hallway. In it, you see: a bed. On the bed is: a mattress. On the mattress is: a pillow; "
+        "a box; a chair; a fridge. The fridge door is closed; soap. "
         "You also see: A door to the kitchen (that is closed); A door to the outside."
     )
     lines = HALLWAY.splitlines()
-    assert brief(HALLWAY) == brief("\n".join([lines[0], *reversed(lines[1:7]), *lines[7:]])) == told
+    assert brief(HALLWAY) == brief("\n".join([lines[0], *reversed(lines[1:8]), *lines[8:]])) == told
     assert brief("You move to the kitchen.") == "You move to the kitchen."
     assert brief("Ambiguous request: enter a number\n0:\tpick up cup\n1:\tpick up cup (red)") == (
         "Ambiguous request: enter a number 0:\tpick up cup 1:\tpick up cup (red)"
