@@ -50,15 +50,20 @@ def drawn(simulator: Simulator, task: Mapping[str, Any]) -> tuple[str, list[str]
     look = simulator.begin(**task, gold=True)
     prompt = f"{simulator.game.get_task_description().removeprefix('Task Description:').strip()}\n\n{look}"
     read, way = words(prompt) | VERBS, []
+
+    def take(action: str) -> None:
+        read.update(words(simulator.act(action)))
+        way.append(action)
+
     for action in simulator.game.get_gold_action_sequence():
         if simulator.over or action.startswith("open door"):
             continue
-        looks = ("look around",) if not action.startswith("go to") and not words(action) <= read else ()
-        for done in (*looks, action):
-            if done == action and not action.startswith("go to") and not words(action) <= read:
-                return prompt, way
-            read |= words(simulator.act(done))
-            way.append(done)
+        named = set() if action.startswith("go to") else words(action)
+        if not named <= read:
+            take("look around")
+        if not named <= read:
+            break
+        take(action)
     return prompt, way
 
 

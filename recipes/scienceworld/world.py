@@ -125,11 +125,9 @@ class Simulator:
     """
 
     def __init__(self) -> None:
-        from scienceworld import ScienceWorldEnv  # an import that this module does without until somebody plays
+        from scienceworld import ScienceWorldEnv  # not before somebody plays: the refusals do without
 
-        logging.getLogger("py4j").setLevel(
-            logging.CRITICAL
-        )  # of a process that died it tells every attempt to reach it
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it reports each try to reach a process that died
         os.environ.setdefault("JAVA_TOOL_OPTIONS", JAVA_OPTIONS)
         self.game = ScienceWorldEnv()
         self.score, self.over, self.usable = 0, False, True
