@@ -197,7 +197,7 @@ class Env:
         if call.name not in self._tools:
             return f"error: no tool {call.name!r}, there is {', '.join(self._tools) or 'none'}"
         if call.arguments is None:
-            return f"error: {call.name}: arguments are not valid JSON"
+            return f"error: {call.name}: expected arguments that are a JSON object"
         called = self._tools[call.name]
         try:
             arguments = checked(call.arguments, called.arguments)

@@ -118,7 +118,7 @@ def test_calls_are_answered_in_order() -> None:
     ("call", "told"),
     [
         (("steal", {}), "error: no tool 'steal', there is double, price, wait, broken, dead"),
-        (("price", None), "error: price: arguments are not valid JSON"),
+        (("price", None), "error: price: expected arguments that are a JSON object"),
         (("price", {"item": 3}), "error: price: item: expected a string, got 3"),
         (("price", {}), "error: price: item: expected a string, got nothing"),
         (("price", {"item": "tea", "colour": "red"}), "error: price: colour: expected one of item, got an unknown key"),

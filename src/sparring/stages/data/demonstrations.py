@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -31,7 +31,7 @@ from sparring.stages.models.imitator import imitator_of
 from sparring.stages.models.role_models import RoleRecorder
 from sparring.tasks.files import read_conversations
 from sparring.tasks.formats import located
-from sparring.types import POLICY, Message, Score, Task, ToolSpec
+from sparring.types import POLICY, Message, Score, StopReason, Task, ToolSpec
 
 Replies = Expert | Mapping[str, Expert]
 """Function of the messages so far that says the next reply, or such a function for each role, by name."""
@@ -44,7 +44,7 @@ AT_ONCE = 32
 class Conversation:
     """Finished conversation of one branch of one role. `task` and `score`, the one of the world's own scorer, are None
     for a row of a file; `constraints` are those that the world set for replies; `imitated` and `prompt` are those of
-    its `Transcript`."""
+    its `Transcript`; `cut_by` is the limit at which its rollout ended, None of one that came to its end."""
 
     name: str
     messages: tuple[Message, ...]
@@ -55,6 +55,7 @@ class Conversation:
     role: str = POLICY
     imitated: tuple[int, ...] | None = None
     prompt: int | None = None
+    cut_by: StopReason | None = None
 
 
 async def demonstrations(context: Context, renderer: Renderer, longest: int) -> list[tuple[str, Rendered]]:
@@ -71,13 +72,23 @@ async def demonstrations(context: Context, renderer: Renderer, longest: int) -> 
             in ten.
     """
     imitator = None if given_data(context) is not None else imitator_of(context, renderer)
-    shown = await conversations(context, None, imitator)
+    solved = solving(await conversations(context, None, imitator))
+    return [(c.name, rendered(c, renderer, longest)) for c in solved]
+
+
+def solving(shown: Sequence[Conversation]) -> list[Conversation]:
+    """Return the conversations that solve their task; one of no task is taken to.
+
+    Raises:
+        BadInput: they are fewer than nine in ten.
+    """
     solved = [c for c in shown if c.task is None or (c.score is not None and c.score.success is not False)]
     if len(solved) < 0.9 * len(shown):
-        raise refusal(
-            "[env]", "an expert that solves nine in ten tasks", f"{len(solved)} of {len(shown)}", "correct the expert"
-        )
-    return [(c.name, rendered(c, renderer, longest)) for c in solved]
+        cuts = Counter(c.cut_by for c in shown if c not in solved and c.cut_by is not None)
+        got = ", ".join([f"{len(solved)} of {len(shown)}", *(f"{n} cut short by {limit}" for limit, n in cuts.items())])
+        do = "raise that limit, or correct the expert" if cuts else "correct the expert"
+        raise refusal("[env]", "an expert that solves nine in ten tasks", got, do)
+    return solved
 
 
 def rendered(conversation: Conversation, renderer: Renderer, longest: int) -> Rendered:
@@ -353,11 +364,14 @@ def _conversations_of(task: Task, played: Attempt) -> list[Conversation]:
     """Return the conversation of each branch of each role that was asked in a rollout."""
     score, several = played.score, len(played.transcripts) > 1
     score = None if score is not None and (score.reward, score.success) == (None, None) else score
+    outcome = played.rollout.outcome
+    cut_by = outcome.reason if outcome.kind == "truncated" else None
     shown = []
     for role, branches in played.transcripts.items():
         name = f"task {task.id}, {role}" if several else f"task {task.id}"
         names = [name] if len(branches) == 1 else [f"{name}, branch {number}" for number in range(1, len(branches) + 1)]
-        shown += [spoken(*branch, task=task, score=score, role=role) for branch in zip(names, branches, strict=True)]
+        of = {"task": task, "score": score, "role": role, "cut_by": cut_by}
+        shown += [spoken(*branch, **of) for branch in zip(names, branches, strict=True)]
     return shown
 
 
