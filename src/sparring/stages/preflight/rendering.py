@@ -61,7 +61,7 @@ def check_rendering(
         prompted = demonstrated if demonstrated and context.given() is None else tasks
         prompted = list({task.id: task for task in prompted}.values())  # a short file comes again and again
         lengths = [len(renderer.render(task.messages, tools).tokens) for task in prompted]
-        asked = _asked(held, renderer, shape)
+        others = _asked(held, renderer, shape)
         room = max_context(shape, context.config.engine, context.config.models[POLICY].dtype)
         if min(lengths) >= shape.max_positions:
             raise too_long(f"task {prompted[0].id}", shape.max_positions, f"a prompt of {lengths[0]}, tools included")
@@ -76,7 +76,7 @@ def check_rendering(
         for conversation in shown[:SOME]:
             rendered(conversation, renderer, shape.max_positions)
     fitting = [length for length in lengths if length < room]
-    most = max(length for length in (*fitting, *asked) if length < room)
+    most = max(length for length in (*fitting, *others) if length < room)
     facts.append(f"context: prompts of up to {most} tokens leave {room - most} for the rest")
     if len(fitting) < len(lengths):
         facts.append(
