@@ -107,7 +107,7 @@ test-suites: install
 	$(BIN)/python -m pytest -m suites
 
 # benchmarks/peers/vllm.txt is the one list of what vLLM needs
-test-vllm: install
+test-vllm: smollm2
 	$(BIN)/python benchmarks/engine.py --setup
 	$(BIN)/python -m pytest -m vllm
 
