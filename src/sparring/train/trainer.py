@@ -232,7 +232,7 @@ class LocalTrainer:
     @torch.no_grad()
     def _forward(self, rows: Sequence[Sample], needs: Set[str]) -> list[Mapping[str, PerToken]]:
         values_of: dict[int, Mapping[str, PerToken]] = {}
-        for packed in pack(rows, self._config.token_budget):
+        for packed in pack(rows, self._config.tokens_at_once):
             terms = dict.fromkeys({term for row in packed for term in row.weights}, 1.0)
             micro = micro_batch([replace(row, advantages=None) for row in packed], terms, self._model.device)
             values = self._quantities(micro, needs) if len(micro.targets) else {}
@@ -291,7 +291,7 @@ class LocalTrainer:
         if len(self._teachers) > 1:
             names = sorted({str(row.teacher) for row in rows})
             parts = [[row for row in rows if str(row.teacher) == name] for name in names]
-        return [packed for part in parts for packed in pack_units(part, self._config.token_budget, self._paired)]
+        return [packed for part in parts for packed in pack_units(part, self._config.tokens_at_once, self._paired)]
 
     def _compute_lanes(
         self, parts: Sequence[Sequence[Sample]], denominators: Mapping[str, float]
@@ -469,7 +469,7 @@ class LocalTrainer:
     def _config_digest(self) -> str:
         """Return a digest of the settings that decide the numbers: two runs with equal digests and equal data make
         equal weights."""
-        settings = msgspec.to_builtins(self._config)
+        settings = {**msgspec.to_builtins(self._config), "token_budget": self._config.tokens_at_once}
         for name in ("save_every", "keep_last", "best_metric", "best_is_highest"):
             del settings[name]
         if self._averages:
