@@ -270,7 +270,6 @@ class LocalTrainer:
         unknown = batch.denominators.keys() - self._losses.keys()
         if unknown:
             raise ValueError(f"batch {batch.step}: expected terms out of {sorted(self._losses)}, got {sorted(unknown)}")
-        give_back()  # the weights before the last update
         measures = Measures(self._version, pristine=self._pristine)
         all_rows = surveyed(batch.rows, batch.denominators, list(self._losses.values()), self._forward)
         with self._sums.collecting():
@@ -281,6 +280,7 @@ class LocalTrainer:
                     for term, result in part.results.items():
                         measures.add_loss(term, result)
                     self._has_gradients = True
+        give_back()  # what activations took; the sum of the gradients is what the published weights will take
         metrics = measures.result()
         self._tokens += metrics["tokens_trained"]
         return {**metrics, "forward_backward_s": time.perf_counter() - started}
@@ -390,7 +390,6 @@ class LocalTrainer:
                 metrics["tensors_misplaced"] = float(len(self._optimiser.reordered))
             self._write_back()
             self._has_gradients = False
-            give_back()  # what gradients and activations took
         self._steps += 1
         self._tokens = 0.0
         self._pristine = ends_update
