@@ -353,6 +353,9 @@ def main() -> None:
         arguments.spec.write_text(json.dumps(prepare(arguments.sizes, spec)))
         return
     if arguments.role == "ours":
+        from sparring.cli.allocator import share_freed_memory
+
+        share_freed_memory()  # as `sparring run` does
         import torch
 
         torch.set_num_threads(arguments.threads)

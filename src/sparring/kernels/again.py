@@ -11,7 +11,7 @@ _NAME = "sparring_again"
 
 
 class Again(NamedTuple):
-    """How a tensor is computed once more, to the bit: `function` of `inputs`, without gradients."""
+    """Recipe of a tensor, which is computed once more, to the bit: `function` of `inputs`, without gradients."""
 
     function: Callable[..., torch.Tensor]
     inputs: tuple[torch.Tensor, ...]

@@ -316,8 +316,8 @@ def token_logprobs(
     [N] float32.
 
     logits[N, V] float32, targets[N] int64, temperature[N] float32 (0 means greedy: computed at temperature 1). Where
-    `kept` limits a row to some ids, its softmax is over these. Gradients of both flow to the logits. `spent`: nobody else
-    reads the logits, so the backward pass, which then runs once, may write their gradient in their place.
+    `kept` limits a row to some ids, its softmax is over these. Gradients of both flow to the logits. `spent`: nobody
+    else reads the logits, so the backward pass, which then runs once, may write their gradient in their place.
 
     Raises:
         BadInput: a target outside the vocabulary or not among the kept ids, or kept ids that do not ascend within it.
@@ -333,7 +333,8 @@ def token_logprobs(
     if kept is not None:
         kept = check_kept(kept, len(targets))
     if torch.is_grad_enabled() and logits.requires_grad:
-        logprob, entropy, bad = gradients.TokenLogprobs.apply(logits, targets, temperature, kept, path_of(logits), spent)
+        given = (logits, targets, temperature, kept, path_of(logits), spent)
+        logprob, entropy, bad = gradients.TokenLogprobs.apply(*given)
     else:
         (logprob, entropy, _, _), bad = path_of(logits).token_logprobs(logits, targets, temperature, kept)
     if bad >= 0:

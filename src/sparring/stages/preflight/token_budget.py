@@ -1,4 +1,4 @@
-"""How many tokens trainers compute at once, where a recipe leaves that to the machine (`train.token_budget = 0`)."""
+"""Number of tokens that trainers compute at once, where a recipe leaves it to the machine (`train.token_budget = 0`)."""
 
 from __future__ import annotations
 
