@@ -333,8 +333,8 @@ def token_logprobs(
     if kept is not None:
         kept = check_kept(kept, len(targets))
     if torch.is_grad_enabled() and logits.requires_grad:
-        given = (logits, targets, temperature, kept, path_of(logits), spent)
-        logprob, entropy, bad = gradients.TokenLogprobs.apply(*given)
+        inputs = (logits, targets, temperature, kept)
+        logprob, entropy, bad = gradients.TokenLogprobs.apply(*inputs, path_of(logits), spent)
     else:
         (logprob, entropy, _, _), bad = path_of(logits).token_logprobs(logits, targets, temperature, kept)
     if bad >= 0:

@@ -1,4 +1,4 @@
-"""Number of tokens that trainers compute at once, where a recipe leaves it to the machine (`train.token_budget = 0`)."""
+"""Number of tokens that trainers compute at once, where `train.token_budget` is left to the machine."""
 
 from __future__ import annotations
 
