@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -66,6 +66,12 @@ def map_from(least: int) -> None:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, least)
     except AttributeError:  # another library than glibc
         return
+
+
+def suit_allocator(trained: Sequence[torch.Tensor]) -> None:
+    """Map the tensors of a micro-batch one by one from now on, where the weights that are trained are large."""
+    if trained and trained[0].device.type == "cpu" and sum(one.nbytes for one in trained) >= LARGE_MODEL:
+        map_from(MAPPED_NUMBERS * trained[0].dtype.itemsize)
 
 
 class _Counts(ctypes.Structure):

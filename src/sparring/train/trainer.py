@@ -20,7 +20,7 @@ from sparring.batch.tensors import MicroBatch, micro_batch
 from sparring.batch.units import cut_units, pack_units
 from sparring.errors import refusal
 from sparring.generation import ScoreRequest, Scores
-from sparring.kernels.memory import LARGE_MODEL, MAPPED_NUMBERS, give_back, map_from
+from sparring.kernels.memory import give_back, suit_allocator
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.divergence import from_teacher, from_tops
@@ -122,9 +122,7 @@ class LocalTrainer:
             for parameter in self._trained.parameters().values():
                 parameter.requires_grad_(True)
         self._optimiser = Optimiser(self._trained.parameters(), config)
-        trained = self._optimiser.parameters
-        if model.device.type == "cpu" and sum(one.nbytes for one in trained) >= LARGE_MODEL:
-            map_from(MAPPED_NUMBERS * model.dtype.itemsize)
+        suit_allocator(self._optimiser.parameters)
         # fixed, and spread over the vocabulary
         self._probe_tokens = tuple(
             xxhash.xxh3_64_intdigest(f"probe/{index}".encode()) % model.vocab_size
