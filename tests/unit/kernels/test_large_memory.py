@@ -26,7 +26,7 @@ def resident() -> int:
 
 
 def test_what_was_freed_is_given_back_if_it_is_much() -> None:
-    pieces = [torch.ones(1 << 18) for _ in range(32)]
+    pieces = [torch.ones(1 << 14) for _ in range(512)]
     last = torch.ones(1 << 10)  # above them, so that the C library keeps them when they are freed
     pieces.clear()
     held = resident()
