@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -46,32 +46,6 @@ def give_back(least: int = KEPT) -> None:
     freed, trim = _allocator()
     if trim is not None and freed() >= least:
         trim(0)
-
-
-LARGE_MODEL = 256 << 20
-"""Bytes of trained weights from which on it pays to map the tensors of a micro-batch one by one."""
-MAPPED_NUMBERS = 1 << 20
-"""Numbers of a tensor that then has a mapping of its own: gates of a micro-batch, gradients of joined products."""
-M_MMAP_THRESHOLD = -3
-"""Parameter of glibc's mallopt(3): bytes from which on an allocation has a mapping of its own."""
-
-
-def map_from(least: int) -> None:
-    """Give every later allocation of so many bytes a mapping of its own, which the system gets back when it is freed.
-
-    For the whole process. Between such tensors, which come and go with every layer, nothing is left that fits no other.
-    It costs a fault for each of their pages.
-    """
-    try:
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, least)
-    except AttributeError:  # another library than glibc
-        return
-
-
-def suit_allocator(trained: Sequence[torch.Tensor]) -> None:
-    """Map the tensors of a micro-batch one by one from now on, where the weights that are trained are large."""
-    if trained and trained[0].device.type == "cpu" and sum(one.nbytes for one in trained) >= LARGE_MODEL:
-        map_from(MAPPED_NUMBERS * trained[0].dtype.itemsize)
 
 
 class _Counts(ctypes.Structure):

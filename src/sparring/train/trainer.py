@@ -20,7 +20,7 @@ from sparring.batch.tensors import MicroBatch, micro_batch
 from sparring.batch.units import cut_units, pack_units
 from sparring.errors import refusal
 from sparring.generation import ScoreRequest, Scores
-from sparring.kernels.memory import give_back, suit_allocator
+from sparring.kernels.memory import give_back
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.divergence import from_teacher, from_tops
@@ -122,7 +122,6 @@ class LocalTrainer:
             for parameter in self._trained.parameters().values():
                 parameter.requires_grad_(True)
         self._optimiser = Optimiser(self._trained.parameters(), config)
-        suit_allocator(self._optimiser.parameters)
         # fixed, and spread over the vocabulary
         self._probe_tokens = tuple(
             xxhash.xxh3_64_intdigest(f"probe/{index}".encode()) % model.vocab_size

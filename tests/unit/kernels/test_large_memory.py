@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparring.kernels.memory import LARGE, give_back, map_from, zeros
+from sparring.kernels.memory import LARGE, give_back, zeros
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -34,17 +34,6 @@ def test_what_was_freed_is_given_back_if_it_is_much() -> None:
     assert resident() > held - (16 << 20)
     give_back(1 << 20)
     assert resident() < held - (16 << 20) and bool(last.all())
-
-
-def test_what_is_mapped_by_itself_is_given_back_by_itself() -> None:
-    try:
-        map_from(1 << 20)
-        piece, last = torch.ones(8 << 20), torch.ones(1 << 10)
-        held = resident()
-        del piece
-        assert resident() < held - (24 << 20) and bool(last.all())
-    finally:
-        map_from(32 << 20)
 
 
 def test_what_is_not_written_takes_no_memory() -> None:
