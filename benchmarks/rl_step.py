@@ -1,11 +1,11 @@
 """One RL step of the real path against TRL's `GRPOTrainer` and against arithmetic.
 
     python benchmarks/rl_step.py --setup                      # once: TRL into its own virtual environment, .venv-trl
-    python benchmarks/rl_step.py [--sizes A,quickstart] [--steps 9] [--warmup 2] [--threads 2]
+    python benchmarks/rl_step.py [--sizes A,quickstart,S] [--steps 9] [--warmup 2] [--threads 2]
                                  [--peer defaults | --without-trl]
 
-A step: 8 prompts x 8 completions, 32 prompt tokens, exactly 64 new tokens, float32, temperature 1, one optimiser step,
-the weights given back to the engine. Ours is what a run does: scheduler, recorded sessions, native engine, store,
+A step: 8 prompts x 8 completions (of size S, the shape of SmolLM2-135M, 4 x 4: beyond, TRL does not fit into 24 GiB), 32
+prompt tokens, exactly 64 new tokens, float32, temperature 1, one optimiser step, the weights given back to the engine. Ours is what a run does: scheduler, recorded sessions, native engine, store,
 batches, GRPO, trainer, verified weight update. Both sides get the same model files, the same prompts to the token, the
 same reward, learning rate, clipping and optimiser, and two threads that sleep while they wait. Each side is a process
 of its own, and they take turns step by step: one waits for its turn while the other computes, so that a change of the
@@ -38,11 +38,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from memory import SMOLLM2_135M, make
 from peers.turns import ROOT, Side, environment, install
 
 PEERS, PEER_VENV = ROOT / "benchmarks" / "peers", ROOT / ".venv-trl"
 
-GROUPS, GROUP_SIZE, PROMPT_TOKENS, NEW_TOKENS, LEARNING_RATE = 8, 8, 32, 64, 1e-5
+PROMPT_TOKENS, NEW_TOKENS, LEARNING_RATE = 32, 64, 1e-5
+GROUPS = {"A": (8, 8), "quickstart": (8, 8), "S": (4, 4)}
+"""Prompts of a step, and completions of each, by size."""
 MODEL_A = {
     "hidden_size": 256,
     "num_layers": 6,
@@ -54,8 +57,9 @@ MODEL_A = {
     "tie_embeddings": False,
     "vocab_size": 4096,
 }
-FLOORS = {"A": 2.2}
-FASTER = {"A": 1.5, "quickstart": 5.0}
+FLOORS = {"A": 2.2, "S": 1.85}
+FASTER = {"A": 1.5, "quickstart": 5.0, "S": 2.6}
+UPDATING_S = {"S": 0.8}
 
 
 # What both sides are given.
@@ -71,17 +75,21 @@ def prepare(size: str, spec: dict[str, Any]) -> dict[str, Any]:
     from sparring.render.train_tokenizer import train_tokenizer
     from sparring.types import Message
 
-    init = load_recipe(ROOT / "recipes" / "quickstart.toml").models["policy"].init if size == "quickstart" else None
-    init = init or InitConfig(**MODEL_A)
     model = f"{spec['folder']}/model"
-    train_tokenizer(["user assistant system"], init.vocab_size, model)
-    renderer = load_renderer(model)
-    end, pad = renderer.stop_ids[0], renderer.stop_ids[-1]
-    create(init, init.vocab_size, model, 0, eos_token_id=end, pad_token_id=pad)
+    if size == "S":
+        make(Path(model), *SMOLLM2_135M, "float32")
+        renderer = load_renderer(model)
+    else:
+        init = load_recipe(ROOT / "recipes" / "quickstart.toml").models["policy"].init if size == "quickstart" else None
+        init = init or InitConfig(**MODEL_A)
+        train_tokenizer(["user assistant system"], init.vocab_size, model)
+        renderer = load_renderer(model)
+        end, pad = renderer.stop_ids[0], renderer.stop_ids[-1]
+        create(init, init.vocab_size, model, 0, eos_token_id=end, pad_token_id=pad)
     frame = len(renderer.render([Message(role="user", content="")], ()).tokens)
     random = Random(0)
     prompts = []
-    for _ in range(GROUPS * (spec["warmup"] + spec["steps"])):
+    for _ in range(spec["groups_per_step"] * (spec["warmup"] + spec["steps"])):
         content = "".join(random.choice("0123456789") for _ in range(PROMPT_TOKENS - frame))
         tokens = renderer.render([Message(role="user", content=content)], ()).tokens
         assert len(tokens) == PROMPT_TOKENS, len(tokens)
@@ -199,11 +207,11 @@ def scheduler_of(spec: Mapping[str, Any], engine: Any, store: Any, boxes: Any) -
     from sparring.rollout.scheduler import Scheduler
     from sparring.rollout.window import Window
 
-    config = RolloutConfig(group_size=GROUP_SIZE, max_turn_tokens=NEW_TOKENS)
+    config = RolloutConfig(group_size=spec["group_size"], max_turn_tokens=NEW_TOKENS)
     # an id that no model samples, so that nothing stops early
     sampling, room = config.sampling(stop=(-1,)), PROMPT_TOKENS + NEW_TOKENS
     recorder = Recorder(engine, load_renderer(spec["model"]), store, sampling=sampling, max_context=room)
-    factory, window = world(spec["prompts"]), Window(GROUPS, 0, spec["warmup"] + spec["steps"])
+    factory, window = world(spec["prompts"]), Window(spec["groups_per_step"], 0, spec["warmup"] + spec["steps"])
     runner = RolloutRunner(factory, boxes, recorder, ChatHarness(), config)
     tasks, log = factory.tasks("train", 0), GroupLog(store, "rl")
     return Scheduler(runner, tasks, window, run_seed=0, engine_version=lambda: engine.version, log=log), window
@@ -245,12 +253,12 @@ async def train(spec: Mapping[str, Any]) -> None:
     taken = Steps(lambda: native.metrics, StepClock(spans))
 
     async def after_step(step: Any, batch: Any, metrics: Mapping[str, float]) -> None:
-        assert batch.account.trained == batch.account.sampled == GROUPS * GROUP_SIZE * NEW_TOKENS, batch.account
+        assert batch.account.trained == batch.account.sampled == new_tokens(spec), batch.account
         store.metric("rl", step.version, {**metrics, **scheduler.metrics()})
         taken.add(metrics, batch.account.sampled)
 
     credit, numbers = load_credit(algo, seed=0), range(1, steps + 1)
-    fixed = {"steps": numbers, "groups_per_step": GROUPS, "credit": credit, "model": "policy"}
+    fixed = {"steps": numbers, "groups_per_step": spec["groups_per_step"], "credit": credit, "model": "policy"}
     made = partial(batches, **fixed)
     await run_loop(scheduler.groups(), made, {"policy": trainer}, {"policy": engine}, window, after_step)
     store.close()
@@ -263,8 +271,13 @@ async def train(spec: Mapping[str, Any]) -> None:
 
 def floor_s(spec: Mapping[str, Any], peak: float) -> float:
     """Seconds that the step's matrix products alone would take."""
-    tokens = GROUPS * GROUP_SIZE * NEW_TOKENS
-    return (6 + 2) * spec["parameters"] * tokens / peak
+    return (6 + 2) * spec["parameters"] * new_tokens(spec) / peak
+
+
+def new_tokens(spec: Mapping[str, Any]) -> int:
+    """Tokens that a step samples and trains."""
+    sampled: int = spec["groups_per_step"] * spec["group_size"] * NEW_TOKENS
+    return sampled
 
 
 def measure(size: str, spec: dict[str, Any], with_trl: bool) -> dict[str, Any]:
@@ -314,6 +327,8 @@ def claims(size: str, figures: Mapping[str, Any]) -> list[dict[str, object]]:
     found = []
     if size in FLOORS:
         found.append((f"RL step in arithmetic floors, {size}", figures["ours"]["floors"], "floors", FLOORS[size], "<="))
+    if size in UPDATING_S:
+        found.append((f"update of weights, {size}", figures["ours"]["updating_s"], "s", UPDATING_S[size], "<="))
     if "trl" in figures:
         found.append((f"RL step of TRL over ours, {size}", figures["trl_over_ours_step_s"], "x", FASTER[size], ">="))
     names = ("name", "value", "unit", "target", "direction")
@@ -338,6 +353,9 @@ def main() -> None:
         arguments.spec.write_text(json.dumps(prepare(arguments.sizes, spec)))
         return
     if arguments.role == "ours":
+        from sparring.cli.allocator import share_freed_memory
+
+        share_freed_memory()  # as `sparring run` does
         import torch
 
         torch.set_num_threads(arguments.threads)
@@ -356,7 +374,7 @@ def main() -> None:
                 "steps": arguments.steps,
                 "threads": arguments.threads,
             }
-            spec |= {"groups_per_step": GROUPS, "group_size": GROUP_SIZE, "new_tokens": NEW_TOKENS}
+            spec |= dict(zip(("groups_per_step", "group_size"), GROUPS[size], strict=True)) | {"new_tokens": NEW_TOKENS}
             spec |= {"learning_rate": LEARNING_RATE, "peer": arguments.peer}
             figures[size] = measure(size, spec, not arguments.without_trl)
             report(size, figures[size])

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from sparring.cli import chat, check, convert, diff, eval, export, gateway, replay, report, run, serve, try_
+from sparring.cli.allocator import share_freed_memory
 from sparring.errors import BadInput, SparringError
 from sparring.observe.terminal import guard_terminal, printable, say
 
@@ -86,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:  # this process is the program
         gc.set_threshold(YOUNG_OBJECTS)
+        share_freed_memory()
         guard_terminal()
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(arguments)

@@ -102,7 +102,8 @@ class InlineCluster:
         if (name, path) not in self._rewards:
             spec = self._models[name]
             model = load(path, dtype=spec.dtype, device=self._device, numerics=spec.numerics, head="scalar")
-            self._rewards[name, path] = RewardModel(model, token_budget=self._train.token_budget, threads=self._threads)
+            budget = self._train.tokens_at_once
+            self._rewards[name, path] = RewardModel(model, token_budget=budget, threads=self._threads)
         return self._rewards[name, path]
 
     def _served(self, name: str, served: ServedConfig) -> Engine:

@@ -75,6 +75,13 @@ class PagePool:
         if digest is not None:
             del self._page_of[digest]
 
+    def renew(self) -> None:
+        """Forget what free pages hold, which nobody will ask for, and give them out by their numbers: those that were
+        in use before are written again, and no others take memory."""
+        for page in self._free:
+            self.forget(page)
+        self._free = OrderedDict.fromkeys(sorted(self._free))
+
     def is_idle(self, page: int) -> bool:
         """Return True if all references to a page are idle, so that it can be evicted."""
         return page != self.hole and 0 < self._idle[page] == self.references[page]

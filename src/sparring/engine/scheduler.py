@@ -240,8 +240,11 @@ class StepScheduler:
                 sequence.keep = False
 
     def forget(self, weights: Weights) -> None:
-        """Release the parked conversations that were computed by weights no longer served."""
+        """Release the parked conversations that were computed by weights no longer served. Where they are the base
+        model's, no adapter is loaded: free pages hold nothing that will be asked for."""
         conversations = self.cache.release_weights(weights)
+        if isinstance(weights, int):
+            self.cache.pool.renew()
         if self.states is not None:
             for conversation in conversations:
                 self.states.release(conversation)

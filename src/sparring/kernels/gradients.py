@@ -8,6 +8,7 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from sparring.kernels.again import told
 from sparring.kernels.form import AttentionForm
 from sparring.kernels.path import KernelPath, PackedMatrix
 from sparring.kernels.threads import sum_rows
@@ -79,17 +80,22 @@ class Linear(Function):
         total: WeightSum | None,
         *weights: torch.Tensor,
     ) -> torch.Tensor:
-        """Multiply x[N, K] by `packed` -> y[N, M]; dW goes to `weights`, or to `total` where there is one."""
+        """Multiply x[N, K] by `packed` -> y[N, M]; dW goes to `weights`, or to `total` where there is one. An x that
+        says how it is computed again is not kept."""
         x = x.contiguous()
-        ctx.save_for_backward(x, *weights)
-        ctx.path, ctx.total = path, total
+        again = told(x)
+        ctx.save_for_backward(*weights, *((x,) if again is None else again.inputs))
+        ctx.again = None if again is None else again.function
+        ctx.path, ctx.total, ctx.count = path, total, len(weights)
         return path.linear(x, packed.storage, bias, packed.num_outputs, dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         """Return dx = dy W, dW = dy^T x, db = sum of dy over rows."""
-        x, *weights = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        weights, kept = saved[: ctx.count], saved[ctx.count :]
+        x = kept[0] if ctx.again is None else ctx.again(*kept)
         if ctx.total is not None:
             dx = ctx.total.add(ctx.path, x, *weights, grad)
             return dx, _of_bias(ctx, grad), None, None, None, None, None
@@ -266,8 +272,9 @@ class SplitHeads(Function):
         epsilon."""
         heads, kv_heads, eps = shape
         norms = None if q_weight is None else (q_weight, k_weight, eps)
-        ctx.save_for_backward(qkv, q_weight, k_weight, *angles)
-        ctx.eps, ctx.path = eps, path
+        # without norms the gradient is that of a rotation, and needs no values
+        ctx.save_for_backward(None if norms is None else qkv, q_weight, k_weight, *angles)
+        ctx.eps, ctx.path, ctx.shape = eps, path, qkv.shape
         return path.split_heads(qkv, angles, norms, heads, kv_heads)
 
     @staticmethod
@@ -276,6 +283,7 @@ class SplitHeads(Function):
         """Return the gradients of qkv and the norm weights."""
         qkv, q_weight, k_weight, *angles = ctx.saved_tensors
         norms = None if q_weight is None else (q_weight, k_weight, ctx.eps)
+        qkv = grads[0].new_empty(ctx.shape) if norms is None else qkv
         gradients = ctx.path.split_heads_backward(qkv, angles, norms, tuple(grad.contiguous() for grad in grads))
         return *gradients, None, None, None
 
@@ -337,12 +345,18 @@ class TokenLogprobs(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: Any, path: KernelPath
+        ctx: Any,
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: torch.Tensor,
+        kept: Any,
+        path: KernelPath,
+        spent: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Compute logits[N, V] -> logprob[N], entropy[N], index of the first bad target or -1."""
         (logprob, entropy, maximum, log_sum), bad = path.token_logprobs(logits, targets, temperature, kept)
         ctx.save_for_backward(logits, targets, temperature, entropy, maximum, log_sum)
-        ctx.path, ctx.kept = path, kept
+        ctx.path, ctx.kept, ctx.spent, ctx.ran = path, kept, spent, False
         ctx.set_materialize_grads(False)
         return logprob, entropy, bad
 
@@ -352,8 +366,11 @@ class TokenLogprobs(Function):
         """Return the gradient of the logits."""
         saved = ctx.saved_tensors
         if grad_logprob is None and grad_entropy is None:
-            return None, None, None, None, None
+            return None, None, None, None, None, None
+        if ctx.spent and ctx.ran:
+            raise RuntimeError("token_logprobs: expected one backward pass of spent logits, got another")
+        ctx.ran = True
         grad_logprob = torch.zeros_like(saved[3]) if grad_logprob is None else grad_logprob.contiguous()
         grad_entropy = None if grad_entropy is None else grad_entropy.contiguous()
-        grad = ctx.path.token_logprobs_backward(saved, grad_logprob, grad_entropy, ctx.kept)
-        return grad, None, None, None, None
+        grad = ctx.path.token_logprobs_backward(saved, grad_logprob, grad_entropy, ctx.kept, spent=ctx.spent)
+        return grad, None, None, None, None, None

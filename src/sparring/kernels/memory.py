@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
 
@@ -26,3 +30,40 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, size: int) -> torch.Tenso
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+KEPT = 256 << 20
+"""Bytes of freed memory from which on the system gets it back; below, the C library's own rules are cheaper."""
+
+
+def give_back(least: int = KEPT) -> None:
+    """Let the system have what was freed and is still held, if that is at least so many bytes.
+
+    The C library keeps what a thread frees in pieces below 32 MiB, for that thread: gradients and activations, weights
+    that were exchanged. The next phase of a step, on another thread, cannot use it. To take memory anew costs a fault
+    each page; that is little beside work which takes this much.
+    """
+    freed, trim = _allocator()
+    if trim is not None and freed() >= least:
+        trim(0)
+
+
+class _Counts(ctypes.Structure):
+    """`struct mallinfo2` of glibc (mallinfo(3)); `fordblks` has the freed bytes of all threads."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
+
+
+@cache
+def _allocator() -> tuple[Callable[[], int], Callable[[int], Any] | None]:
+    """Return what counts freed bytes and what gives them back; None for the latter where the C library has neither."""
+    library = ctypes.CDLL(None)
+    try:
+        counts, trim = library.mallinfo2, library.malloc_trim
+    except AttributeError:  # another library than glibc, or one before 2.33
+        return (lambda: 0), None
+    counts.restype, trim.argtypes = _Counts, [ctypes.c_size_t]
+    return (lambda: int(counts().fordblks)), trim

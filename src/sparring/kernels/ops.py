@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import math
 from ctypes import Structure
+from functools import partial
 
 import numpy as np
 import torch
 
 from sparring.errors import refusal
 from sparring.kernels import gradients
+from sparring.kernels.again import tell
 from sparring.kernels.checks import check_attention, check_kept, check_logits, check_shared
 from sparring.kernels.form import AttentionForm
 from sparring.kernels.gradients import WeightSum
@@ -112,8 +114,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     if x.dim() != 2:
         return rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        return gradients.RmsNorm.apply(x.contiguous(), weight, eps, path_of(x))
+        x = x.contiguous()
+        return tell(gradients.RmsNorm.apply(x, weight, eps, path_of(x)), partial(_norm, eps), x, weight)
     return path_of(x).rms_norm(x.contiguous(), weight, eps)
+
+
+def _norm(eps: float, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return path_of(x).rms_norm(x, weight, eps)
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
@@ -181,7 +188,8 @@ def add_rms_norm(
         raise refusal("add_rms_norm", "x[N, D], y[N, D] and weight[D] of one dtype", got, "reshape or cast")
     x, y = x.contiguous(), y.contiguous()
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or weight.requires_grad):
-        return gradients.AddRmsNorm.apply(x, y, weight, eps, path_of(x))
+        total, normed = gradients.AddRmsNorm.apply(x, y, weight, eps, path_of(x))
+        return total, tell(normed, partial(_norm, eps), total, weight)
     return path_of(x).add_rms_norm(x, y, weight, eps)
 
 
@@ -219,7 +227,8 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
         raise refusal("swiglu", "gate_up[N, 2 I]", str(tuple(gate_up.shape)), "check the projections")
     gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
     if torch.is_grad_enabled() and gate_up.requires_grad:
-        return gradients.SwiGlu.apply(gate_up, path_of(gate_up))
+        path = path_of(gate_up)
+        return tell(gradients.SwiGlu.apply(gate_up, path), path.swiglu, gate_up)
     return path_of(gate_up).swiglu(gate_up)
 
 
@@ -296,13 +305,19 @@ def attention_paged(
 
 
 def token_logprobs(
-    logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: torch.Tensor,
+    kept: KeptRows | None = None,
+    *,
+    spent: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the log-probability of each target and the entropy of each row under softmax(logits / temperature), both
     [N] float32.
 
     logits[N, V] float32, targets[N] int64, temperature[N] float32 (0 means greedy: computed at temperature 1). Where
-    `kept` limits a row to some ids, its softmax is over these. Gradients of both flow to the logits.
+    `kept` limits a row to some ids, its softmax is over these. Gradients of both flow to the logits. `spent`: nobody
+    else reads the logits, so the backward pass, which then runs once, may write their gradient in their place.
 
     Raises:
         BadInput: a target outside the vocabulary or not among the kept ids, or kept ids that do not ascend within it.
@@ -318,7 +333,8 @@ def token_logprobs(
     if kept is not None:
         kept = check_kept(kept, len(targets))
     if torch.is_grad_enabled() and logits.requires_grad:
-        logprob, entropy, bad = gradients.TokenLogprobs.apply(logits, targets, temperature, kept, path_of(logits))
+        inputs = (logits, targets, temperature, kept)
+        logprob, entropy, bad = gradients.TokenLogprobs.apply(*inputs, path_of(logits), spent)
     else:
         (logprob, entropy, _, _), bad = path_of(logits).token_logprobs(logits, targets, temperature, kept)
     if bad >= 0:

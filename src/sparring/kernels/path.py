@@ -208,8 +208,11 @@ class KernelPath(Protocol):
         grad_logprob: torch.Tensor,
         grad_entropy: torch.Tensor | None,
         kept: KeptRows | None = None,
+        *,
+        spent: bool = False,
     ) -> torch.Tensor:
-        """Return the gradient of the logits [N, V] from those of logprob and entropy [N] (None: zero)."""
+        """Return the gradient of the logits [N, V] from those of logprob and entropy [N] (None: zero). Where the
+        logits are `spent`, it may stand in their place."""
 
     def sample(
         self, logits: torch.Tensor, requests: SamplingRows, masks: np.ndarray | None

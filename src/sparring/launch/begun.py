@@ -53,6 +53,7 @@ def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
         BadInput: the folder holds a run with another config, or the stage cannot go on.
     """
     dump(config)
+    config = as_begun(folder, config)
     begun = _begun(folder, config)
     if begun is None:
         return []
@@ -75,6 +76,18 @@ def compare(folder: Path, config: RunConfig, store: Store | None) -> list[str]:
             "distill.steps may be raised",
         )
     return check_raised(store, config, changes) if changes and store is not None else []
+
+
+def as_begun(folder: Path, config: RunConfig) -> RunConfig:
+    """Return a recipe with the token budget that the folder's run was begun with, where it leaves that to the machine:
+    which rows share a micro-batch decides the last bits of a gradient, on whatever machine a run goes on."""
+    if config.train.token_budget or not (folder / CONFIG).exists():
+        return config
+    return _sized(config, load_recorded(folder / CONFIG).train.tokens_at_once)
+
+
+def _sized(config: RunConfig, tokens: int) -> RunConfig:
+    return msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, token_budget=tokens))
 
 
 def raised(folder: Path, config: RunConfig) -> dict[str, tuple[int, int]]:
@@ -110,11 +123,12 @@ def _begun(folder: Path, config: RunConfig) -> dict[str, Any] | None:
     file = folder / CONFIG
     if not file.exists():
         return None
-    begun: dict[str, Any] = msgspec.to_builtins(resolve(load_recorded(file)))
+    recorded = resolve(load_recorded(file))
+    begun: dict[str, Any] = msgspec.to_builtins(_sized(recorded, recorded.train.tokens_at_once))
     if "rl" in config.run.stages and _filtered_by_default(file):
         begun["algo"]["zero_variance_filter"] = True
-    recorded: dict[str, Any] = as_now(begun, msgspec.to_builtins(config))
-    return recorded
+    now: dict[str, Any] = as_now(begun, msgspec.to_builtins(config))
+    return now
 
 
 def check_raised(store: Store, config: RunConfig, changes: Mapping[str, tuple[int, int]]) -> list[str]:

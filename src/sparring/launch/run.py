@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import msgspec
 
 from sparring.envs.splits import Same, identity
 from sparring.errors import naming_memory, refusal
-from sparring.launch.begun import claim, compare, raised
+from sparring.launch.begun import as_begun, claim, compare, raised
 from sparring.launch.block import block
 from sparring.launch.checkpoint import CONFIG, STORE
 from sparring.launch.rehearsal import rehearse
@@ -24,7 +24,7 @@ from sparring.observe.sinks.load import check_sinks, load_sinks
 from sparring.observe.sinks.sink import Fanout
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig, resolve
-from sparring.stages.context import TOLD, Context
+from sparring.stages.context import CHOSEN, TOLD, Context
 from sparring.stages.data.contamination import SHOWN, note_shown
 from sparring.stages.runtime.baselines import remember_others
 from sparring.stages.runtime.summary import write_summary
@@ -32,7 +32,7 @@ from sparring.stages.runtime.summary import write_summary
 if TYPE_CHECKING:
     from sparring.envs.rubrics.judges import Judges, Replies
     from sparring.harness.program import Address
-    from sparring.protocols import Cluster, EnvFactory, Harness
+    from sparring.protocols import Cluster, EnvFactory, Harness, Store
     from sparring.record.leases import Leases
 
 T = TypeVar("T")
@@ -155,22 +155,18 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
     Raises:
         BadInput: another process runs in the folder, it holds a run with another config, or it cannot be made.
     """
-    from sparring.cluster.inline import InlineCluster
     from sparring.envs.rubrics.judges import Judges
     from sparring.harness.by_environment import mounts_of
     from sparring.rollout.load import CappedBoxes
     from sparring.sandbox.bubblewrap import BubblewrapBoxes
     from sparring.store.sqlite import SqliteStore
 
-    cluster = InlineCluster(
-        models=config.models,
-        train=config.train,
-        engine=config.engine,
-        device=config.run.device,
-        threads=config.run.threads,
-    )
-    judges = Judges(partial(_open_model, config, cluster))
+    def open_model(name: str) -> Awaitable[Replies]:
+        return _open_model(config, cluster, name)
+
     folder = Path(config.run.directory) / config.run.name
+    config = as_begun(begun or folder, config)
+    judges = Judges(open_model)
     same = sameness_of(begun or folder)
     factory, harness = _worlds(config, judges, same)
     _make(folder)
@@ -180,6 +176,7 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
         compare(folder, config, store)
         if same is identity and (folder / CONFIG).is_file():
             store.put(BY_MESSAGES, True)
+        config, cluster = _placed(config, store)
         recipe = msgspec.to_builtins(config)
         sinks = load_sinks(config.observe, folder, name=config.run.name, recipe=recipe)
         sink = Fanout([*sinks, progress(config.observe)])
@@ -203,6 +200,24 @@ async def opened(config: RunConfig, begun: Path | None = None) -> AsyncIterator[
             sink.close()
     finally:
         store.close()
+
+
+def _placed(config: RunConfig, store: Store) -> tuple[RunConfig, Cluster]:
+    """Return a recipe with what is left to this machine, and the cluster that computes on it."""
+    from sparring.cluster.inline import InlineCluster
+
+    if not config.train.token_budget:
+        from sparring.stages.preflight.token_budget import sized  # torch
+
+        config, why = sized(config)
+        store.put(CHOSEN, why)
+    return config, InlineCluster(
+        models=config.models,
+        train=config.train,
+        engine=config.engine,
+        device=config.run.device,
+        threads=config.run.threads,
+    )
 
 
 def _make(folder: Path) -> None:

@@ -108,8 +108,10 @@ def token_quantities(
 
 def _quantities(logits: torch.Tensor, target_rows: TargetRows, needs: Set[str]) -> dict[str, torch.Tensor]:
     """Compute quantities of the logits of one chunk, logits[M, V], biases added: the one place that does. Each [M,
-    ...]."""
-    logprob, entropy = ops.token_logprobs(logits, target_rows.targets, target_rows.temperature, target_rows.kept)
+    ...]. The logits are the caller's own: their gradient takes their place."""
+    logprob, entropy = ops.token_logprobs(
+        logits, target_rows.targets, target_rows.temperature, target_rows.kept, spent=True
+    )
     quantities = {name: value for name, value in (("logprob", logprob), ("entropy", entropy)) if name in needs}
     return (
         quantities | {"probability_squares": _squares(logits, target_rows)}

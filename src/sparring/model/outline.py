@@ -122,7 +122,7 @@ class Outline:
 
     def micro_batch(self, tokens: int) -> Size:
         """Measure the most that a micro-batch of so many tokens, all of them trained, holds at once: activations for
-        the backward pass, and the gradients.
+        the backward pass, and the gradients that nobody has taken yet. A trainer takes each when it is found.
 
         Raises:
             BadInput: the model cannot be computed without values.
@@ -138,7 +138,8 @@ class Outline:
             needs = frozenset({"value"} if self.model.is_scalar else {"logprob", "entropy"})
             targets, heat = (torch.empty(tokens, dtype=kind, device="meta") for kind in (torch.int64, torch.float32))
             quantities = token_quantities(self.model, hidden, targets, heat, needs)
-            torch.autograd.grad(sum(one.sum() for one in quantities.values()), self.trained, allow_unused=True)
+            with _taken(self.trained):
+                torch.autograd.grad(sum(one.sum() for one in quantities.values()), self.trained, allow_unused=True)
         return live.peak
 
     def step(self, tokens: int, sampled: int) -> Size:
@@ -195,6 +196,17 @@ def _trainable(outline: Outline) -> Iterator[None]:
     for parameter in outline.trained:
         parameter.requires_grad_(True)
     yield
+
+
+@contextmanager
+def _taken(trained: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Leave autograd a gradient that takes no memory in the place of each that it has found, as a trainer does."""
+    handles = [one.register_hook(lambda gradient: gradient.new_empty(()).expand_as(gradient)) for one in trained]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @lru_cache(maxsize=32)

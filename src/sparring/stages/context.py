@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 TOLD = "memory"
 """Under this key of the store, what was last said of the run's memory."""
+CHOSEN = "memory/token_budget"
+"""Under this key of the store, what was said of the `train.token_budget` that the machine chose when the run began."""
 ORDER = ("init", "collect", "sft", "preference", "reward_model", "rl", "distill", "eval", "export")
 LIVE = ("rl", "distill")
 """Stages that train what they sample, and so publish what they train."""

@@ -6,6 +6,9 @@ from typing import Literal
 
 import msgspec
 
+MOST_TOKENS = 8192
+"""Largest `token_budget` that is chosen by itself: more at once is no faster."""
+
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[train]`: AdamW, its schedule, and when to write checkpoints."""
@@ -37,9 +40,10 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     gradient_clip: float = 1.0
     """Largest global gradient norm; a longer gradient is scaled down to it. 0: no clipping."""
 
-    token_budget: int = 8192
-    """Distinct tokens computed at once (a prefix shared by rows counts once). Changes memory and speed, never what is
-    learned."""
+    token_budget: int = 0
+    """Distinct tokens computed at once (a prefix shared by rows counts once). Changes memory and speed, and the last
+    bits of a gradient, so a run keeps the number that it began with. 0: the most, up to 8192, with which the run takes
+    at most half of the memory of the machine that it begins on."""
 
     save_every: int = 20
     """Steps between checkpoints; 0 writes only the last one of a stage."""
@@ -63,5 +67,10 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError("epsilon must be above 0, weight_decay and gradient_clip not below 0")
         if self.warmup_steps < 0 or not 0 <= self.min_ratio <= 1:
             raise ValueError("warmup_steps must not be below 0, min_ratio must lie in [0, 1]")
-        if self.token_budget < 1 or self.save_every < 0 or self.keep_last < 1:
-            raise ValueError("token_budget and keep_last must be at least 1, save_every not below 0")
+        if self.token_budget < 0 or self.save_every < 0 or self.keep_last < 1:
+            raise ValueError("keep_last must be at least 1, token_budget and save_every not below 0")
+
+    @property
+    def tokens_at_once(self) -> int:
+        """Return `token_budget`, or the most where no run has chosen one."""
+        return self.token_budget or MOST_TOKENS

@@ -63,21 +63,28 @@ class Optimiser:
         """Names of the parameters of which some gradient was not contiguous."""
         return frozenset(self._reordered)
 
+    @property
+    def names(self) -> list[str]:
+        """Names of `parameters`, in their order."""
+        return list(self._parameters)
+
     def add(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Add the gradients of one micro-batch, in the order of `parameters`; None for a parameter that it does not
-        depend on. The tensors may be changed afterwards."""
-        held: set[int] = set()  # autograd may return one tensor as the gradient of two parameters
-        for (name, master), gradient in zip(self._masters.items(), gradients, strict=True):
-            if gradient is None:
-                continue
-            if not gradient.is_contiguous():
-                self._reordered.add(name)
-            if master.grad is not None:
-                master.grad.add_(gradient)
-                continue
-            own = gradient.float().contiguous()
-            master.grad = own.clone() if own.data_ptr() in held else own
-            held.add(own.data_ptr())
+        depend on."""
+        for name, gradient in zip(self._masters, gradients, strict=True):
+            if gradient is not None:
+                self.add_one(name, gradient)
+
+    def add_one(self, name: str, gradient: torch.Tensor) -> None:
+        """Add a gradient of one parameter. Nothing of the tensor is kept: it may be of two parameters, or be read on by
+        a backward pass."""
+        if not gradient.is_contiguous():
+            self._reordered.add(name)
+        master = self._masters[name]
+        if master.grad is None:
+            master.grad = torch.empty_like(master).copy_(gradient)
+        else:
+            master.grad.add_(gradient)
 
     def step(self, rate: float) -> float:
         """Clip, update the masters and drop the gradients.

@@ -20,6 +20,7 @@ from sparring.batch.tensors import MicroBatch, micro_batch
 from sparring.batch.units import cut_units, pack_units
 from sparring.errors import refusal
 from sparring.generation import ScoreRequest, Scores
+from sparring.kernels.memory import give_back
 from sparring.model.attention import Packed
 from sparring.model.causal import CausalModel
 from sparring.model.divergence import from_teacher, from_tops
@@ -30,6 +31,7 @@ from sparring.train.average import Average
 from sparring.train.begun import Begun, begun
 from sparring.train.config import TrainConfig
 from sparring.train.finite import FiniteSteps, check_finite
+from sparring.train.lane_sums import LaneSums
 from sparring.train.measure import Measures
 from sparring.train.optimiser import Optimiser, learning_rate
 from sparring.train.survey import surveyed
@@ -49,13 +51,11 @@ rows."""
 
 
 class _MicroBatchResult(NamedTuple):
-    """Result of one micro-batch: its log-probabilities [M] (None of a scalar head), results by term, and a gradient or
-    None for each parameter."""
+    """Result of one micro-batch: its log-probabilities [M] (None of a scalar head), and results by term."""
 
     micro: MicroBatch
     logprobs: torch.Tensor | None
     results: Mapping[str, LossResult]
-    gradients: Sequence[torch.Tensor | None]
 
 
 class LocalTrainer:
@@ -129,6 +129,7 @@ class LocalTrainer:
         )
         self._idle_tokens = any(loss.needs.idle_tokens for loss in losses)
         self._lanes = _LANES if model.device.type == "cpu" else 1
+        self._sums = LaneSums(self._optimiser, one_thread=self._lanes == 1)
         self._threads = threads or torch.get_num_threads()
         # torch keeps its number of threads per calling thread, so it is set where the work is done
         self._worker, self._beside = (
@@ -231,7 +232,7 @@ class LocalTrainer:
     @torch.no_grad()
     def _forward(self, rows: Sequence[Sample], needs: Set[str]) -> list[Mapping[str, PerToken]]:
         values_of: dict[int, Mapping[str, PerToken]] = {}
-        for packed in pack(rows, self._config.token_budget):
+        for packed in pack(rows, self._config.tokens_at_once):
             terms = dict.fromkeys({term for row in packed for term in row.weights}, 1.0)
             micro = micro_batch([replace(row, advantages=None) for row in packed], terms, self._model.device)
             values = self._quantities(micro, needs) if len(micro.targets) else {}
@@ -271,22 +272,18 @@ class LocalTrainer:
             raise ValueError(f"batch {batch.step}: expected terms out of {sorted(self._losses)}, got {sorted(unknown)}")
         measures = Measures(self._version, pristine=self._pristine)
         all_rows = surveyed(batch.rows, batch.denominators, list(self._losses.values()), self._forward)
-        for rows in self._packed([row for row in all_rows if row.label != 0]):
-            parts = cut_units(rows, self._lanes, self._paired, self._model.context)
-            results = self._compute_lanes(parts, batch.denominators)
-            while results:  # a part's gradients are as large as the model: none outlives its sum
-                self._add(results.pop(0), measures)
+        with self._sums.collecting():
+            for rows in self._packed([row for row in all_rows if row.label != 0]):
+                parts = cut_units(rows, self._lanes, self._paired, self._model.context)
+                for part in self._compute_lanes(parts, batch.denominators):
+                    measures.add_tokens(part.micro, part.logprobs)
+                    for term, result in part.results.items():
+                        measures.add_loss(term, result)
+                    self._has_gradients = True
+        give_back()  # what activations took; the sum of the gradients is what the published weights will take
         metrics = measures.result()
         self._tokens += metrics["tokens_trained"]
         return {**metrics, "forward_backward_s": time.perf_counter() - started}
-
-    def _add(self, part: _MicroBatchResult, measures: Measures) -> None:
-        """Add the gradients and metrics of a micro-batch."""
-        measures.add_tokens(part.micro, part.logprobs)
-        for term, result in part.results.items():
-            measures.add_loss(term, result)
-        self._optimiser.add(part.gradients)
-        self._has_gradients = True
 
     def _packed(self, rows: Sequence[Sample]) -> list[list[Sample]]:
         """Pack rows into micro-batches, separately for each teacher, so that a teacher computes its own rows alone."""
@@ -294,38 +291,41 @@ class LocalTrainer:
         if len(self._teachers) > 1:
             names = sorted({str(row.teacher) for row in rows})
             parts = [[row for row in rows if str(row.teacher) == name] for name in names]
-        return [packed for part in parts for packed in pack_units(part, self._config.token_budget, self._paired)]
+        return [packed for part in parts for packed in pack_units(part, self._config.tokens_at_once, self._paired)]
 
     def _compute_lanes(
         self, parts: Sequence[Sequence[Sample]], denominators: Mapping[str, float]
     ) -> list[_MicroBatchResult]:
         """Compute one or two micro-batches at the same time; those without a token to train are left out."""
+        self._sums.begin()
         if len(parts) == 1 or self._threads == 1:
-            results = [self._micro_batch(rows, denominators) for rows in parts]
+            results = [self._micro_batch(lane, rows, denominators) for lane, rows in enumerate(parts)]
         else:
-            beside = self._beside.submit(self._micro_batch, parts[1], denominators)
+            beside = self._beside.submit(self._micro_batch, 1, parts[1], denominators)
             torch.set_num_threads(self._threads - self._threads // 2)
             try:
-                results = [self._micro_batch(parts[0], denominators)]
+                results = [self._micro_batch(0, parts[0], denominators)]
             finally:
                 torch.set_num_threads(self._threads)
                 wait([beside])
             results.append(beside.result())
         return [part for part in results if part is not None]
 
-    def _micro_batch(self, rows: Sequence[Sample], denominators: Mapping[str, float]) -> _MicroBatchResult | None:
+    def _micro_batch(
+        self, lane: int, rows: Sequence[Sample], denominators: Mapping[str, float]
+    ) -> _MicroBatchResult | None:
         micro = micro_batch(rows, denominators, self._model.device, idle_tokens=self._idle_tokens)
-        if not len(micro.targets):
-            return None
+        result = self._trained_on(lane, micro) if len(micro.targets) else None
+        self._sums.end(lane)
+        return result
+
+    def _trained_on(self, lane: int, micro: MicroBatch) -> _MicroBatchResult:
+        """Compute the losses of a micro-batch, and add up their gradients."""
         losses = [self._losses[term] for term in micro.weights]
         quantities = self._quantities(micro, self._always_needed.union(*(loss.needs.quantities for loss in losses)))
         results = {loss.term: loss(quantities, micro) for loss in losses}
-        total = sum(result.loss for result in results.values())
-        # not backward(): two of these run at once, and who adds to a parameter first must not be left to chance
-        gradients = torch.autograd.grad(total, self._optimiser.parameters, allow_unused=True)
-        return _MicroBatchResult(
-            micro, quantities["logprob"].detach() if self._always_needed else None, results, gradients
-        )
+        self._sums.backward(lane, sum(result.loss for result in results.values()))
+        return _MicroBatchResult(micro, quantities["logprob"].detach() if self._always_needed else None, results)
 
     def _quantities(self, micro: MicroBatch, needs: Set[str]) -> dict[str, torch.Tensor]:
         layout = Packed(micro.cu_seqlens, micro.shared)
@@ -468,7 +468,7 @@ class LocalTrainer:
     def _config_digest(self) -> str:
         """Return a digest of the settings that decide the numbers: two runs with equal digests and equal data make
         equal weights."""
-        settings = msgspec.to_builtins(self._config)
+        settings = {**msgspec.to_builtins(self._config), "token_budget": self._config.tokens_at_once}
         for name in ("save_every", "keep_last", "best_metric", "best_is_highest"):
             del settings[name]
         if self._averages:

@@ -132,6 +132,17 @@ def test_a_page_given_out_again_is_not_found_any_more():
     assert resume(kv, None, [*tokens, 1], 0, []) == ([], 0)
 
 
+def test_renewed_pages_hold_nothing_and_the_same_ones_are_written_again():
+    kv = cache()
+    tokens = list(range(8))
+    pages, held = filled(kv, tokens), kv.take(1)
+    kv.drop(pages)
+    kv.pool.renew()
+    assert resume(kv, None, [*tokens, 99], 0, []) == ([], 0)
+    kv.pool.renew()
+    assert held == [2] and kv.take(7) == [0, 1, 3, 4, 5, 6, 7]
+
+
 def test_idle_conversations_give_way_least_recently_used_first():
     kv = cache(num_pages=3, share=False)
     for name in "abc":

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparring.kernels.memory import LARGE, zeros
+from sparring.kernels.memory import LARGE, give_back, zeros
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -20,17 +20,23 @@ def test_zeros_that_can_be_written(rows: int, dtype: torch.dtype) -> None:
     assert bool((made == 1).all()) and not zeros((rows, 5, 7), dtype).any()
 
 
-def test_what_is_not_written_takes_no_memory() -> None:
-    def resident() -> int:
-        return (
-            int(
-                next(
-                    line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")
-                ).split()[1]
-            )
-            << 10
-        )
+def resident() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) << 10
 
+
+def test_what_was_freed_is_given_back_if_it_is_much() -> None:
+    pieces = [torch.ones(1 << 14) for _ in range(512)]
+    last = torch.ones(1 << 10)  # above them, so that the C library keeps them when they are freed
+    pieces.clear()
+    held = resident()
+    give_back(1 << 40)
+    assert resident() > held - (16 << 20)
+    give_back(1 << 20)
+    assert resident() < held - (16 << 20) and bool(last.all())
+
+
+def test_what_is_not_written_takes_no_memory() -> None:
     before = resident()
     made = zeros((1 << 30,), torch.uint8)
     made[:LARGE] = 1

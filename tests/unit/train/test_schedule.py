@@ -51,7 +51,7 @@ def test_impossible_settings_are_refused():
     for bad in (
         {"learning_rate": 0.0},
         {"min_ratio": 2.0},
-        {"token_budget": 0},
+        {"token_budget": -1},
         {"beta2": 1.0},
         {"gradient_clip": -1.0},
     ):

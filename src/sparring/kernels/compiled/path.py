@@ -421,10 +421,12 @@ class CompiledPath:
         grad_logprob: torch.Tensor,
         grad_entropy: torch.Tensor | None,
         kept: KeptRows | None = None,
+        *,
+        spent: bool = False,
     ) -> torch.Tensor:
         """Return the gradient of the logits."""
         logits = saved[0]
-        grad = torch.empty_like(logits)
+        grad = logits if spent else torch.empty_like(logits)  # a row is read before it is written
         tensors = (*saved[:3], *(kept or (None, None)), *saved[3:], grad_logprob, grad_entropy, grad)
         pointers = [None if t is None else t.data_ptr() for t in tensors]
         self._f["token_logprobs_backward"](*pointers, *logits.shape, torch.get_num_threads())

@@ -172,6 +172,8 @@ class DevicePath(TorchOperations):
         grad_logprob: torch.Tensor,
         grad_entropy: torch.Tensor | None,
         kept: KeptRows | None = None,
+        *,
+        spent: bool = False,
     ) -> torch.Tensor:
         """Return the gradient of the logits."""
         limits = kept_of(kept, saved[0].shape)

@@ -177,9 +177,11 @@ class MetaPath:
         grad_logprob: torch.Tensor,
         grad_entropy: torch.Tensor | None,
         kept: KeptRows | None = None,
+        *,
+        spent: bool = False,
     ) -> torch.Tensor:
         """Allocate the gradient of the logits."""
-        return torch.empty_like(saved[0])
+        return saved[0] if spent else torch.empty_like(saved[0])
 
     def sample(
         self, logits: torch.Tensor, requests: SamplingRows, masks: np.ndarray | None

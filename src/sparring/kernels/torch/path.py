@@ -196,6 +196,8 @@ class TorchPath(TorchOperations):
         grad_logprob: torch.Tensor,
         grad_entropy: torch.Tensor | None,
         kept: KeptRows | None = None,
+        *,
+        spent: bool = False,
     ) -> torch.Tensor:
         """Return the gradient of the logits."""
         if kept is not None:

@@ -8,14 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
 from sparring.model.hub import model_folder
 from sparring.model.outline import Outline, Size, fresh_outline, outline
 from sparring.recipe.run_config import RunConfig
 from sparring.recipe.sections.rl import CriticConfig, ImplicitConfig
-from sparring.stages.context import LIVE, POLICY, TOLD, Context
+from sparring.stages.context import CHOSEN, LIVE, POLICY, TOLD, Context
 from sparring.stages.models.reference import AVERAGE, is_averaging, is_held, reference_model
+from sparring.stages.runtime.saved import train_of
 
 if TYPE_CHECKING:
     from sparring.train.config import TrainConfig
@@ -93,6 +96,11 @@ def resident() -> int:
         return 0
 
 
+def machine_memory() -> int:
+    """Return the bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def shapes_of(config: RunConfig, start: Path | None) -> dict[str, Outline]:
     """Return every model that is computed in this process, by its name in `[models]`: the policy, which begins as the
     folder `start` or afresh, and those with a checkpoint of their own. A model without one is as large as the policy.
@@ -155,14 +163,17 @@ def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process:
     engines = [*serving, *others]
     every = [*trainers, *map(model, [*frozen, *engines])]
     every += [] if trainers or engines else [policy]  # init and export hold what they write
-    steps = [_step(config, one, config.train) for one in trainers]
+    trains = [train_of(config, stage) if stage in TRAINING else config.train]
+    trains += [msgspec.structs.replace(config.train, **section.train)] if section is not None else []
+    sizes = [(one, _micro_batch(config, one, train)) for one, train in zip(trainers, trains, strict=False)]
+    # the sums of the gradients, of all trainers; what micro-batches take is given back before another trainer's
+    sums = sum(parameter.numel() * FLOAT for one, _ in sizes for parameter in one.trained)
+    step = sums + max((int(SCATTERED * size.kept) + size.returned for _, size in sizes), default=0)
     staged, packed = (part if stage in LIVE and serving else Size() for part in policy.staged())
-    published = Size.of(one.nbytes for one in trained.trained) if trainers else Size()
-    # what a thread has freed it keeps for itself, but not what is so large that the system gets it back
-    retained = sum(step.kept for step in steps) if steps and steps[0].kept > published.kept else published.kept
-    step, update = retained + max((step.returned for step in steps), default=0), staged.kept + packed.kept
-    in_update = retained + published.returned
-    larger = in_update + staged.total + packed.total > step + update
+    # published weights take the place of the policy's sum
+    published = sum(one.nbytes for one in trained.trained) if trainers else 0
+    update, in_update = staged.total + packed.total, max(sums, published)
+    larger = in_update + update > step
     held = Held(
         stage=stage,
         parameters=policy.parameters,
@@ -174,7 +185,7 @@ def _held(config: RunConfig, shapes: Mapping[str, Outline], stage: str, process:
         packed=sum(one.packed.total for one in every) if trainers or engines or frozen else 0,
         optimiser=sum(_optimiser(one) for one in trainers) + beside,
         step=in_update if larger else step,
-        update=staged.total + packed.total if larger else update,
+        update=update if larger else 0,
         cache=sum(_cache(config, model(name), name) for name in engines),
         sampling=sum(_sampling(config, model(name), name) for name in engines),
         uncounted=0,
@@ -191,22 +202,16 @@ def _optimiser(model: Outline) -> int:
     return sum((2 + (one.dtype.itemsize != FLOAT)) * one.numel() * FLOAT for one in model.trained)
 
 
-def _step(config: RunConfig, model: Outline, train: TrainConfig) -> Size:
+def _micro_batch(config: RunConfig, model: Outline, train: TrainConfig) -> Size:
     """Return the memory of a micro-batch, cut into lanes as the trainer cuts it, beside the gradients that are added up
-    in float32. Lanes are computed side by side, or, with one thread, one after the other; the results of the first
-    stay."""
-    tokens = min(train.token_budget, MOST_TOKENS)
+    in float32. Lanes are computed side by side, or, with one thread, one after the other."""
+    budget = train.tokens_at_once
+    tokens = min(budget, MOST_TOKENS)
     lanes = LANES if tokens >= LANES * SMALLEST_LANE else 1
-    pass_size = model.micro_batch(-(-tokens // lanes))
-    if tokens < train.token_budget:  # what it needs beyond its gradients grows with the tokens
-        pass_size = pass_size.times(-(-train.token_budget // tokens))
-    added = Size.of(parameter.numel() * FLOAT for parameter in model.trained)
-    if config.run.threads == 1 and lanes > 1:
-        first = Size.of(parameter.nbytes for parameter in model.trained).times(lanes - 1)
-        size = added.plus(first, pass_size)
-    else:
-        size = added.plus(pass_size.times(lanes))
-    return Size(int(SCATTERED * size.kept), size.returned)
+    size = model.micro_batch(-(-tokens // lanes))
+    if tokens < budget:  # what it needs beyond its gradients grows with the tokens
+        size = size.times(-(-budget // tokens))
+    return size if config.run.threads == 1 else size.times(lanes)
 
 
 MOST_TOKENS = 1 << 17
@@ -305,8 +310,7 @@ def check_memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
         BadInput: memory or disk is too small.
     """
     config, held = context.config, Held.of(context.config, shapes, resident())
-    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    warnings = []
+    here, warnings = machine_memory(), []
     if config.run.device == "cpu" and held.total > here:
         do = "lower train.token_budget, engine.kv_bytes or engine.offload_bytes, or take a smaller model"
         got = f"{here / GIB:.1f} GiB on this machine"
@@ -326,4 +330,5 @@ def check_memory(context: Context, shapes: Mapping[str, Outline]) -> list[str]:
     about = f"memory: about {held.total / GIB:.2f} GiB of {here / GIB:.0f} GiB"
     facts = [f"{about} for {millions:.2f} million parameters, most of it in stage {held.stage}", *warnings]
     context.store.put(TOLD, facts[-1])
-    return [*facts, f"memory: the largest parts: {largest(held)}"]
+    chosen = context.store.get(CHOSEN)
+    return [*facts, f"memory: the largest parts: {largest(held)}", *([chosen] if chosen else [])]

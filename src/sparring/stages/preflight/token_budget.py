@@ -1,0 +1,55 @@
+"""Number of tokens that trainers compute at once, where `train.token_budget` is left to the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from sparring.errors import BadInput
+from sparring.model.hub import model_folder
+from sparring.model.outline import Outline
+from sparring.recipe.run_config import RunConfig
+from sparring.stages.context import POLICY
+from sparring.stages.preflight.memory import GIB, Held, machine_memory, resident, shapes_of
+from sparring.train.config import MOST_TOKENS
+
+LEAST_TOKENS = 256
+"""Below, a micro-batch is too small for the processor."""
+SHARE = 0.5
+"""Of the machine's memory that a run takes at most by its own choice: tools, boxes and the system's files want some."""
+
+
+def sized(config: RunConfig) -> tuple[RunConfig, str]:
+    """Return a recipe with the number that this machine chooses, and the sentence that says so; nothing is said where
+    the memory of a GPU decides, and where the recipe will be refused for its models."""
+    if config.run.device != "cpu":
+        return _with(config, MOST_TOKENS), ""
+    spec = config.models[POLICY]
+    try:
+        shapes = shapes_of(config, None if spec.path is None else model_folder(spec))
+        return chosen(config, shapes, machine_memory(), resident())
+    except BadInput:
+        return _with(config, MOST_TOKENS), ""
+
+
+def chosen(config: RunConfig, shapes: Mapping[str, Outline], memory: int, process: int = 0) -> tuple[RunConfig, str]:
+    """Return a recipe with the largest of 8192, 4096, ..., 256 with which the run takes at most `SHARE` of the memory,
+    or with the least; and why.
+
+    Args:
+        config: of the run.
+        shapes: of its models, as `shapes_of` has them.
+        memory: bytes of the machine.
+        process: bytes that the process has already; see `Held`.
+    """
+    tokens = MOST_TOKENS
+    while (held := Held.of(_with(config, tokens), shapes, process)).total > SHARE * memory and tokens > LEAST_TOKENS:
+        tokens //= 2
+    rank, much = ("most", "at most") if held.total <= SHARE * memory else ("least", "more than")
+    why = f"the {rank} with which the run takes {much} half of this machine's {memory / GIB:.1f} GiB"
+    return _with(config, tokens), f"memory: train.token_budget = {tokens}, {why}; the run keeps it"
+
+
+def _with(config: RunConfig, tokens: int) -> RunConfig:
+    return msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, token_budget=tokens))
