@@ -28,7 +28,7 @@ held_out = 4
 
 [env.limits]
 max_turns = 1
-max_tokens = 24
+max_tokens = 48
 
 [rl]
 steps = 2
@@ -39,15 +39,16 @@ train = {{ learning_rate = 1e-5 }}
 zero_variance_filter = false
 
 [rollout]
-group_size = 2
-max_turn_tokens = 24
+group_size = 4
+max_turn_tokens = 48
+temperature = 0.7
 
 [train]
 token_budget = 512
 
 [engine]
 kind = "vllm"
-kv_bytes = 134217728
+kv_bytes = 536870912
 
 [engine.vllm]
 python = "{python}"

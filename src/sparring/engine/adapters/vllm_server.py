@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ PROCESS = Path(__file__).parent / "vllm_process"
 BLOCK_SIZE = 32
 """Tokens per block of vLLM's cache, the smallest that its attention on a CPU supports."""
 _TAIL_LINES, _SHORT_S, _PATIENCE_S = 25, 0.1, 10.0
+_ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
 _MEMORY = Path("/dev/shm")
 
 
@@ -99,10 +101,9 @@ class VllmServer:
         return "" if code is None else f"; vLLM ended with status {code}, the end of its log:\n{self.log_tail()}"
 
     def log_tail(self) -> str:
-        """Return the last lines of its log."""
-        return (
-            "\n".join(self._log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]) if self._log.exists() else ""
-        )
+        """Return the last lines of its log, and before them the first that names an error: vLLM's processes end one
+        after the other, and the cause stands far above the end."""
+        return told(self._log.read_text(errors="replace")) if self._log.exists() else ""
 
     def close(self) -> None:
         """End the server and its workers and remove its folder. Safe to call twice."""
@@ -194,3 +195,10 @@ def _environment(python: str, threads: int) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
+
+
+def told(log: str) -> str:
+    """Return the last lines of a log, and before them the first that names an error, where it stands further up."""
+    lines = log.splitlines()
+    above = [line for line in lines[:-_TAIL_LINES] if _ERROR.search(line)]
+    return "\n".join([*above[:1], *lines[-_TAIL_LINES:]])
