@@ -93,11 +93,11 @@ def test_a_process_that_dies_fails_the_rollout_and_is_replaced(rows: list[Mappin
 
 
 PROGRAM = """
-import json, sys, time
+import json, signal, sys
 sys.path.insert(0, sys.argv[1])
 from world import Simulator
 print(json.dumps(Simulator().game._gateway.java_process.pid), flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 
