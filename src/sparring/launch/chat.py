@@ -149,9 +149,11 @@ def _setting(recipe: RunConfig | None, tools: bool, renderer: Renderer) -> tuple
         BadInput: a bare checkpoint's tool needs a box, and this machine can make none.
     """
     if recipe is None:
-        setting = bare_setting() if tools else None
+        if not tools:
+            return None, ()
+        setting = bare_setting()
         try:
-            renderer.render([Message(role="user", content="Who?")], setting.make().tools if setting is not None else ())
+            renderer.render([Message(role="user", content="Who?")], setting.make().tools)
         except BadInput as error:
             return None, (f"without the Python tool: {error}",)
         return setting, ()
