@@ -229,8 +229,41 @@ def _parameters(function: Function) -> list[ast.arg]:
     return [a for a in both if a is not None and a.arg not in ("self", "cls")]
 
 
+IMPLEMENTS = re.compile(r"Implements\s+`(?:\w+\.)*(\w+)`")
+
+
+def documented_methods(modules: list[Module]) -> dict[str, set[str]]:
+    """Return for every class, by name, the methods that its docstrings describe."""
+    classes = [node for module in modules for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
+    return {
+        node.name: {method.name for method in node.body if isinstance(method, Function) and ast.get_docstring(method)}
+        for node in classes
+    }
+
+
+def inherited_docstrings(modules: list[Module]) -> Iterator[tuple[Function, str]]:
+    """Yield every method whose base class, or the protocol that its class says it implements, describes it; refuse a
+    protocol that does not exist."""
+    described = documented_methods(modules)
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            protocols = IMPLEMENTS.findall(ast.get_docstring(node) or "")
+            bases = {ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases}
+            names = set().union(*(described.get(name, set()) for name in {*protocols, *bases}))
+            yield from ((method, "") for method in node.body if isinstance(method, Function) and method.name in names)
+            for name in protocols:
+                if name not in described:
+                    yield node, f"{module.path}:{node.lineno}: {node.name} implements {name}, which is not there"
+
+
 def documentation(modules: list[Module]) -> Iterator[str]:
-    """Modules, public classes and public functions say what they are; public functions are typed."""
+    """Modules, public classes and public functions say what they are; public functions are typed. A method that a base
+    class or the implemented protocol describes need not say it again."""
+    inherited = list(inherited_docstrings(modules))
+    yield from filter(None, (refusal for _, refusal in inherited))
+    described_above = {id(method) for method, _ in inherited}
     for module in modules:
         if not ast.get_docstring(module.tree):
             yield f"{module.path}: no docstring"
@@ -244,7 +277,7 @@ def documentation(modules: list[Module]) -> Iterator[str]:
             untyped = [a.arg for a in _parameters(function) if a.annotation is None]
             if untyped or (function.returns is None and function.name != "__init__"):
                 yield f"{where} lacks types ({', '.join(untyped) or 'return'})"
-            if not ast.get_docstring(function):
+            if not ast.get_docstring(function) and id(function) not in described_above:
                 yield f"{where} has no docstring"
 
 
@@ -445,6 +478,18 @@ BITES = [
         "f lacks types (return)",
     ),
     (documentation, {"a.py": "def f() -> int: ..."}, "f has no docstring"),
+    (
+        documentation,
+        {"a.py": "class A(B):\n    '''Implements `c.C`.'''\n    def f(self) -> int: ..."},
+        "A implements C, which is not there",
+    ),
+    (
+        documentation,
+        {
+            "a.py": "class B(Protocol):\n    def f(self) -> int: ...\nclass A:\n    '''Implements `B`.'''\n    def f(self) -> int: ..."
+        },
+        "f has no docstring",
+    ),
     (names, {"model/utils.py": ""}, "utils names nothing"),
     (names, {"helpers/a.py": ""}, "helpers names nothing"),
     (broad_excepts, {"a.py": "try: ...\nexcept (KeyError, Exception): ..."}, "catches everything"),

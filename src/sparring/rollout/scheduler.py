@@ -31,7 +31,7 @@ BASELINE: Purpose = "baseline"
 
 
 class Scheduler:
-    """Implements `protocols.GroupSource`.
+    """Source of scored groups, in the order of their admission.
 
     Args:
         runner: runs one rollout.
