@@ -1,17 +1,48 @@
-"""Reply of a session: the message, and all that a client of an API wants to know of it."""
+"""Requests for replies of a session, and the parts of the replies: the nouns of `protocols.Session`."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from sparring.errors import LimitReached
 from sparring.generation import Constraint, FinishReason
-from sparring.protocols import Session
 from sparring.types import Evidence as Evidence
 from sparring.types import Message, ReplyPiece, ToolCall, ToolSpec
+
+NO_EVIDENCE = Evidence()
+"""Evidence of a client that sends nothing but the conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyRequest:
+    """Request for the next reply to a conversation.
+
+    Attributes:
+        messages: the whole conversation; where it ends with a reply, another reply follows it.
+        tools: tools that the prompt shows; without any, the reply is text.
+        constraint: form of the reply's text, instead of the run's constraint; no `min_tokens` holds then.
+        max_tokens: maximum number of tokens of this reply; a reply that it cuts has hit no limit of the rollout.
+        stop: strings that end this reply, in addition to those of the run.
+        evidence: what the client sends beside the conversation.
+        calls: whether the reply may call the tools; if not, a call is text.
+        in_pieces: whether the reply is yielded in pieces before it is whole.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[ToolSpec] = ()
+    constraint: Constraint | None = None
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+    evidence: Evidence = NO_EVIDENCE
+    calls: bool = True
+    in_pieces: bool = False
+
+    @property
+    def callable(self) -> Sequence[ToolSpec]:
+        """The tools that the reply may call."""
+        return self.tools if self.calls else ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,136 +134,37 @@ def pieces_of(message: Message) -> tuple[ReplyPiece, ...]:
     return tuple(map(as_shown, ShownReply().rest(message)))
 
 
-NO_EVIDENCE = Evidence()
-"""Evidence of a client that says nothing of a request beside the conversation."""
+ReplyPart = ReplyHead | ReplyPiece | SampledReply
+ReplyStream = AsyncGenerator[ReplyPart, None]
+"""Reply as it is sampled: with `in_pieces` the head and pieces that together are the message, then the `SampledReply`,
+which is durable by then. A consumer that closes the stream ends the sampling, as `Session.abort` does."""
+
+Reply = Callable[[ReplyRequest], ReplyStream]
 
 
-Show = Callable[[ReplyHead | ReplyPiece], None]
-"""Takes the head of a reply when its first token is sampled, then its pieces as they are decided."""
+async def whole_reply(stream: ReplyStream) -> SampledReply:
+    """Read a stream to its end and return the reply."""
+    reply: SampledReply | None = None
+    async with aclosing(stream) as parts:
+        async for part in parts:
+            if isinstance(part, SampledReply):
+                reply = part
+    assert reply is not None, "a stream ends with the reply or raises"
+    return reply
 
 
-class AnsweringSession(Session, Protocol):
-    """A session that also returns replies that were cut short."""
+class SessionLayer:
+    """Layer around the replies of a session: it sees every request and every part, and what becomes of them.
 
-    @property
-    def max_context(self) -> int:
-        """Most ids that a prompt and its reply may have together."""
+    A layer of its own overrides what it needs; these methods pass everything on.
+    """
 
-    @property
-    def max_prompt_bytes(self) -> int:
-        """Most bytes of text that so many ids may have."""
-
-    @property
-    def max_reply(self) -> int:
-        """Most ids of one reply."""
+    def reply(self, request: ReplyRequest, below: Reply) -> ReplyStream:
+        """Answer a request from the layer below."""
+        return below(request)
 
     def overflow(self, limit: LimitReached) -> None:
-        """Take note of a request whose prompt was so long that nobody read it; it was refused with this limit."""
-
-    async def reply(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec] = (),
-        *,
-        constraint: Constraint | None = None,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        evidence: Evidence = NO_EVIDENCE,
-        calls: bool = True,
-        show: Show | None = None,
-    ) -> SampledReply:
-        """Sample and record the reply to a conversation.
-
-        Args:
-            messages: the whole conversation; where it ends with a reply, another one follows that.
-            tools: that the prompt shows; without any, the reply is text.
-            constraint: what the reply's text must be, in the place of the run's.
-            max_tokens: most tokens of this reply that the client wants.
-            stop: strings that end this reply, beside those of the run.
-            evidence: what the client says of the request beside the conversation.
-            calls: whether a call in the reply is one; where not, it is text, whatever tools the prompt shows.
-        """
+        """Count a request that was refused unread, because its prompt is too long."""
 
     def deliver(self, reply: str, delivered: bool) -> None:
-        """Take note of whether a client got a reply whole. The latest note counts; a reply without one was delivered,
-        where nothing says otherwise.
-
-        Args:
-            reply: its id.
-            delivered: False where its connection broke before.
-        """
-
-    def stream(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec] = (),
-        *,
-        constraint: Constraint | None = None,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        evidence: Evidence = NO_EVIDENCE,
-        calls: bool = True,
-    ) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
-        """Sample and record the reply to a conversation, in pieces: the head, pieces that together are the message, and
-        the whole reply, which is durable then. A consumer that leaves the iterator ends the sampling, as `abort` does;
-        one that is cancelled drops the request, which is the same turn when it is made again."""
-
-    async def abort(self, reply: str) -> None:
-        """End a reply that is being sampled, by its id, with what was sampled so far, which is kept."""
-
-    @property
-    def has_turn(self) -> bool:
-        """True once the session was answered with a turn of the rollout: no title, and nothing that got lost."""
-
-    @property
-    def limit(self) -> LimitReached | None:
-        """The limit that the latest request hit, of those that were answered or hit one; None where it was answered
-        whole. The session ended by it."""
-
-    @property
-    def silence(self) -> str:
-        """Fate of the requests, in words, where none was answered with a turn."""
-
-    def refuse(self, reason: str) -> None:
-        """Take note of a request that was refused before it came here, and why."""
-
-    @property
-    def last_words(self) -> Message | None:
-        """The main agent's last reply that called nothing: what it has to say in the end; None where there is none."""
-
-    def conversation(self, reply: str) -> tuple[Message, ...] | None:
-        """Return all messages up to a reply, itself included, by its id; None where it is no reply of this session."""
-
-    def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
-        """Return the number of ids of a conversation."""
-
-    def bytes_of(self, token: int) -> bytes:
-        """Return the bytes of one id, which may be a part of a character."""
-
-
-async def in_pieces(
-    reply: Callable[[Show], Coroutine[Any, Any, SampledReply]], abort: Callable[[str], Awaitable[None]]
-) -> AsyncIterator[ReplyHead | ReplyPiece | SampledReply]:
-    """Yield what a reply shows while it is sampled, then the reply: an implementation of `AnsweringSession.stream`.
-
-    Args:
-        reply: samples it.
-        abort: ends it, by its id.
-    """
-    parts: asyncio.Queue[ReplyHead | ReplyPiece | None] = asyncio.Queue()
-    sampling = asyncio.get_running_loop().create_task(reply(parts.put_nowait))
-    sampling.add_done_callback(lambda _: parts.put_nowait(None))
-    id = ""
-    try:
-        while (part := await parts.get()) is not None:
-            id = part.id if isinstance(part, ReplyHead) else id
-            yield part
-        yield sampling.result()
-    except GeneratorExit:
-        if id and not sampling.done():
-            await abort(id)
-            await asyncio.wait((sampling,))
-        raise
-    finally:
-        sampling.cancel()
-        await asyncio.gather(sampling, return_exceptions=True)
+        """Learn whether the client received a reply, by its id."""

@@ -8,7 +8,7 @@ rollout's box. A world with tools needs the box for these; there the program has
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +21,8 @@ from sparring.harness.find import Installation, find_program
 from sparring.harness.preset import KEY, AgentProgram, fill, load_preset
 from sparring.harness.relay import relay_to
 from sparring.harness.world_tools import SampledCalls, WorldTools
-from sparring.protocols import Episode, ToolHost
-from sparring.reply import ReplyHead, Show
+from sparring.protocols import Episode, Session, ToolHost
+from sparring.reply import Reply, ReplyHead, ReplyPart, ReplyRequest, ReplyStream, SessionLayer
 from sparring.types import BoxSpec, ExecResult, Message, ReplyPiece, Task
 
 T = TypeVar("T")
@@ -69,23 +69,24 @@ class OpenDoor(Protocol):
         """
 
 
-class CountedSession:
-    """A session that counts what is asked of it, and says when the rollout is over. Other attributes are its own.
+class ProgramRequests(SessionLayer):
+    """Count of the requests of a program, and of what ends its rollout. A layer around the session's replies.
 
     Args:
-        session: of the rollout.
+        session: session of the rollout.
         calls: account of the rollout's calls, which the replies are written into.
 
     Attributes:
-        requests: replies that were asked for.
-        limit: the limit of the rollout that was hit; None where none was. The context's length is none: a client that
-            hears of it compacts.
-        refused: the refusal for good of whoever answers; None where there was none.
-        calls: as they were given.
+        session: session of the rollout.
+        calls: account of the rollout's calls.
+        requests: number of replies that were requested.
+        limit: the limit of the rollout that was hit; None before. The context's length is none: a client that hears of
+            it compacts.
+        refused: the server's refusal for good; None before.
     """
 
-    def __init__(self, session: Any, calls: SampledCalls) -> None:
-        self._session = session
+    def __init__(self, session: Session, calls: SampledCalls) -> None:
+        self.session = session
         self.calls = calls
         calls.when_over = self._hit
         self.requests = 0
@@ -93,61 +94,34 @@ class CountedSession:
         self.refused: RequestRefused | None = None
         self._over = asyncio.Event()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
     @property
     def unanswered(self) -> str:
-        """Fate of the requests, in words, where none was answered with a turn and none hit a limit of the
-        rollout or the context; else empty. A client that ends so has done nothing that could be scored."""
-        session = self._session
+        """Fate of the requests, in words, if none was answered with a turn and none hit a limit of the rollout or the
+        context; else empty. A client that ends so has done nothing that could be scored."""
+        session = self.session
         return "" if session.has_turn or session.limit is not None else session.silence
 
-    async def reply(
-        self, messages: Sequence[Message], *arguments: Any, show: Show | None = None, **settings: Any
-    ) -> Any:
-        """Ask the session for a reply. Raises what the session raises."""
-        self._ask(messages)
-        shown = _ShownCalls(self.calls)
+    async def reply(self, request: ReplyRequest, below: Reply) -> ReplyStream:
+        self.requests += 1
+        self.calls.go_on(request.messages)
+        if self.limit is not None and self.limit.reason == "max_tool_calls":  # calls from code have hit their limit
+            raise self.limit
+        offered = _OfferedCalls(self.calls)
         try:
-            show = None if show is None else shown.then(show)
-            reply = await self._session.reply(messages, *arguments, show=show, **settings)
+            async with aclosing(below(request)) as parts:
+                async for part in parts:
+                    offered.add(part)
+                    yield part
         except (LimitReached, RequestRefused) as error:
             self._hit(error)
             raise
-        shown.end(reply)
-        return reply
-
-    async def stream(self, messages: Sequence[Message], *arguments: Any, **settings: Any) -> AsyncIterator[Any]:
-        """Ask the session for a reply in pieces. Raises what the session raises."""
-        self._ask(messages)
-        shown = _ShownCalls(self.calls)
-        async with aclosing(self._session.stream(messages, *arguments, **settings)) as pieces:
-            try:
-                async for piece in pieces:
-                    shown.add(piece)
-                    yield piece
-            except (LimitReached, RequestRefused) as error:
-                self._hit(error)
-                raise
 
     def overflow(self, limit: LimitReached) -> None:
-        """Take note of a request that nobody read; see `AnsweringSession.overflow`."""
         self.requests += 1
-        self._session.overflow(limit)
 
     def deliver(self, reply: str, delivered: bool) -> None:
-        """Take note of whether a client got a reply whole; see `AnsweringSession.deliver`."""
         if not delivered:
             self.calls.reopen(reply)
-        self._session.deliver(reply, delivered)
-
-    def _ask(self, messages: Sequence[Message]) -> None:
-        """Take note of a request. Raises LimitReached where calls from code have hit their limit."""
-        self.requests += 1
-        self.calls.go_on(messages)
-        if self.limit is not None and self.limit.reason == "max_tool_calls":
-            raise self.limit
 
     async def awaited(self, work: Awaitable[T], grace_s: float) -> T | None:
         """Return what some work of the client comes to. It is dropped, and None returned, where it has not ended
@@ -173,36 +147,23 @@ class CountedSession:
             self._over.set()
 
 
-class _ShownCalls:
-    """Calls of one reply, each of which may run from when it is shown."""
+class _OfferedCalls:
+    """Calls of one reply, each of which may run as soon as it is read."""
 
     def __init__(self, calls: SampledCalls) -> None:
-        self._calls, self._reply, self._num_shown = calls, "", 0
+        self._calls, self._reply, self._num_offered = calls, "", 0
 
-    def then(self, show: Show) -> Show:
-        """Return what takes note of a part and then shows it."""
-
-        def shows(part: ReplyHead | ReplyPiece) -> None:
-            self.add(part)
-            show(part)
-
-        return shows
-
-    def add(self, part: Any) -> None:
-        """Take note of a part of the reply, or of the reply."""
+    def add(self, part: ReplyPart) -> None:
+        """Offer the calls of a part of the reply, or of the whole reply."""
         if isinstance(part, ReplyHead):
             self._reply = part.id
         elif isinstance(part, ReplyPiece):
             if part.call is not None:
-                self._calls.offer(self._reply, self._num_shown, part.call)
-                self._num_shown += 1
+                self._calls.offer(self._reply, self._num_offered, part.call)
+                self._num_offered += 1
         else:
-            self.end(part)
-
-    def end(self, reply: Any) -> None:
-        """Take note of the calls of a whole reply that were not shown before."""
-        for at, call in enumerate(reply.message.tool_calls[self._num_shown :], start=self._num_shown):
-            self._calls.offer(reply.id, at, call)
+            for at, call in enumerate(part.message.tool_calls[self._num_offered :], start=self._num_offered):
+                self._calls.offer(part.id, at, call)
 
 
 class ProgramHarness:
@@ -265,26 +226,28 @@ class ProgramHarness:
             raise refusal(KEY, "a program that is handed the world's tools", f"{self.name}, which takes none", do)
         messages = (*episode.task.messages, *observation.messages)
         calls = SampledCalls(episode.task.limits.max_tool_calls, from_code=self._preset.calls_from_code)
-        session, tools = CountedSession(episode.session(), calls), WorldTools(episode.env, calls)
+        requests, tools = ProgramRequests(episode.session(), calls), WorldTools(episode.env, calls)
         own = await box.beside(self._widened(BoxSpec())) if episode.env.tools else box
         try:
             async with AsyncExitStack() as stack:
+                stack.enter_context(requests.session.layered(requests))
                 with episode.queue():  # for the gateway
-                    opening = self._open_door(session, models=self._preset.models, leave_out=self._preset.leave_out)
-                    door = await stack.enter_async_context(opening)
+                    door = await stack.enter_async_context(
+                        self._open_door(requests.session, models=self._preset.models, leave_out=self._preset.leave_out)
+                    )
                 door.tools = tools if episode.env.tools else None
-                result = await self._run(own, door, session, messages)
+                result = await self._run(own, door, requests, messages)
         finally:
             if own is not box:
                 await own.close()
-        episode.note("program", _noted(self.name, result, session))
-        self._judge(result, session)
-        if session.last_words is not None:
-            await tools.answer(session.last_words)
+        episode.note("program", _noted(self.name, result, requests))
+        self._judge(result, requests)
+        if requests.session.last_words is not None:
+            await tools.answer(requests.session.last_words)
 
-    async def _run(self, box: Any, door: Address, session: CountedSession, messages: Sequence[Message]) -> ExecResult:
+    async def _run(self, box: Any, door: Address, requests: ProgramRequests, messages: Sequence[Message]) -> ExecResult:
         """Write the program's files and run it; return what it did."""
-        values = self._values(door, session, messages)
+        values = self._values(door, requests.session, messages)
         files = dict(self._preset.files)
         words = self._preset.command[1:]
         if door.tools is not None and self._preset.with_tools is not None:
@@ -315,10 +278,10 @@ class ProgramHarness:
             output_bytes=self._preset.output_bytes,
             served=relay_to(door.url),
         )
-        result = await session.awaited(running, self._preset.grace_s)
+        result = await requests.awaited(running, self._preset.grace_s)
         return result or ExecResult(exit_code=137, stdout="", stderr="", wall_s=0.0, timed_out=True)
 
-    def _values(self, door: Address, session: CountedSession, messages: Sequence[Message]) -> dict[str, Any]:
+    def _values(self, door: Address, session: Session, messages: Sequence[Message]) -> dict[str, Any]:
         """Return what stands for each placeholder."""
         preset = self._preset
         texts = [*preset.command, preset.stdin, *preset.files.values(), *preset.environment.values()]
@@ -335,7 +298,7 @@ class ProgramHarness:
             "prompt": "\n\n".join(m.content for m in messages if not apart or m.role != "system"),
         }
 
-    def _judge(self, result: ExecResult, session: CountedSession) -> None:
+    def _judge(self, result: ExecResult, requests: ProgramRequests) -> None:
         """Raise what the end of the program means. Its exit status means nothing: limits and failures are the
         session's to say.
 
@@ -343,10 +306,10 @@ class ProgramHarness:
             Unanswered: it was answered nothing.
             LimitReached: the rollout hit a limit, or the program was killed for one.
         """
-        if session.unanswered:
-            raise Unanswered(f"harness {self.name}: {_end_of(result)} and {session.unanswered}{_last_words(result)}")
-        if session.limit is not None:
-            raise session.limit
+        if requests.unanswered:
+            raise Unanswered(f"harness {self.name}: {_end_of(result)} and {requests.unanswered}{_last_words(result)}")
+        if requests.limit is not None:
+            raise requests.limit
         if result.out_of_memory:
             raise LimitReached("resources", f"harness {self.name}: {_end_of(result)}")
         if result.timed_out:
@@ -383,15 +346,15 @@ def _box_of(episode: Episode) -> Any:
     return box
 
 
-def _noted(name: str, result: ExecResult, session: CountedSession) -> dict[str, Any]:
+def _noted(name: str, result: ExecResult, requests: ProgramRequests) -> dict[str, Any]:
     """Return the note of a program that has ended."""
     return {
         "harness": name,
         "exit_code": result.exit_code,
-        "failed": bool(result.exit_code) and session.limit is None and not (result.timed_out or result.out_of_memory),
+        "failed": bool(result.exit_code) and requests.limit is None and not (result.timed_out or result.out_of_memory),
         "wall_s": result.wall_s,
-        "requests": session.requests,
-        "unsampled_calls": session.calls.unsampled,
+        "requests": requests.requests,
+        "unsampled_calls": requests.calls.unsampled,
         "timed_out": result.timed_out,
         "out_of_memory": result.out_of_memory,
         "stdout": result.stdout[-LAST_WORDS:],

@@ -11,9 +11,9 @@ from typing import Any
 
 from sparring.errors import EnvError, HarnessError, LimitReached, Unanswered, boundary, refusal
 from sparring.harness.preset import KEY
-from sparring.harness.program import Address, CountedSession, OpenDoor
+from sparring.harness.program import Address, OpenDoor, ProgramRequests
 from sparring.harness.world_tools import SampledCalls, WorldTools
-from sparring.protocols import Episode
+from sparring.protocols import Episode, Session
 from sparring.record.leases import LeaseEnd, Leases, RolloutOffer
 from sparring.render.dialect import message_dicts, tool_dicts
 from sparring.types import Message
@@ -72,8 +72,10 @@ class WorkerHarness:
         if observation.done:
             return
         calls = SampledCalls(episode.task.limits.max_tool_calls, from_code=self._calls_from_code)
-        session, tools = CountedSession(episode.session(), calls), WorldTools(episode.env, calls)
+        session = episode.session()
+        requests, tools = ProgramRequests(session, calls), WorldTools(episode.env, calls)
         async with AsyncExitStack() as stack:
+            stack.enter_context(session.layered(requests))
             with episode.queue():  # for the gateway
                 door = await stack.enter_async_context(self._open_door(session))
             door.tools = tools if episode.env.tools else None
@@ -82,16 +84,16 @@ class WorkerHarness:
                 with episode.queue():
                     await _claimed(offer, self._within_s)
                 try:
-                    end = await _ended(offer, session)
+                    end = await _ended(offer, requests)
                 finally:
-                    episode.note("program", _noted(offer, session))
-        _judge(end, offer, session)
+                    episode.note("program", _noted(offer, requests))
+        _judge(end, offer, requests)
         last = session.last_words if end.answer is None else Message(role="assistant", content=end.answer)
         if last is not None:
             await tools.answer(last, of=session.last_words)
 
     def _shown(
-        self, episode: Episode, door: Address, session: CountedSession, messages: Sequence[Message]
+        self, episode: Episode, door: Address, session: Session, messages: Sequence[Message]
     ) -> Mapping[str, Any]:
         """Return what a worker is shown of an episode."""
         task = episode.task
@@ -123,7 +125,7 @@ async def _claimed(offer: RolloutOffer, within_s: float | None) -> None:
         raise HarnessError(f"no worker has claimed it in {within_s:g} s") from None
 
 
-async def _ended(offer: RolloutOffer, session: CountedSession) -> LeaseEnd:
+async def _ended(offer: RolloutOffer, requests: ProgramRequests) -> LeaseEnd:
     """Return the end of a rollout. Where its worker does not finish soon after a limit or a refusal, it is that.
 
     Raises:
@@ -131,15 +133,15 @@ async def _ended(offer: RolloutOffer, session: CountedSession) -> LeaseEnd:
         LimitReached: it was not finished in time.
         RequestRefused: it was not finished in time after a request was refused for good.
     """
-    end = await session.awaited(offer.ended(), GRACE_S)
-    cause = session.limit or session.refused
+    end = await requests.awaited(offer.ended(), GRACE_S)
+    cause = requests.limit or requests.refused
     if end is None and cause is not None:
         raise cause
     assert end is not None, "only these two end the wait"
     return end
 
 
-def _judge(end: LeaseEnd, offer: RolloutOffer, session: CountedSession) -> None:
+def _judge(end: LeaseEnd, offer: RolloutOffer, requests: ProgramRequests) -> None:
     """Raise what the end of a rollout means.
 
     Raises:
@@ -150,16 +152,16 @@ def _judge(end: LeaseEnd, offer: RolloutOffer, session: CountedSession) -> None:
     worker = f"worker {offer.worker or 'without a name'}"
     if end.outcome == "failed":
         raise HarnessError(f"{worker}: {end.reason}")
-    if session.unanswered:
-        raise Unanswered(f"{worker}: finished and {session.unanswered}")
-    if session.limit is not None:
-        raise session.limit
+    if requests.unanswered:
+        raise Unanswered(f"{worker}: finished and {requests.unanswered}")
+    if requests.limit is not None:
+        raise requests.limit
     if end.outcome == "truncated":
         raise LimitReached("timeout", f"{worker}: {end.reason or 'a limit of its own'}")
 
 
-def _noted(offer: RolloutOffer, session: CountedSession) -> dict[str, Any]:
+def _noted(offer: RolloutOffer, requests: ProgramRequests) -> dict[str, Any]:
     """Return the note of a rollout that a worker had."""
     outcome, reason = ("lost", "") if offer.end is None else (offer.end.outcome, offer.end.reason)
     ended = {"harness": NAME, "worker": offer.worker, "outcome": outcome, "reason": reason}
-    return {**ended, "requests": session.requests, "unsampled_calls": session.calls.unsampled}
+    return {**ended, "requests": requests.requests, "unsampled_calls": requests.calls.unsampled}

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from sparring.errors import LimitReached
 from sparring.generation import Constraint, GenerateRequest, Rendered
+from sparring.reply import ReplyRequest, ReplyStream, SessionLayer
 from sparring.types import (
     MOST_BYTES,
     BoxSpec,
@@ -237,18 +239,99 @@ class Renderer(Protocol):
 
 
 class Session(Protocol):
-    """A recorded conversation of one role: the only writer of segments. A `constraint` holds for the one reply, in the
-    place of the run's.
+    """A recorded conversation of one role: the only writer of segments.
 
-    Raises:
-        LimitReached: a limit of the task was hit; the record up to there is kept.
-        EngineError: the engine failed.
+    Attributes:
+        max_context: maximum number of ids of a prompt and its reply together.
+        max_prompt_bytes: maximum number of bytes of a text of that many ids.
+        max_reply: maximum number of ids of one reply.
+        rewards: rewards of the rollout from outside; None if the run takes none.
     """
+
+    rewards: Any
+
+    @property
+    def max_context(self) -> int:
+        """Maximum number of ids of a prompt and its reply together."""
+
+    @property
+    def max_prompt_bytes(self) -> int:
+        """Maximum number of bytes of a text of `max_context` ids."""
+
+    @property
+    def max_reply(self) -> int:
+        """Maximum number of ids of one reply."""
+
+    def reply(self, request: ReplyRequest) -> ReplyStream:
+        """Sample and record the reply to a conversation; every other way to a reply is a call of this one.
+
+        A consumer that closes the stream ends the sampling, and the reply is recorded as lost. A consumer that is
+        cancelled drops the request: nothing of the turn is recorded, and the same request samples the same tokens.
+
+        Raises:
+            BadInput: the constraint does not compile, or a stop string is empty; nothing was sampled.
+            LimitReached: a limit of the task or the context leaves no token to sample.
+            EngineError: the engine failed, or gave up.
+            RequestEnded: `abort` ended the reply.
+            StoreError: the turn could not be made durable.
+        """
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, constraint: Constraint | None = None
     ) -> Message:
-        """Sample the reply to a conversation and record it."""
+        """Return the whole reply to a conversation.
+
+        Args:
+            messages: the whole conversation.
+            tools: tools that the prompt shows.
+            constraint: form of the reply's text, instead of the run's constraint.
+
+        Raises:
+            LimitReached: a limit of the task or the context was hit; a reply that it cut short is in the record.
+            EngineError: the engine failed.
+        """
+
+    def layered(self, layer: SessionLayer) -> AbstractContextManager[None]:
+        """Put a layer around all replies while the context lasts."""
+
+    async def abort(self, reply: str) -> None:
+        """End a reply that is being sampled, by its id, with what was sampled so far."""
+
+    def deliver(self, reply: str, delivered: bool) -> None:
+        """Record whether a client received a reply whole, by its id. The latest call counts; a reply without one was
+        delivered, unless the conversation shows otherwise."""
+
+    def overflow(self, limit: LimitReached) -> None:
+        """Count a request that was refused unread, because its prompt is too long."""
+
+    def refuse(self, reason: str) -> None:
+        """Count a request that was refused before it came here."""
+
+    @property
+    def has_turn(self) -> bool:
+        """True once a client received a turn of the rollout: a reply that is no title."""
+
+    @property
+    def limit(self) -> LimitReached | None:
+        """Limit that the latest request hit, of those that were answered or hit one; None if it was answered whole.
+        The session ended by it."""
+
+    @property
+    def silence(self) -> str:
+        """Fate of the requests, in words, if none was answered with a turn."""
+
+    @property
+    def last_words(self) -> Message | None:
+        """The main agent's last reply without a call; None before the first."""
+
+    def conversation(self, reply: str) -> tuple[Message, ...] | None:
+        """Return all messages up to and including a reply, by its id; None if it is no reply of this session."""
+
+    def count(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
+        """Return the number of ids of a conversation."""
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of one id, which may be part of a character."""
 
 
 class Episode(Protocol):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sparring.envs.roles import BROKEN
 from sparring.errors import EngineError, InfraError, JudgeError, NotRebuildable
 from sparring.record.branches import Transcript
-from sparring.record.recorder import trajectory_id
+from sparring.record.session import trajectory_id
 from sparring.rollout.admitted import sampled_tokens
 from sparring.rollout.attempt_log import EndedAttempt, UnfinishedRollout
 from sparring.rollout.blame import Call, Place, WorldCalls

@@ -16,6 +16,7 @@ from sparring.harness.chat import ChatHarness
 from sparring.harness.workers import GRACE_S, WorkerHarness
 from sparring.record.leases import LeaseEnd, Leases
 from sparring.record.transcript import TextRecorder, TextRequest
+from sparring.reply import ReplyRequest, whole_reply
 from sparring.rollout.episode import GuardedEnv, RunningEpisode
 from sparring.testing.clock import run_virtual
 from sparring.testing.toy import ToyEnv, toy_task
@@ -56,7 +57,7 @@ class Played:
         messages = [Message(role="user", content="Go.")]
         try:
             while self._asks:
-                reply = await self._doors[0].session.reply(messages)
+                reply = await whole_reply(self._doors[0].session.reply(ReplyRequest(messages)))
                 messages += [reply.message, Message(role="user", content="Go on.")]
         except SparringError:
             pass

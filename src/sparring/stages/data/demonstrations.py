@@ -19,10 +19,10 @@ from sparring.generation import Constraint, Rendered
 from sparring.protocols import Expert, Renderer
 from sparring.record.branches import Transcript
 from sparring.record.imitated import Imitator
+from sparring.record.session import OpenSession
 from sparring.record.transcript import TextRecorder, TextRequest
 from sparring.rollout.attempts import Attempt
 from sparring.rollout.config import RolloutConfig
-from sparring.rollout.episode import OpenSession
 from sparring.rollout.runner import RolloutRunner
 from sparring.stages.context import Context
 from sparring.stages.data.traces import transcript_of

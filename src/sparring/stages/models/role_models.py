@@ -9,8 +9,9 @@ from sparring.errors import EnvError, refusal
 from sparring.model.hub import base_folder
 from sparring.protocols import Engine, Store
 from sparring.record.recorder import Recorder
+from sparring.record.session import OpenSession
 from sparring.render.load import load_renderer
-from sparring.rollout.episode import OpenSession, SessionRecorder
+from sparring.rollout.episode import SessionRecorder
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.teachers import room_of, teacher_folder
 from sparring.types import Task
