@@ -1,4 +1,4 @@
-"""Python objects that a recipe names: `path/to/file.py:name`, which may import the files beside it, or
+"""Python objects that a recipe names: `path/to/file.py:name`, which may import files of its folder, or
 `package.module:name`."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def named(name: str, where: str) -> Any:
     """Return the object at `path/to/file.py:name` or `package.module:name`.
 
     Raises:
-        BadInput: nothing of this name is there, or its module does not run.
+        BadInput: there is no object with this name, or its module fails to run.
     """
     source, _, attribute = name.rpartition(":")
     if not source or not attribute:

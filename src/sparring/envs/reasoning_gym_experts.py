@@ -1,7 +1,7 @@
-"""Scripted experts: for a question, the short program that answers it, and the conversation around it.
+"""Scripted experts of reasoning-gym: a short program that answers the question, and the conversation around it.
 
-A program copies what it can from the question as it stands, and prints the answer as it is to be given, so that what a
-small model has to learn is to copy, to choose the program, and to repeat the tool's output.
+A program copies its input from the question and prints the answer in its final form, so a small model only has to learn
+to copy, to choose the program, and to repeat the tool's output.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from sparring.protocols import Expert
 from sparring.types import Message, Task, ToolCall
 
 Program = Callable[[str], str]
-"""Question -> Python source whose output is the answer."""
+"""Function question -> Python source that prints the answer."""
 
 
 def expert_for(task: Task) -> Expert | None:
-    """Return the expert of a task's dataset: one call of the python tool, then its output; None where there is none."""
+    """Return the expert of a task's dataset, which calls the python tool once and repeats its output; None without
+    one."""
     name = task.data["dataset"]
     if name == "calendar_arithmetic":
         program: Program = functools.partial(_calendar, year=task.data["params"].get("year", 2022))
@@ -198,7 +199,7 @@ PROGRAMS: Mapping[str, Program] = {
     "spell_backward": _spell_backward,
     "word_sequence_reversal": _word_sequence_reversal,
 }
-"""Dataset -> program; `calendar_arithmetic` has one beside these, for it must know the dataset's year."""
+"""Programs by dataset. `calendar_arithmetic` is not among them, because its program needs the dataset's year."""
 
 _MONTHS = "|".join(calendar.month_name[1:])
 _DAYS = "|".join(calendar.day_name)
@@ -236,7 +237,7 @@ def _recurring(question: str, ordinal: str, weekday: str) -> str:
 
 
 def _dates(question: str, year: int) -> list[date]:
-    """Return the dates of a question in order; one that lies before its predecessor is of the next year, as the library
+    """Return the dates of a question in order. A second date before the first is moved to the next year, as the library
     means it."""
     numeric = re.findall(r"(\d\d)/(\d\d)/(\d{4})", question)
     named = re.findall(rf"({_MONTHS}) (\d{{1,2}})\b", question)

@@ -1,4 +1,4 @@
-"""Kinds that count: sentences, words, words of a sentence."""
+"""Kinds of instructions that count sentences, words, or words of a sentence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparring.envs.instructions.reply import ReplyText
 
 
 def _closed(reply: ReplyText) -> int:
-    """Count the sentences, 0 where the last is not finished: it may have been cut."""
+    """Count the sentences; 0 if the last is unfinished, because the reply may have been truncated."""
     return len(reply.sentences) if reply.sentences and reply.sentences[-1].closed else 0
 
 

@@ -1,4 +1,4 @@
-"""Kinds about how a reply and its sentences begin and end."""
+"""Kinds of instructions about the beginning and end of a reply and its sentences."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def _plan_postscript(plan: ReplyPlan, params: Params) -> None:
 
 
 def _begins(reply: ReplyText, params: Params) -> bool:
-    """Return True if the first words are these, and no sentence is made of them alone."""
+    """Return True if the reply begins with the phrase, and its first sentence has more words."""
     phrase = lowered(params["phrase"] if "phrase" in params else params["word"])
     first = reply.sentences[0].words if reply.sentences else ()
     return reply.words[: len(phrase)] == phrase == first[: len(phrase)] and len(first) > len(phrase)
 
 
 def _finishes(reply: ReplyText, params: Params) -> bool:
-    """Return True if the last words are these, and no sentence is made of them alone."""
+    """Return True if the reply ends with the phrase, and its last sentence has more words."""
     phrase = lowered(params["phrase"])
     last = reply.sentences[-1].words if reply.sentences else ()
     return last[-len(phrase) :] == phrase and len(last) > len(phrase)
@@ -73,13 +73,13 @@ def _asks_last(reply: ReplyText, params: Params) -> bool:
 
 
 def _has_initial(reply: ReplyText, params: Params) -> bool:
-    """Return True if every sentence begins with the letter, and there are two or more."""
+    """Return True if there are at least two sentences, all beginning with the letter."""
     letter = params["letter"].lower()
     return len(reply.sentences) >= 2 and all(s.words and s.words[0][0] == letter for s in reply.sentences)
 
 
 def _has_postscript(reply: ReplyText, params: Params) -> bool:
-    """Return True if the last line is a postscript: it begins with P.S., more follows, and there is text before it."""
+    """Return True if the last line is a postscript: "P.S." and more words, below other text."""
     last = reply.lines[-1].casefold() if reply.lines else ""
     return len(reply.lines) >= 2 and last.startswith("p.s.") and len(words_of(last)) > 4
 

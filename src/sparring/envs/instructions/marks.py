@@ -1,4 +1,4 @@
-"""Kinds about punctuation and figures."""
+"""Kinds of instructions about punctuation and numbers in digits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIGURE = re.compile(r"(?<![^\W_])\d+(?:[.,]\d+)*(?![^\W_])")
 
 
 def _nothing(plan: ReplyPlan, params: Params) -> None:
-    """Ask nothing of a plan: what is planned has no commas."""
+    """Leave the plan unchanged: planned replies have no commas."""
 
 
 def _plan_exclaim(plan: ReplyPlan, params: Params) -> None:
@@ -51,7 +51,7 @@ def _ends(mark: str, text: str) -> bool:
 
 
 def _is_quoted(reply: ReplyText, params: Params) -> bool:
-    """Return True if one pair of quotation marks stands around all of it."""
+    """Return True if one pair of quotation marks encloses the whole text."""
     text = reply.plain
     inside = text[1:-1]
     around = len(text) > 2 and text[0] in _OPEN and text[-1] in _CLOSE
@@ -59,7 +59,7 @@ def _is_quoted(reply: ReplyText, params: Params) -> bool:
 
 
 def _has_figure(reply: ReplyText, params: Params) -> bool:
-    """Return True if a number in digits stands in a sentence; those that number a list do not count."""
+    """Return True if a sentence contains a number in digits, list numbers aside."""
     return any(_FIGURE.search(sentence.text) for sentence in reply.sentences)
 
 

@@ -1,6 +1,6 @@
-"""The expert: a plain reply that keeps every instruction of a task, found by trying combinations of clauses.
+"""Expert: a plain reply that follows every instruction of a task, found by trying combinations of clauses.
 
-It proves that a task can be done: one for which it finds no reply is not asked.
+It proves that a task can be done: a task without such a reply is not used.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from sparring.envs.instructions.reply import folded, words_of
 from sparring.envs.instructions.vocabulary import ADVERBS, CLAUSES, FORMS, WORD_CLAUSES
 
 TRIES = 24
-"""Replies that are written for a plan before it counts as one that cannot be met."""
+"""Number of replies to try before a plan counts as impossible."""
 
 
 def solve(plan: ReplyPlan, topic: str, random: Random, right: Callable[[str], bool]) -> str | None:
-    """Return a reply to a plan that is `right`, or None where none was found.
+    """Return a reply to a plan that `right` accepts, or None if no try succeeds.
 
     Args:
-        plan: what the reply has to be.
-        topic: a plural noun.
-        random: decides the clauses.
-        right: judges a reply.
+        plan: requirements on the reply.
+        topic: plural noun.
+        random: source of randomness.
+        right: check of a reply.
     """
     for _ in range(TRIES):
         text = _written(plan, topic, random)
@@ -35,7 +35,7 @@ def solve(plan: ReplyPlan, topic: str, random: Random, right: Callable[[str], bo
 
 
 def _written(plan: ReplyPlan, topic: str, random: Random) -> str | None:
-    """Return one attempt, None where there are too few clauses."""
+    """Return one try, or None if too few clauses fit."""
 
     def fit(templates: Sequence[str], **fields: str) -> list[str]:
         made = [_filled(template, topic=topic, **fields) for template in templates]
@@ -66,7 +66,7 @@ def _written(plan: ReplyPlan, topic: str, random: Random) -> str | None:
 
 
 def _needed(plan: ReplyPlan, fit: Callable[..., list[str]]) -> tuple[list[str], str] | None:
-    """Return the clauses that hold what has to be there, and the question; None where one cannot be written."""
+    """Return clauses with the required words and forms, and the question; None if one of them cannot be written."""
     clauses: list[str] = []
     asks = plan.ends_asking or "question" in plan.forms
     questions = fit(FORMS["question"]) if asks else [""]
@@ -87,7 +87,7 @@ def _needed(plan: ReplyPlan, fit: Callable[..., list[str]]) -> tuple[list[str], 
 
 
 def _filled(template: str, **fields: str) -> str:
-    """Return a template with its fields, "a" before a vowel as "an"."""
+    """Return a template with its fields filled in, "a" before a vowel as "an"."""
     text = template.format(**{"topic": "{topic}", **fields})
     return re.sub(r"\ba (?=[aeio])", "an ", text) if "a {" in template else text
 
@@ -104,7 +104,7 @@ def _long(clauses: Sequence[str]) -> int:
 
 
 def _merged(clauses: Sequence[str], room: int, *, alone: bool, question: str) -> list[str]:
-    """Return as many sentences as there is room for: clauses joined by "and"; the question last, if there is one."""
+    """Distribute the clauses over `room` sentences, joined by "and", with the question last, if there is one."""
     groups: list[list[str]] = [[] for _ in range(room)]
     for place, clause in enumerate(clauses):
         groups[place * room // max(len(clauses), room)].append(clause)

@@ -1,6 +1,6 @@
-"""Scores of an answer's text: pure functions of (part, answer, column), run in processes of their own by `workers`.
+"""Scores of an answer's text: pure functions of (part, answer, column), run by `workers` in processes of their own.
 
-Formulas are in each function's docstring. Every value is from 0 to 1.
+Each function's docstring has its formula. All values are from 0 to 1.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from sparring.envs.rubrics.numbers import final, number, whole_number
 from sparring.errors import BadInput, boundary, refusal
 
 NOTHING = {"none", "null", "nan", "n/a", "<na>"}
-"""Words of tables and programs for no value at all."""
+"""Spellings of a missing value in tables and programs."""
 
 Text = Exact | Fuzzy | Number | Mathematics | Regex | Json
 
 
 def last_match(pattern: str, text: str) -> str | None:
-    """Return the last match of `pattern` (its first group, if it has one), stripped; the text itself without a pattern;
-    None without a match."""
+    """Return the last match of `pattern` (its first group, if it has one), stripped; None without a match. An empty
+    pattern matches the whole text."""
     if not pattern:
         return text.strip()
     last = None
@@ -38,10 +38,10 @@ def last_match(pattern: str, text: str) -> str | None:
 
 
 def wanted(part: Text, row: Mapping[str, Any]) -> Any:
-    """Return what the answer is compared with; None for a part that compares with nothing.
+    """Return the values of the row to compare with; None for a part without a column.
 
     Raises:
-        BadInput: the row has nothing of that kind, or nothing that is read whole.
+        BadInput: the column is missing, has an unsuitable value, or one that cannot be read completely.
     """
     column = getattr(part, "column", "")
     if not column:
@@ -65,7 +65,7 @@ def wanted(part: Text, row: Mapping[str, Any]) -> Any:
 
 
 def _is_one(value: Any) -> bool:
-    """Return True if a value is a text or a number; what a table writes for nothing is none."""
+    """Return True if a value is a text, a number or a date; a table's missing values are not."""
     if isinstance(value, (float, Decimal)):
         return math.isfinite(value)
     return isinstance(value, (str, int, datetime.date, datetime.time))
@@ -76,11 +76,11 @@ def _written(value: Any) -> str:
 
 
 def _check_target(part: Exact | Fuzzy | Number | Mathematics, text: str, where: str) -> None:
-    """Refuse a right answer that the part does not read whole; of formulas only what can be seen without reading them:
-    `Workers.unread` says the rest.
+    """Refuse a right answer that the part cannot read completely. Formulas are only checked for spellings of a missing
+    value here; `Workers.unread` parses them.
 
     Raises:
-        BadInput: it does not.
+        BadInput: the right answer is refused.
     """
     do = "correct the row, pick what counts with column_find, or take another kind"
     if isinstance(part, Number) and whole_number(text) is None:
@@ -92,12 +92,12 @@ def _check_target(part: Exact | Fuzzy | Number | Mathematics, text: str, where: 
 
 
 def worth(part: Text, completion: str, target: Any) -> float:
-    """Return the value of an answer.
+    """Return the value of an answer, from 0 to 1.
 
     Args:
-        part: what is checked.
-        completion: the answer.
-        target: of `wanted`.
+        part: part of the rubric.
+        completion: answer.
+        target: result of `wanted`.
     """
     text = last_match(part.find, completion)
     if text is None:
@@ -128,7 +128,7 @@ def _compared(part: Exact | Fuzzy | Number | Mathematics, text: str, target: str
 
 
 def normal(text: str, case: bool, punctuation: bool) -> str:
-    """Return a text without what does not count: spacing is one blank; case and ASCII punctuation go unless they
+    """Return a text in a form for comparison: single blanks, and without case or ASCII punctuation unless they
     count."""
     if not punctuation:
         text = text.translate(str.maketrans("", "", string.punctuation))
@@ -147,9 +147,9 @@ def similarity(a: str, b: str, unit: str = "characters") -> float:
 
 
 def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
-    """Return the length of the longest common subsequence, a row of the table as the bits of one number (H. Hyyrö,
-    "Bit-parallel LCS-length computation revisited", 2004): with M the places of b's next element in a, V <- (V + (V &
-    M)) | (V & ~M), and the zeros of V count."""
+    """Return the length of the longest common subsequence, with a row of the table as the bits of one number (H. Hyyrö,
+    "Bit-parallel LCS-length computation revisited", 2004): for each element of b, M are its places in a, and V <- (V +
+    (V & M)) | (V & ~M); the length is the number of zeros of V."""
     places: dict[str, int] = {}
     for index, element in enumerate(a):
         places[element] = places.get(element, 0) | 1 << index
@@ -163,7 +163,7 @@ def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
 
 def json_worth(part: Json, text: str, target: Any) -> float:
     """Return 0 for text that is not JSON, repeats a key of an object or does not match the schema; else the share of
-    fields that are equal, or 1 only if all are. Equal as JSON: 1 and 1.0 are, 1 and true are not."""
+    equal fields, or 1 if all are equal and else 0. Equality is JSON's: 1 equals 1.0, but not true."""
     try:
         value = json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_constant)
     except (ValueError, RecursionError):
@@ -203,7 +203,7 @@ _NOTHING = object()
 
 
 def _at(value: Any, path: str) -> Any:
-    """Return the field of this name, else the one that `a.b` leads to."""
+    """Return the field with this name, else the nested field of a path `a.b`."""
     for name in (path,) if isinstance(value, dict) and path in value else path.split("."):
         if not isinstance(value, dict) or name not in value:
             return _NOTHING
