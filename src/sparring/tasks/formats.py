@@ -1,5 +1,5 @@
-"""Rows as they stand in files: JSON Lines, one JSON array, CSV, each also compressed, Parquet, folders of `datasets`,
-and data sets of the hub.
+"""Readers of rows: JSON Lines, a JSON array, CSV, each also compressed, Parquet, folders of `datasets`, and data sets
+of the hub.
 
 A row that does not parse is refused with its file and line.
 """
@@ -20,21 +20,21 @@ from typing import IO, Any
 from sparring.errors import BadInput, boundary, refusal
 
 Located = Iterator[tuple[int, str, dict[str, Any]]]
-"""(number from 1, where in words, row)."""
+"""Iterator of (1-based number, place in words, row)."""
 
 JSON, TABLES = (".jsonl", ".ndjson", ".json"), {".csv": ",", ".tsv": "\t"}
 HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w.-]+))?((?::[\w.-]+){0,2})")
-"""`owner/name`, with `@revision` and with `:split` or `:configuration:split`."""
+"""Pattern of `owner/name`, with an optional `@revision` and `:split` or `:configuration:split`."""
 
 LONGEST_CELL = 1 << 30
-"""Characters."""
+"""Maximum number of characters of a table's cell."""
 
 
 def located(path: str) -> Located:
-    """Yield every row of a file or a data set, as it stands there.
+    """Yield every row of a file or a data set, unchanged.
 
     Raises:
-        BadInput: there is none, it is of another format, or a row does not parse.
+        BadInput: there is no such file, its format is unknown, or a row does not parse.
     """
     source = Path(path)
     if source.is_dir():
@@ -49,7 +49,7 @@ def located(path: str) -> Located:
 
 
 def _sound(rows: Located) -> Located:
-    """Refuse rows with a text that no file and no tokenizer can hold, or with numbers that are none."""
+    """Refuse rows with text that UTF-8 cannot encode, or with NaN or infinite numbers."""
     for number, where, row in rows:
         for name, value in row.items():
             check_plain(value, f"{where}, column {name!a}")
@@ -58,7 +58,7 @@ def _sound(rows: Located) -> Located:
 
 
 def check_plain(value: Any, where: str) -> None:
-    """Refuse texts that no file and no tokenizer can hold, and numbers that are none, in a value and in those in it.
+    """Refuse text that UTF-8 cannot encode and NaN or infinite numbers, in a value and everything nested in it.
 
     Raises:
         BadInput: there is one.
@@ -86,7 +86,7 @@ def check_plain(value: Any, where: str) -> None:
 
 
 def _text_file(path: Path) -> Located:
-    """Return the rows of a file of text, compressed or not."""
+    """Return the rows of a text file, compressed or not."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     inner = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else path.suffix.lower()
     if inner in JSON:
@@ -119,7 +119,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _json_rows(path: Path) -> Located:
-    """Yield the objects of a file that has one a line, or one array of them."""
+    """Yield the objects of a JSON Lines file or of one JSON array."""
     with _opened(path) as file:
         beginning = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
     yield from _array(path) if beginning.startswith(b"[") else _json_lines(path)
@@ -145,7 +145,7 @@ def parsed(text: str | bytes, where: str, expected: str, do: str) -> Any:
     """Parse JSON.
 
     Raises:
-        BadInput: it is none, or has a key twice or a number that is none.
+        BadInput: the text is not JSON, repeats a key, or has NaN or an infinite number.
     """
     try:
         return json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number)
@@ -172,7 +172,7 @@ def _no_number(name: str) -> Any:
 
 
 def _table(path: Path, delimiter: str) -> Located:
-    """Yield the rows of a table with names in its first line; every cell is a text."""
+    """Yield the rows of a table with column names in its first line; every cell is a text."""
     csv.field_size_limit(LONGEST_CELL)
     with io.TextIOWrapper(_opened(path), encoding="utf-8-sig", newline="") as text:
         table = csv.reader(text, delimiter=delimiter, strict=True)
@@ -209,8 +209,8 @@ def _parquet(path: Path) -> Located:
 
 
 def _datasets_folder(path: Path) -> Located:
-    """Yield the rows of the Arrow stream files that `state.json` lists, in its order. A folder of splits has
-    `dataset_dict.json` instead."""
+    """Yield the rows of the Arrow stream files that `state.json` lists, in its order. Refuse a folder of splits, which
+    has `dataset_dict.json` instead."""
     import pyarrow
 
     splits = path / "dataset_dict.json"
@@ -246,10 +246,10 @@ def _numbered(where: object, rows: Iterable[dict[str, Any]]) -> Located:
 
 
 def _hub(path: str) -> Located:
-    """Return the rows of a data set of the hub, which the library `datasets` fetches and keeps in its cache.
+    """Return the rows of a data set of the hub, which the library `datasets` downloads and caches.
 
     Raises:
-        BadInput: it is no hub name, the library is not there, or it does not have this data set.
+        BadInput: the name is no hub name, the library is not installed, or the data set does not exist.
     """
     named = HUB.fullmatch(path)
     if (

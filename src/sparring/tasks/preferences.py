@@ -1,5 +1,5 @@
-"""Rows of JSON Lines, Parquet and `datasets` folders that say which reply is better, which is wanted, and where a
-solution or a conversation errs.
+"""Readers of labelled data: preferred or desirable replies, and errors in the steps of a solution or the turns of a
+conversation. Files are JSON Lines, Parquet or `datasets` folders.
 
 A row that does not parse is refused with its file and line.
 """
@@ -22,8 +22,8 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preference:
-    """Replies to one prompt: a chosen and a rejected one, or a single one that is wanted (chosen) or unwanted
-    (rejected). `margin`: how much better the chosen one is, 0 where nobody said."""
+    """Replies to one prompt: a chosen and a rejected one, or a single desirable (chosen) or undesirable (rejected) one.
+    `margin` is how much better the chosen one is, 0 if unknown."""
 
     where: str
     prompt: Messages
@@ -34,7 +34,7 @@ class Preference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Solution:
-    """A reply in steps, with how right each is: 0 to 1."""
+    """Reply in steps, with the correctness of each step from 0 to 1."""
 
     where: str
     prompt: Messages
@@ -44,8 +44,8 @@ class Solution:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgedTurns:
-    """Messages behind a prompt, from the assistant's first message to its last, with how right each of the assistant's
-    is: 0 to 1; None where nobody said."""
+    """Messages after a prompt, from the assistant's first to its last, with the correctness of each assistant message
+    from 0 to 1, or None if unknown."""
 
     where: str
     prompt: Messages
@@ -58,10 +58,10 @@ def read_preferences(path: str, *, single: bool = False) -> list[Preference]:
     label}.
 
     `prompt` is a text or a list of messages, replies are texts or lists of messages. Without a prompt, chosen and
-    rejected are whole conversations, and the prompt is what they begin with in common.
+    rejected are whole conversations, and the prompt is their common beginning.
 
     Raises:
-        BadInput: no such file, no row, or one that does not parse.
+        BadInput: the file does not exist, has no row, or one that does not parse.
     """
     return _read(path, lambda row, where: _preference(row, where, single), "preference")
 
@@ -70,17 +70,17 @@ def read_solutions(path: str) -> list[Solution]:
     """Read rows of {prompt | messages, steps: [text], labels: [true | false | a number from 0 to 1]}.
 
     Raises:
-        BadInput: as `read_preferences`.
+        BadInput: see `read_preferences`.
     """
     return _read(path, _solution, "solution in steps")
 
 
 def read_turns(path: str) -> list[JudgedTurns]:
-    """Read rows of {messages, labels: [true | false | a number from 0 to 1 | null]}, one label for each message of the
-    assistant.
+    """Read rows of {messages, labels: [true | false | a number from 0 to 1 | null]}, with one label per assistant
+    message.
 
     Raises:
-        BadInput: as `read_preferences`.
+        BadInput: see `read_preferences`.
     """
     return _read(path, _turns, "conversation with judged turns")
 
@@ -193,7 +193,7 @@ def _answers(reply: Messages, where: str, name: str) -> None:
 
 
 def _check_wanted(reply: Messages, where: str, name: str) -> None:
-    """Refuse a reply that is to be learned and says nothing; an unwanted one may."""
+    """Refuse an empty reply as a training target; a rejected one may be empty."""
     if any(message.role == "assistant" and is_blank(message) for message in reply):
         raise refusal(f"{where}, {name}", "a reply with a text or a call", "an empty one", "correct or remove the row")
 
