@@ -34,6 +34,7 @@ class PrintableFormatter(logging.Formatter):
     """Formatter of log messages that may quote a program's output."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the message with its traceback, escaped."""
         return printable(super().format(record))
 
 
