@@ -20,9 +20,9 @@ class InlineCluster:
     """Cluster that creates the parts of a run in this process. Implements `protocols.Cluster`.
 
     Args:
-        models: `[models]` by name.
-        train: `[train]`.
-        engine: `[engine]`, for the policy. Other models use its settings if they are a native engine's.
+        models: configs of `[models]` by name.
+        train: config of `[train]`.
+        engine: config of `[engine]`, for the policy. Other models use its settings if they are a native engine's.
         device: resolved device, `cpu` or `cuda`.
         threads: number of CPU threads of the trainer and of the engine each, at least 1.
     """

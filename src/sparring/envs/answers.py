@@ -1,4 +1,5 @@
-"""Checks of what environments and scorers return: a valid Observation or Score, or an error that says what is wrong."""
+"""Validation of observations and scores: the value that environments and scorers return, or an error that says why it
+is invalid."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def observed(answer: object) -> Observation:
 
     Raises:
         TypeError: it is no Observation, or a part of it has a wrong type.
-        ValueError: the reward is not finite, a role is unknown, or a text cannot be encoded.
+        TypeError: the answer is no Observation, or a part has a wrong type.
     """
     if not isinstance(answer, Observation):
         raise TypeError(f"expected an Observation, got {answer!r:.80}")
@@ -49,7 +50,7 @@ def rated(score: object, roles: Sequence[str], trajectories: Sequence[Trajectory
 
     Raises:
         TypeError: it is no Score, or a part of it has a wrong type.
-        ValueError: a reward is not finite, a role is unknown, or values do not match the turns.
+        TypeError: the score is no Score, or a part has a wrong type.
     """
     if score is None:
         return None
@@ -132,7 +133,7 @@ def finite(what: str, value: object) -> float:
     library (`numpy.float32`, an array or tensor of shape ()).
 
     Raises:
-        ValueError: it is none of these; the message calls the value `what`.
+        ValueError: the value is anything else; the message calls it `what`.
     """
     number = _of_python(value)
     if isinstance(number, numbers.Real):

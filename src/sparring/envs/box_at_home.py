@@ -11,8 +11,8 @@ from sparring.types import MOST_BYTES, EntryKind, ExecResult
 
 
 class BoxAtHome:
-    """Box whose calls run on the run's event loop. Implements `protocols.Sandbox`; other attributes are those of the
-    box."""
+    """Box that forwards calls to the run's event loop. Implements `protocols.Sandbox`; other attributes are the box's
+    own."""
 
     def __init__(self, box: Sandbox) -> None:
         self._box = box

@@ -170,7 +170,7 @@ class WorldFactory:
         )
 
     def _drawn(self, data: Any) -> Mapping[str, Any]:
-        """Return what `generate` drew if it is a task's data, or empty data if the world needs none."""
+        """Return the data that `generate` drew for a task, or empty data if the world needs none."""
         if isinstance(data, Mapping):
             return data
         if inspect.iscoroutine(data):

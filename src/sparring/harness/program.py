@@ -174,7 +174,7 @@ class CountedSession:
 
 
 class _ShownCalls:
-    """Tool calls of one reply, each of which may run once it is shown."""
+    """Tool calls of one reply. Each may run once it is shown."""
 
     def __init__(self, calls: SampledCalls) -> None:
         self._calls, self._reply, self._num_shown = calls, "", 0
@@ -336,8 +336,8 @@ class ProgramHarness:
         }
 
     def _judge(self, result: ExecResult, session: CountedSession) -> None:
-        """Raise an error if the program's end is none of its own. The exit status is ignored: the session knows limits
-        and failures.
+        """Raise an error if the program ended at a limit or without an answer. The exit status is ignored: the session
+        knows limits and failures.
 
         Raises:
             Unanswered: no request was answered.

@@ -101,10 +101,10 @@ class Comparison:
     """Changes from one evaluation to another, over the tasks that both scored.
 
     Attributes:
-        tasks: number of these tasks.
+        tasks: number of tasks that both scored.
         left_out: ids of the tasks that only one of the two scored.
-        changes: by figure (success, reward, reward/<role>, pass@k, pass^k): the second's value minus the first's, with
-            its interval.
+        changes: changes by figure (success, reward, reward/<role>, pass@k, pass^k): the second's value minus the
+            first's, with its interval.
     """
 
     tasks: int

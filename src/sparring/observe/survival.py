@@ -27,7 +27,7 @@ class Survival:
     would have gone on. A turn that calls tools is a stage of its own, because only it depends on their host.
 
     Attributes:
-        counts: by environment and stage: the number of rollouts that reached it, and that broke there.
+        counts: numbers of rollouts that reached a stage and that broke there, by environment and stage.
     """
 
     def __init__(self) -> None:

@@ -60,7 +60,7 @@ print(6 * 7, count)
 
 
 async def _probe(config: SandboxConfig) -> str | None:
-    """Return what is wrong, or None."""
+    """Return the failure as text, or None."""
     boxes = BubblewrapBoxes(config)
     try:
         box = await boxes.take(BoxSpec(timeout_s=20.0, processes=4))

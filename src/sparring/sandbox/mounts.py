@@ -175,7 +175,7 @@ def _has_entry() -> bool:
 
 
 def _package(path: Path, where: str) -> list[Path]:
-    """Return what must be mounted for one file: parts of its package, or else the file alone.
+    """Return the paths to mount for one file: parts of its package, or else the file alone.
 
     Raises:
         BadInput: the file is installed in a home, or in a folder shared there.

@@ -80,7 +80,7 @@ class Exact(ComparedPart, frozen=True, kw_only=True, tag="exact"):
 
 
 class Fuzzy(ComparedPart, frozen=True, kw_only=True, tag="fuzzy"):
-    """Similarity of two texts: 2 L / (m + n), where m and n are their lengths and L is that of their longest common
+    """Similarity of two texts: 2 L / (m + n) for texts of length m and n, with L the length of their longest common
     subsequence."""
 
     unit: Literal["characters", "words"] = "characters"

@@ -36,7 +36,7 @@ class Record(Protocol):
     """Durable record of replies, such as a run's `Store`."""
 
     def get(self, key: str) -> Any | None:
-        """Return what is recorded under a key, or None."""
+        """Return the value recorded under a key, or None."""
 
     def put(self, key: str, value: Any) -> None:
         """Record plain data under a key."""

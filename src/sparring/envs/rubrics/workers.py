@@ -48,7 +48,8 @@ class Workers:
         return (await self._answer(part, completion, target))["value"]
 
     async def unread(self, part: Mathematics, target: str) -> str:
-        """Return what the check does not read of a right answer; "" if it reads all of it (`mathematics.unread`).
+        """Return the part of a right answer that the check cannot read, as a reason; "" if it can read everything
+        (`mathematics.unread`).
 
         Raises:
             JudgeError: see `worth`.
