@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _converse(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message]) -> None:
-    messages = _begun(runner, chat, opening, 0)
+    messages = _first_messages(runner, chat, opening, 0)
     say(HELP)
     for note in chat.notes:
         say(f"({note})")
@@ -120,10 +120,10 @@ def _converse(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message
             return
         try:
             if words == "/new":
-                messages = _begun(runner, chat, opening, 0)
+                messages = _first_messages(runner, chat, opening, 0)
                 continue
             if words in numbers:
-                conversation = _begun(runner, chat, opening, numbers[words])
+                conversation = _first_messages(runner, chat, opening, numbers[words])
                 say("\n".join(shown(message) for message in conversation if message.role != "system"))
             else:
                 conversation = [*messages, Message(role="user", content=words)]
@@ -143,7 +143,7 @@ def _converse(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message
             say(f"(cut short: {chat.cut_short})")
 
 
-def _begun(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message], number: int) -> list[Message]:
+def _first_messages(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message], number: int) -> list[Message]:
     """Return the first messages of a new conversation. The user's system message replaces the task's."""
     messages = runner.run(chat.begin(number))
     return [*opening, *(message for message in messages if not opening or message.role != "system")]

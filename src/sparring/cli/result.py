@@ -53,7 +53,7 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
         "change, task by task": "" if change is None else _change(change),
         **{f"held out, judged right after {name}": f"{_rate(of['accuracy'])} of {of['count']}" for name, of in judged},
         **{f"of the success of the teacher {name}, the student has": _kept(of) for name, of in teachers},
-        **{f"more than {name}, task by task": _more(of) for name, of in against},
+        **{f"more than {name}, task by task": _lead(of) for name, of in against},
         "lower end of the 95 % interval after RL": _rate(summary.get("rl_success_low")),
         "with the tool host switched off": _rate(summary.get("no_tool_success")),
         "engine against trainer, largest log-probability difference": _plain(summary.get("logprob_max_abs_diff")),
@@ -96,7 +96,7 @@ def _change(of: Mapping[str, Any]) -> str:
     return _difference(of, f"{of['after']} against {of['before']}, {of['tasks']} tasks")
 
 
-def _more(of: Mapping[str, Any]) -> str:
+def _lead(of: Mapping[str, Any]) -> str:
     """Return a lead as text: `+1.1 points (+0.5 to +1.7; it has 97.7 % of 2000 tasks, trained on 344,886 tokens at
     last)`."""
     value = _rate(of["value"]) if of["figure"] == "success" else f"{of['value']:.4g}"

@@ -83,7 +83,7 @@ class InlineCluster:
     def engine(self, name: str, *, path: str) -> Engine:
         served = self._models[name].served
         if served is not None:
-            engine = self._served(name, served)
+            engine = self._served_engine(name, served)
             self._engines.append(engine)
             return engine
         kinds = {"native": self._native, "vllm": self._vllm, "remote": self._remote, "openai": self._openai}
@@ -102,7 +102,7 @@ class InlineCluster:
             self._rewards[name, path] = RewardModel(model, token_budget=budget, threads=self._threads)
         return self._rewards[name, path]
 
-    def _served(self, name: str, served: ServedConfig) -> Engine:
+    def _served_engine(self, name: str, served: ServedConfig) -> Engine:
         from sparring.engine.adapters.client import read_api_key
         from sparring.engine.adapters.openai_compatible import OpenAiEngine
         from sparring.engine.adapters.remote import RemoteEngine

@@ -30,11 +30,11 @@ def evaluations(run_dir: Path, store: Store, config: Mapping[str, Any]) -> list[
         store: store of the folder.
         config: config of the run, as plain data.
     """
-    recorded = list(_found(run_dir, store, config))
+    recorded = list(_recorded_evaluations(run_dir, store, config))
     return [_row(name, evaluation, recorded[:place]) for place, (name, evaluation) in enumerate(recorded)]
 
 
-def _found(run_dir: Path, store: Store, config: Mapping[str, Any]) -> Iterator[tuple[str, Evaluation]]:
+def _recorded_evaluations(run_dir: Path, store: Store, config: Mapping[str, Any]) -> Iterator[tuple[str, Evaluation]]:
     for label in OF_A_RUN:
         recorded = store.get(f"eval/{label}")
         if recorded is not None:

@@ -133,11 +133,11 @@ def _curves(rows: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, Any]:
     stretch = max(1, math.ceil(len(rows) / POINTS))
     parts = [rows[start : start + stretch] for start in range(0, len(rows), stretch)]
     names = sorted({name for _, values in rows for name in values})
-    values = {name: [_together(name, [v[name] for _, v in part if name in v]) for part in parts] for name in names}
+    values = {name: [_average(name, [v[name] for _, v in part if name in v]) for part in parts] for name in names}
     return {"steps": [part[-1][0] for part in parts], "last": rows[-1][0] if rows else 0, "values": values}
 
 
-def _together(name: str, values: Sequence[float]) -> float | None:
+def _average(name: str, values: Sequence[float]) -> float | None:
     """Return the mean of finite values, or the maximum of a metric that is one, so that no outlier is averaged away."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:

@@ -63,13 +63,13 @@ class RolloutIndex:
             chosen: required values of `stage`, `dataset`, `outcome`, `success` or `reward`, as in `axes`.
             words: words that must occur in the rollout's id, task, outcome, reason, first question or last answer.
         """
-        wanted = words.lower().split()
+        terms = words.lower().split()
         lines = [line for lines in self._lines.values() for line in lines.values()]
         return [
             line.shown
             for line in reversed(lines)
             if all(_AXES[axis](line.shown) == value for axis, value in chosen.items() if value and axis in _AXES)
-            and all(word in line.text for word in wanted)
+            and all(word in line.text for word in terms)
         ]
 
     def axes(self) -> dict[str, list[str]]:

@@ -54,9 +54,9 @@ class LivePage:
     def application(self) -> Starlette:
         """Return the page as an ASGI application."""
         doors = {"/": self._page, "/figures": self._figures, "/rollouts": self._rollouts, "/rollout": self._rollout}
-        return Starlette(routes=[Route(path, self._guarded(door)) for path, door in doors.items()])
+        return Starlette(routes=[Route(path, self._guard(door)) for path, door in doors.items()])
 
-    def _guarded(self, door: Callable[[Request], Response]) -> Callable[[Request], Any]:
+    def _guard(self, door: Callable[[Request], Response]) -> Callable[[Request], Any]:
         """Require the key and one of this server's names; another name means that a foreign page points here."""
 
         async def answer(request: Request) -> Response:
@@ -88,15 +88,15 @@ class LivePage:
                 store.close()
 
     def _page(self, request: Request) -> Response:
-        return HTMLResponse(page(self._now(), live=True), headers={"Cache-Control": "no-store"})
+        return HTMLResponse(page(self._page_data(), live=True), headers={"Cache-Control": "no-store"})
 
     def _figures(self, request: Request) -> Response:
         stamp = self._stamp()
         if request.query_params.get("seen") == stamp:
             return Response(status_code=204)
-        return _json(self._now())
+        return _json(self._page_data())
 
-    def _now(self) -> dict[str, Any]:
+    def _page_data(self) -> dict[str, Any]:
         """Return the page's data without the rollouts. The stamp is taken first, so that the next poll sees later
         changes."""
         stamp = self._stamp()

@@ -52,7 +52,7 @@ def group_entries(group: Group, picks: Sequence[str], stage: str, advantages: Ad
 def entry(group: Group, rollout: Rollout, score: Score | None, stage: str, advantages: Advantages) -> dict[str, Any]:
     """Return one rollout of a group with all its tokens."""
     place = {"stage": stage, "group": group.id, "of": len(group.rollouts) + len(group.failed), "version": group.version}
-    return summary(rollout, score) | place | _told(rollout, advantages)
+    return summary(rollout, score) | place | _details(rollout, advantages)
 
 
 def summary(rollout: Rollout, score: Score | None) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def summary(rollout: Rollout, score: Score | None) -> dict[str, Any]:
     }
 
 
-def _told(rollout: Rollout, advantages: Advantages) -> dict[str, Any]:
+def _details(rollout: Rollout, advantages: Advantages) -> dict[str, Any]:
     failure = rollout.outcome.failure
     return {
         "failure": failure and {"error": failure.error, "where": failure.where, "message": failure.message},

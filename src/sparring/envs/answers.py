@@ -56,7 +56,7 @@ def rated(score: object, roles: Sequence[str], trajectories: Sequence[Trajectory
         return None
     if not isinstance(score, Score):
         raise TypeError(f"expected a Score or None, got {score!r:.80}")
-    success = _of_python(score.success)
+    success = _to_python(score.success)
     if not isinstance(success, (bool, type(None))):
         raise TypeError(f"expected success to be True, False or None, got {score.success!r:.80}")
     if not isinstance(score.parts, Mapping):
@@ -71,9 +71,9 @@ def rated(score: object, roles: Sequence[str], trajectories: Sequence[Trajectory
         parts={name: finite(f"part {name}", value) for name, value in score.parts.items()},
         per_role=score.per_role
         and {role: finite(f"reward of {role}", reward) for role, reward in score.per_role.items()},
-        per_turn=_finite_each(score.per_turn),
+        per_turn=_finite_rewards(score.per_turn),
         per_role_turns=score.per_role_turns
-        and {role: _finite_each(rewards) for role, rewards in score.per_role_turns.items()},
+        and {role: _finite_rewards(rewards) for role, rewards in score.per_role_turns.items()},
     )
     _check_roles(score, roles)
     for trajectory in trajectories:
@@ -101,12 +101,12 @@ def _check_turns(score: Score, role: str, lengths: Sequence[int], *, alone: bool
     """Refuse values per turn or per step that do not match the role's sampled turns, of `lengths` tokens each."""
     turns, states = score.turns_of(role), score.states_of(role)
     if turns is not None:
-        _aligned("per_turn", turns, lengths)
-    for state in _aligned("states", states, lengths) if states is not None else ():
+        _one_per_turn("per_turn", turns, lengths)
+    for state in _one_per_turn("states", states, lengths) if states is not None else ():
         _check_state(state)
     if score.per_step is None or not alone:
         return
-    for steps, length in zip(_aligned("per_step", score.per_step, lengths), lengths, strict=True):
+    for steps, length in zip(_one_per_turn("per_step", score.per_step, lengths), lengths, strict=True):
         ends = [end for end, _ in steps]
         if ends != sorted(set(ends)) or ends and not 0 < ends[0] <= ends[-1] <= length:
             raise ValueError(f"expected steps that end in their turn of {length} tokens, in order, got ends at {ends}")
@@ -114,7 +114,7 @@ def _check_turns(score: Score, role: str, lengths: Sequence[int], *, alone: bool
             finite("reward of a step", reward)
 
 
-def _aligned(what: str, values: Any, lengths: Sequence[int]) -> Sequence[Any]:
+def _one_per_turn(what: str, values: Any, lengths: Sequence[int]) -> Sequence[Any]:
     """Return values per turn if there is one for each turn."""
     if not isinstance(values, (tuple, list)):
         raise TypeError(f"expected {what} as a tuple, got {values!r:.80}")
@@ -135,7 +135,7 @@ def finite(what: str, value: object) -> float:
     Raises:
         ValueError: the value is anything else; the message calls it `what`.
     """
-    number = _of_python(value)
+    number = _to_python(value)
     if isinstance(number, numbers.Real):
         with suppress(OverflowError):
             if math.isfinite(converted := float(number)):
@@ -143,14 +143,14 @@ def finite(what: str, value: object) -> float:
     raise ValueError(f"expected a finite number as {what}, got {value!r:.80}")
 
 
-def _of_python(value: object) -> object:
+def _to_python(value: object) -> object:
     """Convert a scalar of an array library to Python's type; return anything else unchanged."""
     if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
         return item()
     return value
 
 
-def _finite_each(rewards: object) -> Any:
+def _finite_rewards(rewards: object) -> Any:
     """Convert the rewards of turns to Python floats; return anything but a list or tuple unchanged, for later
     checks."""
     if not isinstance(rewards, (tuple, list)):

@@ -42,9 +42,9 @@ def tool(
 ) -> Callable[..., Any]:
     """Mark a method as a tool: `@tool`, or `@tool(name=..., description=...)` to replace its name and docstring."""
 
-    def mark(marked: Callable[..., Any]) -> Callable[..., Any]:
-        marked.__tool__ = {"name": name, "description": description}  # type: ignore[attr-defined]
-        return marked
+    def mark(method: Callable[..., Any]) -> Callable[..., Any]:
+        method.__tool__ = {"name": name, "description": description}  # type: ignore[attr-defined]
+        return method
 
     return mark if function is None else mark(function)
 

@@ -38,8 +38,8 @@ class ByName:
         self.function = function
         with boundary(BadInput, where, "a function whose parameters can be read", "name one that is written in Python"):
             parameters = inspect.signature(function).parameters.values()
-        written = _written(function)
-        self.is_async = inspect.iscoroutinefunction(written)
+        underlying = _underlying(function)
+        self.is_async = inspect.iscoroutinefunction(underlying)
         bound = set(function.keywords) if isinstance(function, functools.partial) else set()
         self._parameters = [
             parameter
@@ -52,7 +52,7 @@ class ByName:
         names = {parameter.name for parameter in self._wants}
         self._batched = bool(names & {"completions", "prompts"})
         self._texts = (
-            set() if self._batched else {name for name, hint in _hints(written).items() if hint in (str, "str")}
+            set() if self._batched else {name for name, hint in _hints(underlying).items() if hint in (str, "str")}
         )
         for parameter in self._wants:
             if self._batched and parameter.name in OF_TRAINER and parameter.default is parameter.empty:
@@ -64,9 +64,9 @@ class ByName:
         own = ("completions", "prompts", "completion_ids") if self._batched else ("completion", "task")
         for parameter in self._wants:
             if parameter.default is parameter.empty and parameter.name not in task.data and parameter.name not in own:
-                there = ", ".join(sorted(task.data))
+                columns = ", ".join(sorted(task.data))
                 expected = f"a column {parameter.name!r} for the reward function"
-                raise refusal(f"task {task.id}", expected, there, "map it in env.columns, or give it a default")
+                raise refusal(f"task {task.id}", expected, columns, "map it in env.columns, or give it a default")
 
     def arguments(self, completion: str, task: Task, ids: Sequence[int] = ()) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and the named arguments for one answer. Columns for parameters hinted as `str` are
@@ -132,7 +132,7 @@ def _batch(completion: str, task: Task, ids: Sequence[int]) -> dict[str, Any]:
     return {**columns, "prompts": [prompt], "completions": [reply], "completion_ids": [list(ids)]}
 
 
-def _written(function: Callable[..., Any]) -> Callable[..., Any]:
+def _underlying(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the underlying function or method of partials and callable objects."""
     while isinstance(function, functools.partial):
         function = function.func

@@ -147,7 +147,7 @@ async def called(function: Callable[..., Any], arguments: tuple[Any, ...], named
         value = function(*arguments, **named)
         return await value if inspect.isawaitable(value) else value
     except (KeyboardInterrupt, SystemExit, StopIteration) as error:
-        raise _carried(error) from error
+        raise _for_future(error) from error
 
 
 def copy_result(ended: asyncio.Task[Any], result: asyncio.Future[Any]) -> None:
@@ -161,11 +161,11 @@ def copy_result(ended: asyncio.Task[Any], result: asyncio.Future[Any]) -> None:
         result.set_exception(error)
 
 
-def _carried(error: BaseException) -> BaseException:
+def _for_future(error: BaseException) -> BaseException:
     """Convert an exception that would end the thread, the process or an iteration to a RuntimeError; return others
     unchanged."""
     if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration, StopAsyncIteration)):
-        ended = RuntimeError(f"{type(error).__name__}: {error}")
-        ended.__cause__ = error
-        return ended
+        converted = RuntimeError(f"{type(error).__name__}: {error}")
+        converted.__cause__ = error
+        return converted
     return error

@@ -90,10 +90,10 @@ class WorldFactory:
         """
         if not self._config.data:
             if seed not in self._splits:
-                self._splits[seed] = self._generated(seed)
+                self._splits[seed] = self._generate_splits(seed)
             return self._splits[seed].stream(split)
         if split == "train":
-            return Stream(lambda index: self._shuffled(seed, index))
+            return Stream(lambda index: self._shuffled_task(seed, index))
         if split == "eval":
             return listed(self._eval)
         if split == "demonstration":
@@ -151,12 +151,12 @@ class WorldFactory:
             path = self._config.eval_data if split == "eval" else self._config.data
             raise BadInput(f"{path}, row {row}: {error}", error.where) from error
 
-    def _generated(self, seed: int) -> Splits:
+    def _generate_splits(self, seed: int) -> Splits:
         def draw(split: str, index: int, attempt: int) -> Task:
             item_seed = derived_seed(seed, self.name, split, index, attempt)
             with boundary(BadInput, f"{self.name}.generate", "a task", "correct it"):
                 data = self._probe.generate(Random(item_seed))
-            return self._task(f"{self.name}/{split}/{index}", self._drawn(data), (), item_seed)
+            return self._task(f"{self.name}/{split}/{index}", self._checked_data(data), (), item_seed)
 
         config = self._config
         held_out = config.held_out or DEFAULT_HELD_OUT
@@ -169,7 +169,7 @@ class WorldFactory:
             same=self._same,
         )
 
-    def _drawn(self, data: Any) -> Mapping[str, Any]:
+    def _checked_data(self, data: Any) -> Mapping[str, Any]:
         """Return the data that `generate` drew for a task, or empty data if the world needs none."""
         if isinstance(data, Mapping):
             return data
@@ -233,8 +233,8 @@ class WorldFactory:
             held_out = self._from_rows(read_rows(config.eval_data, config.columns.mapping()), "eval", config.eval_data)
         else:
             held_out = self._hold_out(tasks)
-        kept = {self._same(task) for task in held_out}
-        train = [task for task in tasks if self._same(task) not in kept]
+        held_out_keys = {self._same(task) for task in held_out}
+        train = [task for task in tasks if self._same(task) not in held_out_keys]
         if not train or not held_out:
             raise refusal(
                 "env.data",
@@ -273,7 +273,7 @@ class WorldFactory:
             )
         return sorted(distinct, key=lambda task: derived_seed("held out", self._same(task)))[:count]
 
-    def _shuffled(self, seed: int, index: int) -> Task:
+    def _shuffled_task(self, seed: int, index: int) -> Task:
         """Return a task of the endless stream; every epoch has an order of its own."""
         epoch, place = divmod(index, len(self._train))
         return self._train[order(seed, epoch, len(self._train))[place]]

@@ -45,7 +45,9 @@ def with_neighbours(path: Path) -> list[Path]:
             continue
         files.add(file)
         with suppress(SyntaxError, ValueError, OSError):
-            for parts in _imported(ast.parse(file.read_bytes()), file.relative_to(path.resolve().parent).parts[:-1]):
+            for parts in _imported_modules(
+                ast.parse(file.read_bytes()), file.relative_to(path.resolve().parent).parts[:-1]
+            ):
                 for end in range(1, len(parts) + 1):
                     waiting += filter(None, [_place(path.resolve().parent, parts[:end])])
     return sorted(files)
@@ -138,7 +140,7 @@ def _stamp(path: Path) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_size
 
 
-def _imported(tree: ast.Module, package: Sequence[str]) -> list[tuple[str, ...]]:
+def _imported_modules(tree: ast.Module, package: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the modules that import statements name; `from x import y` names both `x` and `x.y`."""
     modules: list[tuple[str, ...]] = []
     for node in ast.walk(tree):

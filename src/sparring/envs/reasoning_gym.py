@@ -177,7 +177,7 @@ class ReasoningGym:
         if seed not in self._splits:
             self._splits[seed] = Splits(
                 self.name,
-                functools.partial(self._draw, seed, self._demonstrated()),
+                functools.partial(self._draw, seed, self._demonstration_datasets()),
                 held_out=self._config.held_out or DEFAULT_HELD_OUT,
                 demonstrations=sum(d.demonstrations for d in self._args.datasets),
                 share=self._config.held_out_share,
@@ -197,7 +197,7 @@ class ReasoningGym:
             return expert_for(task)
         return lambda messages: Message(role="assistant", content=entry_of(task)["answer"])
 
-    def _demonstrated(self) -> tuple[Dataset, ...]:
+    def _demonstration_datasets(self) -> tuple[Dataset, ...]:
         """Return the dataset of every demonstration, with rare datasets spread evenly."""
         places = [((i + 0.5) / d.demonstrations, d.name) for d in self._args.datasets for i in range(d.demonstrations)]
         return tuple(self._by_name[name] for _, name in sorted(places))
@@ -208,7 +208,7 @@ class ReasoningGym:
         elif split == "demonstration":
             dataset = demonstrated[index]
         else:
-            dataset = self._chosen(derived_seed(seed, "dataset", index) / 2**31)
+            dataset = self._dataset_at(derived_seed(seed, "dataset", index) / 2**31)
         item_seed = derived_seed(seed, dataset.name, split, index, attempt)
         data = {"dataset": dataset.name, "params": dataset.params, "seed": item_seed, "index": index}
         entry = item(dataset.name, dataset.params, item_seed)
@@ -226,13 +226,13 @@ class ReasoningGym:
             tag=dataset.name,
         )
 
-    def _chosen(self, uniform: float) -> Dataset:
+    def _dataset_at(self, uniform: float) -> Dataset:
         """Return the dataset at a point in [0, 1) of the cumulated weights."""
-        left = uniform * sum(d.weight for d in self._args.datasets)
+        remaining = uniform * sum(d.weight for d in self._args.datasets)
         weighted = [d for d in self._args.datasets if d.weight]
         for dataset in weighted[:-1]:
-            left -= dataset.weight
-            if left < 0:
+            remaining -= dataset.weight
+            if remaining < 0:
                 return dataset
         return weighted[-1]
 
@@ -250,8 +250,8 @@ def score_answer(task: Task, answer: str) -> float:
     """
     name, seed, params = task.data["dataset"], task.data["seed"], _canonical(task.data["params"])
     entry = _item(name, params, seed)
-    with decimal.localcontext(decimal.Context()) if compares(name) else _undisturbed(seed, name):
-        verifier = _made(name, params, 0) if compares(name) else _dataset(name, params, seed)
+    with decimal.localcontext(decimal.Context()) if compares(name) else _isolated_library(seed, name):
+        verifier = _create(name, params, 0) if compares(name) else _dataset(name, params, seed)
         try:
             with boundary(EnvError, f"reasoning-gym's verifier of {name}"):
                 return float(verifier.score_answer(answer, copy.deepcopy(entry)))
@@ -278,21 +278,21 @@ def item(name: str, params: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _item(name: str, params: str, seed: int) -> dict[str, Any]:
-    with _undisturbed(seed, name):
+    with _isolated_library(seed, name):
         return _dataset(name, params, seed)[0]
 
 
 def _dataset(name: str, params: str, seed: int) -> Any:
     """Return the dataset object with the item at index 0."""
     if name in SEEDED_AT_CREATION:
-        return _made(name, params, seed)
-    dataset = _made(name, params, 0)
+        return _create(name, params, seed)
+    dataset = _create(name, params, 0)
     dataset.seed = seed
     return dataset
 
 
 @functools.lru_cache(maxsize=512)
-def _made(name: str, params: str, seed: int) -> Any:
+def _create(name: str, params: str, seed: int) -> Any:
     settings = json.loads(params)
     if name == "composite":
         settings["datasets"] = [DatasetSpec(**spec) for spec in settings.get("datasets", ())]
@@ -304,7 +304,7 @@ def _canonical(params: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _undisturbed(seed: int, name: str) -> Iterator[None]:
+def _isolated_library(seed: int, name: str) -> Iterator[None]:
     """Isolate the library: global random generators, the decimal context, prints, other threads."""
     quiet = contextlib.redirect_stdout(io.StringIO()) if name in NOISY else contextlib.nullcontext()
     with _ALONE, quiet, decimal.localcontext(decimal.Context()):

@@ -51,7 +51,7 @@ def _between(text: str, before: str, after: str = "") -> str:
     return (rest.split(after, 1)[0] if after else rest).strip()
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return repr(text) if '"' in text or "\\" in text else f'"{text}"'
 
 
@@ -110,7 +110,7 @@ def _complex_arithmetic(question: str) -> str:
 
 
 def _spell_backward(question: str) -> str:
-    return f"print({_quoted(_between(question, 'nus): '))}[::-1])"
+    return f"print({_quote(_between(question, 'nus): '))}[::-1])"
 
 
 def _prime_factorization(question: str) -> str:
@@ -137,7 +137,7 @@ def _number_sorting(question: str) -> str:
 def _letter_counting(question: str) -> str:
     letter = _between(question, 'the letter "', '" appear')
     text = _between(question, 'in the text: "').removesuffix('"?')
-    return f"print({_quoted(text)}.lower().count({_quoted(letter)}))"
+    return f"print({_quote(text)}.lower().count({_quote(letter)}))"
 
 
 def _simple_equations(question: str) -> str:
@@ -172,7 +172,7 @@ def _number_filtering(question: str) -> str:
 
 
 def _word_sequence_reversal(question: str) -> str:
-    return f'print(", ".join({_quoted(_between(question, "words: "))}.split(", ")[::-1]))'
+    return f'print(", ".join({_quote(_between(question, "words: "))}.split(", ")[::-1]))'
 
 
 PROGRAMS: Mapping[str, Program] = {
@@ -217,10 +217,12 @@ def _calendar(question: str, *, year: int) -> str:
         return f"import calendar\nprint(calendar.day_name[({first}+{after})%7])"
     if len(dates) == 2:
         weekday = re.search(rf"How many ({_DAYS})s|occurrences of ({_DAYS})|does ({_DAYS}) occur", question)
-        wanted = "<5" if weekday is None else f"=={list(calendar.day_name).index(next(filter(None, weekday.groups())))}"
+        condition = (
+            "<5" if weekday is None else f"=={list(calendar.day_name).index(next(filter(None, weekday.groups())))}"
+        )
         first, last = dates
         span = f"range({_source(first)}.toordinal(),{_source(last)}.toordinal()+1)"
-        return f"from datetime import *\nprint(sum((d+6)%7{wanted} for d in {span}))"
+        return f"from datetime import *\nprint(sum((d+6)%7{condition} for d in {span}))"
     offset = re.search(r"(\d+)[- ]days?", question)
     if offset is None:
         return f'from datetime import *\nprint({_source(dates[0])}.strftime("%A"))'

@@ -31,10 +31,10 @@ def check_roles(env: AnyEnv) -> tuple[str, ...]:
         BadInput: a name is invalid or occurs twice, there is none, or a method is missing.
     """
     where = f"env {type(env).__name__}: roles"
-    named = getattr(env, "roles", DEFAULT_ROLES)
-    if not isinstance(named, (tuple, list)) or not named or not all(isinstance(role, str) for role in named):
-        raise refusal(where, "a tuple of names, like ('proposer', 'solver')", repr(named), "correct it")
-    roles = tuple(named)
+    declared = getattr(env, "roles", DEFAULT_ROLES)
+    if not isinstance(declared, (tuple, list)) or not declared or not all(isinstance(role, str) for role in declared):
+        raise refusal(where, "a tuple of names, like ('proposer', 'solver')", repr(declared), "correct it")
+    roles = tuple(declared)
     for role in roles:
         if roles.count(role) > 1:
             raise refusal(where, "roles of different names", f"two called {role!r}", "rename one")

@@ -28,7 +28,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.loop.set_task_factory(self._begun)
+        self.loop.set_task_factory(self._create_task)
         self.tasks: set[asyncio.Task[Any]] = set()
         self._thread = threading.Thread(target=self._work, name="environment", daemon=True)
         self._thread.start()
@@ -38,7 +38,7 @@ class LoopThread:
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.loop.stop)
 
-    def _begun(self, loop: asyncio.AbstractEventLoop, work: Any, **named: Any) -> asyncio.Task[Any]:
+    def _create_task(self, loop: asyncio.AbstractEventLoop, work: Any, **named: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **named)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -221,30 +221,30 @@ class _Call:
         ended: True once the call is over.
     """
 
-    __slots__ = ("_home", "_inbox", "_loop", "_over", "_task", "_work", "ended", "result")
+    __slots__ = ("_end", "_home", "_inbox", "_loop", "_task", "_work", "ended", "result")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, inbox: Inbox, work: Coroutine[Any, Any, Any]) -> None:
         self._home = asyncio.get_running_loop()
         self._loop, self._inbox, self._work = loop, inbox, work
         self._task: asyncio.Task[Any] | None = None
-        self._over: asyncio.Future[None] | None = None
+        self._end: asyncio.Future[None] | None = None
         self.result: asyncio.Future[Any] = self._home.create_future()
         self.ended = False
         loop.call_soon_threadsafe(self._begin)  # runs in a copy of this context, which the task copies again
 
     async def cancelled(self, grace_s: float) -> bool:
         """Cancel the call; return whether it ended within the grace period."""
-        self._over = self._home.create_future()
+        self._end = self._home.create_future()
         self._loop.call_soon_threadsafe(self._cancel)
-        await asyncio.wait((self._over,), timeout=grace_s)
+        await asyncio.wait((self._end,), timeout=grace_s)
         return self.ended
 
     def arrive(self) -> None:
         """Deliver the result, on the home loop."""
         assert self._task is not None
         self.ended = True
-        if self._over is not None and not self._over.done():
-            self._over.set_result(None)
+        if self._end is not None and not self._end.done():
+            self._end.set_result(None)
         copy_result(self._task, self.result)
 
     def _begin(self) -> None:

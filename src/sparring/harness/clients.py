@@ -24,7 +24,7 @@ async def _door(door: Address) -> AsyncIterator[Address]:
     yield door
 
 
-def _secured(door: Address) -> bool:
+def _uses_tls(door: Address) -> bool:
     """Return whether a session is reached by TLS, since loading certificates takes some 50 ms of the run's loop."""
     return door.url.startswith("https")
 
@@ -32,7 +32,7 @@ def _secured(door: Address) -> bool:
 @asynccontextmanager
 async def _openai(door: Address) -> AsyncIterator[Any]:
     package = importlib.import_module("openai")
-    sender = package.DefaultAsyncHttpxClient(verify=_secured(door))
+    sender = package.DefaultAsyncHttpxClient(verify=_uses_tls(door))
     async with package.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key, http_client=sender) as client:
         yield client
 
@@ -40,7 +40,7 @@ async def _openai(door: Address) -> AsyncIterator[Any]:
 @asynccontextmanager
 async def _anthropic(door: Address) -> AsyncIterator[Any]:
     package = importlib.import_module("anthropic")
-    sender = package.DefaultAsyncHttpxClient(verify=_secured(door))
+    sender = package.DefaultAsyncHttpxClient(verify=_uses_tls(door))
     async with package.AsyncAnthropic(base_url=door.url, api_key=door.key, http_client=sender) as client:
         yield client
 
@@ -48,7 +48,7 @@ async def _anthropic(door: Address) -> AsyncIterator[Any]:
 @asynccontextmanager
 async def _google(door: Address) -> AsyncIterator[Any]:
     genai = importlib.import_module("google.genai")
-    arguments = {"verify": _secured(door)}
+    arguments = {"verify": _uses_tls(door)}
     options = {"base_url": door.url, "client_args": arguments, "async_client_args": arguments}
     client = genai.Client(api_key=door.key, http_options=options).aio
     try:

@@ -81,7 +81,7 @@ def find_program(preset: AgentProgram, folder: Path) -> Installation:
         at_path = shutil.which(name, path=":".join(SYSTEM)) or shutil.which(name)
         if at_path is None:
             raise refusal(KEY, f"the program {name}", f"none in {folder} or on PATH", _remedy(preset, folder))
-        path = _managed(Path(os.path.abspath(at_path)))
+        path = _resolve_managed(Path(os.path.abspath(at_path)))
         start = (str(path),)
         search.append(str(path.parent))
         _add(path, mounts, search, environment)
@@ -135,10 +135,10 @@ def _interpreter(head: str) -> Path | None:
     if words and Path(words[0]).name == "env":
         named = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
         words = [shutil.which(named[0]) or ""] if named else []
-    return _managed(Path(words[0])) if words and os.access(words[0], os.X_OK) else None
+    return _resolve_managed(Path(words[0])) if words and os.access(words[0], os.X_OK) else None
 
 
-def _managed(program: Path) -> Path:
+def _resolve_managed(program: Path) -> Path:
     """Return the program that a version manager's stand-in starts; any other program unchanged.
 
     Raises:
@@ -173,7 +173,7 @@ def _node(preset: AgentProgram, folder: Path) -> Path:
     if version is None or int(version[1]) < preset.node:
         expected = f"Node {preset.node} or later, which {preset.command[0]} runs on"
         raise refusal(KEY, expected, answer or "a program that tells no version", do)
-    return _managed(Path(path))
+    return _resolve_managed(Path(path))
 
 
 def _remedy(preset: AgentProgram, folder: Path) -> str:

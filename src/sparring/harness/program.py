@@ -91,7 +91,7 @@ class CountedSession:
         self.requests = 0
         self.limit: LimitReached | None = None
         self.refused: RequestRefused | None = None
-        self._over = asyncio.Event()
+        self._end = asyncio.Event()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
@@ -108,24 +108,24 @@ class CountedSession:
     ) -> Any:
         """Ask the session for a reply. Raises the session's errors."""
         self._ask(messages)
-        shown = _ShownCalls(self.calls)
+        shown_calls = _ShownCalls(self.calls)
         try:
-            show = None if show is None else shown.then(show)
+            show = None if show is None else shown_calls.then(show)
             reply = await self._session.reply(messages, *arguments, show=show, **settings)
         except (LimitReached, RequestRefused) as error:
             self._hit(error)
             raise
-        shown.end(reply)
+        shown_calls.end(reply)
         return reply
 
     async def stream(self, messages: Sequence[Message], *arguments: Any, **settings: Any) -> AsyncIterator[Any]:
         """Ask the session for a reply in pieces. Raises the session's errors."""
         self._ask(messages)
-        shown = _ShownCalls(self.calls)
+        shown_calls = _ShownCalls(self.calls)
         async with aclosing(self._session.stream(messages, *arguments, **settings)) as pieces:
             try:
                 async for piece in pieces:
-                    shown.add(piece)
+                    shown_calls.add(piece)
                     yield piece
             except (LimitReached, RequestRefused) as error:
                 self._hit(error)
@@ -152,7 +152,7 @@ class CountedSession:
     async def awaited(self, work: Awaitable[T], grace_s: float) -> T | None:
         """Return the result of a client's work. Cancel it and return None if it has not ended `grace_s` seconds after
         the rollout hit a limit or a request was refused for good."""
-        working, over = asyncio.ensure_future(work), asyncio.ensure_future(self._over.wait())
+        working, over = asyncio.ensure_future(work), asyncio.ensure_future(self._end.wait())
         try:
             await asyncio.wait((working, over), return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
@@ -167,10 +167,10 @@ class CountedSession:
         """Record the end of the rollout."""
         if isinstance(error, RequestRefused):
             self.refused = error
-            self._over.set()
+            self._end.set()
         elif error.reason != "context_length":
             self.limit = error
-            self._over.set()
+            self._end.set()
 
 
 class _ShownCalls:
@@ -234,9 +234,9 @@ class ProgramHarness:
             tools: whether the world has tools, which then have the box to themselves.
         """
         spec = task.box or BoxSpec(timeout_s=60.0)
-        return spec if tools else self._widened(spec)
+        return spec if tools else self._with_program_limits(spec)
 
-    def _widened(self, spec: BoxSpec) -> BoxSpec:
+    def _with_program_limits(self, spec: BoxSpec) -> BoxSpec:
         preset = self._preset
         return replace(
             spec,
@@ -266,7 +266,7 @@ class ProgramHarness:
         messages = (*episode.task.messages, *observation.messages)
         calls = SampledCalls(episode.task.limits.max_tool_calls, from_code=self._preset.calls_from_code)
         session, tools = CountedSession(episode.session(), calls), WorldTools(episode.env, calls)
-        own = await box.beside(self._widened(BoxSpec())) if episode.env.tools else box
+        own = await box.beside(self._with_program_limits(BoxSpec())) if episode.env.tools else box
         try:
             async with AsyncExitStack() as stack:
                 with episode.queue():  # for the gateway
@@ -277,7 +277,7 @@ class ProgramHarness:
         finally:
             if own is not box:
                 await own.close()
-        episode.note("program", _noted(self.name, result, session))
+        episode.note("program", _note_of(self.name, result, session))
         self._judge(result, session)
         if session.last_words is not None:
             await tools.answer(session.last_words)
@@ -322,7 +322,7 @@ class ProgramHarness:
         """Return the value of each placeholder."""
         preset = self._preset
         texts = [*preset.command, preset.stdin, *preset.files.values(), *preset.environment.values()]
-        apart = any("{system}" in text for text in texts)
+        has_system = any("{system}" in text for text in texts)
         return {
             "url": URL,
             "key": door.key,
@@ -332,7 +332,7 @@ class ProgramHarness:
             "recent": session.max_context // 8,
             "tools": f"{URL}/mcp",
             "system": "\n\n".join(m.content for m in messages if m.role == "system"),
-            "prompt": "\n\n".join(m.content for m in messages if not apart or m.role != "system"),
+            "prompt": "\n\n".join(m.content for m in messages if not has_system or m.role != "system"),
         }
 
     def _judge(self, result: ExecResult, session: CountedSession) -> None:
@@ -383,7 +383,7 @@ def _box_of(episode: Episode) -> Any:
     return box
 
 
-def _noted(name: str, result: ExecResult, session: CountedSession) -> dict[str, Any]:
+def _note_of(name: str, result: ExecResult, session: CountedSession) -> dict[str, Any]:
     """Return the note about a program that has ended."""
     return {
         "harness": name,

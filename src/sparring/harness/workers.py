@@ -78,20 +78,20 @@ class WorkerHarness:
             with episode.queue():  # for the gateway
                 door = await stack.enter_async_context(self._open_door(session))
             door.tools = tools if episode.env.tools else None
-            shown = self._shown(episode, door, session, (*episode.task.messages, *observation.messages))
-            with leases.offer(episode.task.env, shown, session.rewards) as offer:
+            view = self._worker_view(episode, door, session, (*episode.task.messages, *observation.messages))
+            with leases.offer(episode.task.env, view, session.rewards) as offer:
                 with episode.queue():
-                    await _claimed(offer, self._within_s)
+                    await _wait_for_claim(offer, self._within_s)
                 try:
-                    end = await _ended(offer, session)
+                    end = await _wait_for_end(offer, session)
                 finally:
-                    episode.note("program", _noted(offer, session))
+                    episode.note("program", _note_of(offer, session))
         _judge(end, offer, session)
         last = session.last_words if end.answer is None else Message(role="assistant", content=end.answer)
         if last is not None:
             await tools.answer(last, of=session.last_words)
 
-    def _shown(
+    def _worker_view(
         self, episode: Episode, door: Address, session: CountedSession, messages: Sequence[Message]
     ) -> Mapping[str, Any]:
         """Return an episode's data for its worker."""
@@ -111,7 +111,7 @@ class WorkerHarness:
         }
 
 
-async def _claimed(offer: RolloutOffer, within_s: float | None) -> None:
+async def _wait_for_claim(offer: RolloutOffer, within_s: float | None) -> None:
     """Wait until a worker claims a rollout.
 
     Raises:
@@ -124,7 +124,7 @@ async def _claimed(offer: RolloutOffer, within_s: float | None) -> None:
         raise HarnessError(f"no worker has claimed it in {within_s:g} s") from None
 
 
-async def _ended(offer: RolloutOffer, session: CountedSession) -> LeaseEnd:
+async def _wait_for_end(offer: RolloutOffer, session: CountedSession) -> LeaseEnd:
     """Return the end of a rollout. If its worker does not finish soon after a limit or a refusal, raise that instead.
 
     Raises:
@@ -159,8 +159,8 @@ def _judge(end: LeaseEnd, offer: RolloutOffer, session: CountedSession) -> None:
         raise LimitReached("timeout", f"{worker}: {end.reason or 'a limit of its own'}")
 
 
-def _noted(offer: RolloutOffer, session: CountedSession) -> dict[str, Any]:
+def _note_of(offer: RolloutOffer, session: CountedSession) -> dict[str, Any]:
     """Return the note about a worker's rollout."""
     outcome, reason = ("lost", "") if offer.end is None else (offer.end.outcome, offer.end.reason)
-    ended = {"harness": NAME, "worker": offer.worker, "outcome": outcome, "reason": reason}
-    return {**ended, "requests": session.requests, "unsampled_calls": session.calls.unsampled}
+    end = {"harness": NAME, "worker": offer.worker, "outcome": outcome, "reason": reason}
+    return {**end, "requests": session.requests, "unsampled_calls": session.calls.unsampled}

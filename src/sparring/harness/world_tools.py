@@ -85,17 +85,17 @@ class SampledCalls:
     def _leave(self, call: ToolCall) -> None:
         """Disallow a call that a client sends back, found by its id, or else by its name and arguments."""
         if call.id in self._ids:
-            left = [place for place, held in self._open.items() if held.call.id == call.id]
+            places = [place for place, held in self._open.items() if held.call.id == call.id]
         elif call.arguments is None:
             return
         else:
             key = arguments_key(call.arguments)
-            left = [
+            places = [
                 place
                 for place, held in self._open.items()
                 if held.call.name == call.name and arguments_key(held.call.arguments or {}) == key
             ]
-        for place in left[:1]:
+        for place in places[:1]:
             del self._open[place]
 
     def claim(self, call: ToolCall, tools: Sequence[ToolSpec]) -> HeldCall:
@@ -150,7 +150,7 @@ class WorldTools:
     def __init__(self, env: World, calls: SampledCalls) -> None:
         self._env, self._calls = env, calls
         self._turn = asyncio.Lock()
-        self._begun = 0
+        self._num_run = 0
         self.done = False
 
     @property
@@ -171,8 +171,8 @@ class WorldTools:
                 return held.answer
             if self.done:
                 return "error: the task is over"
-            self._begun += 1
-            named = replace(call, id=f"call_{self._begun}")
+            self._num_run += 1
+            named = replace(call, id=f"call_{self._num_run}")
             with boundary(EnvError, f"tool {call.name}"):
                 observation = await self._env.step(Message(role="assistant", tool_calls=(named,)))
             self.done = observation.done
@@ -207,19 +207,19 @@ def are_equal(sampled: ToolCall, sent: ToolCall, schema: Mapping[str, Any]) -> b
     """
     if sampled.arguments is None or sent.arguments is None:
         return False
-    before, after = _filled(sampled.arguments, schema), _filled(sent.arguments, schema)
+    before, after = _with_defaults(sampled.arguments, schema), _with_defaults(sent.arguments, schema)
     named = schema.get("properties")
     if isinstance(named, Mapping):
         before = {name: value for name, value in before.items() if name in named or name in after}
     return arguments_key(before) == arguments_key(after)
 
 
-def _filled(value: Any, schema: Any) -> Any:
+def _with_defaults(value: Any, schema: Any) -> Any:
     """Return plain data with the schema's defaults for omitted values."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(value, Mapping) or not isinstance(properties, Mapping):
         return value
-    filled = {name: _filled(item, properties.get(name)) for name, item in value.items()}
+    filled = {name: _with_defaults(item, properties.get(name)) for name, item in value.items()}
     for name, part in properties.items():
         if name not in filled and isinstance(part, Mapping) and "default" in part:
             filled[name] = part["default"]

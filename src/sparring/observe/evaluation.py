@@ -120,12 +120,12 @@ class Comparison:
 def success_rate(tasks: Sequence[TaskResult]) -> Estimate:
     """Return the share of samples that solve their task, averaged over tasks."""
     scored = [task for task in tasks if task.solved]
-    return rate([_solved(task) for task in scored], sum(len(task.solved) for task in scored))
+    return rate([_success_of(task) for task in scored], sum(len(task.solved) for task in scored))
 
 
 def mean_reward(tasks: Sequence[TaskResult]) -> Estimate:
     """Return the mean reward, averaged over tasks."""
-    return mean([_reward(task) for task in tasks if task.rewards])
+    return mean([_reward_of_task(task) for task in tasks if task.rewards])
 
 
 def passes(tasks: Sequence[TaskResult], k: int, estimator: Callable[[int, int, int], float]) -> Estimate:
@@ -157,7 +157,7 @@ def reward_by_role(tasks: Sequence[TaskResult]) -> dict[str, Estimate]:
 def narrowed(evaluation: Evaluation, other: Evaluation) -> Evaluation:
     """Return `evaluation` restricted to the tasks that both scored: success, reward, success by tag, reward by role,
     tasks."""
-    both = sorted(_scored(evaluation) & _scored(other))
+    both = sorted(_scored_tasks(evaluation) & _scored_tasks(other))
     results = [evaluation.tasks[name] for name in both]
     tasks = dict(zip(both, results, strict=True))
     return replace(
@@ -179,23 +179,23 @@ def compare(before: Evaluation, after: Evaluation) -> Comparison:
     """
     _check_same(before, after)
     changes: dict[str, Estimate] = {}
-    solved, rewards = _both(before, after, _solved), _both(before, after, _reward)
+    solved, rewards = _paired_values(before, after, _success_of), _paired_values(before, after, _reward_of_task)
     if solved[0]:
         changes["success"] = paired_difference(*solved, _samples(before, after))
     if rewards[0]:
         changes["reward"] = paired_mean_difference(*rewards)
     for role in before.by_role:
-        earned = _both(before, after, lambda task, role=role: _reward_of(task, role))
-        if earned[0]:
-            changes[f"reward/{role}"] = paired_mean_difference(*earned)
+        rewards_of_role = _paired_values(before, after, lambda task, role=role: _reward_of(task, role))
+        if rewards_of_role[0]:
+            changes[f"reward/{role}"] = paired_mean_difference(*rewards_of_role)
     for sign, estimator, figures in (("@", pass_at_k, before.pass_at), ("^", pass_hat_k, before.pass_hat)):
         for k in sorted(map(int, figures)):
-            pair = _both(before, after, lambda task, estimator=estimator, k=k: _passes(task, k, estimator))
+            pair = _paired_values(before, after, lambda task, estimator=estimator, k=k: _passes(task, k, estimator))
             if pair[0]:
                 changes[f"pass{sign}{k}"] = paired_difference(*pair, _samples(before, after, k))
     if not changes:
         raise _nothing_in_common(before, after)
-    scored = _scored(before), _scored(after)
+    scored = _scored_tasks(before), _scored_tasks(after)
     return Comparison(tasks=len(scored[0] & scored[1]), left_out=tuple(sorted(scored[0] ^ scored[1])), changes=changes)
 
 
@@ -206,7 +206,7 @@ def kept(before: Evaluation, after: Evaluation) -> Estimate:
         BadInput: see `compare`.
     """
     _check_same(before, after)
-    solved = _both(before, after, _solved)
+    solved = _paired_values(before, after, _success_of)
     if not solved[0]:
         raise _nothing_in_common(before, after)
     return paired_ratio(*solved)
@@ -221,7 +221,7 @@ def verdict(change: Estimate, margin: float) -> Verdict:
     return "held" if low >= -margin else "regressed" if high < -margin else "undecided"
 
 
-def _scored(evaluation: Evaluation) -> set[str]:
+def _scored_tasks(evaluation: Evaluation) -> set[str]:
     return {name for name, task in evaluation.tasks.items() if task.rewards}
 
 
@@ -232,11 +232,11 @@ def _check_same(before: Evaluation, after: Evaluation) -> None:
 
 
 def _nothing_in_common(before: Evaluation, after: Evaluation) -> Exception:
-    got = f"none among {len(_scored(before))} and {len(_scored(after))} scored ones"
+    got = f"none among {len(_scored_tasks(before))} and {len(_scored_tasks(after))} scored ones"
     return refusal("comparison", "tasks that both evaluations scored", got, SAME)
 
 
-def _both(
+def _paired_values(
     before: Evaluation, after: Evaluation, figure: Callable[[TaskResult], float | None]
 ) -> tuple[list[float], list[float]]:
     """Return a figure of every task that has it in both evaluations, in the same order."""
@@ -254,11 +254,11 @@ def _samples(before: Evaluation, after: Evaluation, k: int = 1) -> float:
     return sum(count / k for count in counts if count >= k)
 
 
-def _solved(task: TaskResult) -> float | None:
+def _success_of(task: TaskResult) -> float | None:
     return sum(task.solved) / len(task.solved) if task.solved else None
 
 
-def _reward(task: TaskResult) -> float | None:
+def _reward_of_task(task: TaskResult) -> float | None:
     return sum(task.rewards) / len(task.rewards) if task.rewards else None
 
 

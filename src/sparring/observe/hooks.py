@@ -39,11 +39,11 @@ def timed(part: T, spans: Spans, activities: Mapping[str, str]) -> T:
         spans: account of the time.
         activities: name of the span by method. An iterator's span includes the time of its reader.
     """
-    wrapped = {name: _spanned(getattr(part, name), partial(spans.span, span)) for name, span in activities.items()}
+    wrapped = {name: _with_span(getattr(part, name), partial(spans.span, span)) for name, span in activities.items()}
     return cast(T, Overlay(part, wrapped))
 
 
-def _spanned(method: Callable[..., Any], span: Callable[[], AbstractContextManager[None]]) -> Callable[..., Any]:
+def _with_span(method: Callable[..., Any], span: Callable[[], AbstractContextManager[None]]) -> Callable[..., Any]:
     async def awaited(result: Awaitable[Any]) -> Any:
         with span():
             return await result

@@ -75,13 +75,13 @@ def shares(seconds: Mapping[frozenset[str], float], of: Collection[str] | None =
         of: activities that count; None: all.
     """
     total = sum(seconds.values())
-    made = {"waiting": 0.0, "overlap": 0.0}
+    result = {"waiting": 0.0, "overlap": 0.0}
     for together, lasted in seconds.items() if total > 0 else ():
         names = together if of is None else together.intersection(of)
         kind = "waiting" if not names else "overlap" if len(names) > 1 else None
         for name in (*names, *([kind] if kind else [])):
-            made[name] = made.get(name, 0.0) + lasted / total
-    return made
+            result[name] = result.get(name, 0.0) + lasted / total
+    return result
 
 
 def shares_by_cause(
@@ -96,8 +96,8 @@ def shares_by_cause(
             `other` if there is none.
     """
     total = sum(seconds.values())
-    made = dict.fromkeys(("busy", *(cause for _, cause in causes), "other"), 0.0)
+    result = dict.fromkeys(("busy", *(cause for _, cause in causes), "other"), 0.0)
     for together, lasted in seconds.items() if total > 0 else ():
         idle = next((cause for name, cause in causes if name in together), "other")
-        made["busy" if together.intersection(busy) else idle] += lasted / total
-    return made
+        result["busy" if together.intersection(busy) else idle] += lasted / total
+    return result

@@ -75,10 +75,10 @@ def stages(rollout: Rollout) -> list[Stage]:
 def lost_rollouts(group: Group) -> list[Rollout]:
     """Return the rollouts that left a group because they broke, each as its attempt with the most turns. A rollout that
     ended at a limit before its first turn did not break: see `silent_rollouts`."""
-    left = {rollout.index for rollout in group.rollouts}
+    remaining = {rollout.index for rollout in group.rollouts}
     longest: dict[int, Rollout] = {}
     for rollout in group.failed:
-        if rollout.purpose != "baseline" and rollout.index not in left and not rollout.outcome.trainable:
+        if rollout.purpose != "baseline" and rollout.index not in remaining and not rollout.outcome.trainable:
             other = longest.get(rollout.index)
             longest[rollout.index] = rollout if other is None or turns(rollout) >= turns(other) else other
     return list(longest.values())

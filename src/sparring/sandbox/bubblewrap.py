@@ -47,7 +47,7 @@ class BubblewrapBoxes:
         self._servers = [Server(config, mounts) for _ in range(config.servers or cpus)]
         self.slots = asyncio.Semaphore(config.concurrency or 2 * cpus)
         self.grace_s = config.grace_s
-        self._taken = 0
+        self._num_boxes = 0
         self._open: weakref.WeakSet[BubblewrapBox] = weakref.WeakSet()
         self._closed = False
 
@@ -77,8 +77,8 @@ class BubblewrapBoxes:
             spec: limits of the box.
             joined: pipe ends for its first command; the box closes them.
         """
-        server = self._servers[self._taken % len(self._servers)]
-        self._taken += 1
+        server = self._servers[self._num_boxes % len(self._servers)]
+        self._num_boxes += 1
         box = BubblewrapBox(self, spec, server, joined)
         self._open.add(box)
         return box
@@ -115,7 +115,7 @@ class BubblewrapBox:
         self._requests = 0
         self.queued_s = 0.0
         self._used = False
-        self._over: str | None = None
+        self._end_reason: str | None = None
         self._ports: socket.socket | None = None
         if pool.runs_programs and not joined:
             self._ports, remote = socket.socketpair()
@@ -167,7 +167,7 @@ class BubblewrapBox:
         request = {"op": "program", "argv": list(argv), "environment": dict(environment), "port": port}
         async with self._turn:
             running = asyncio.create_task(
-                self._turned(request, stdin.encode("utf-8", "surrogatepass"), timeout_s, output_bytes)
+                self._run_command(request, stdin.encode("utf-8", "surrogatepass"), timeout_s, output_bytes)
             )
             serving = asyncio.create_task(self._serve(self._ports, served))
             try:
@@ -226,28 +226,28 @@ class BubblewrapBox:
         asking = self._pool.made(self._spec, (answers, ask))
         answering = self._pool.made(self._spec, (questions, answer))
         limit_s = self._spec.timeout_s
-        beside: asyncio.Task[ExecResult] | None = None
+        answer_task: asyncio.Task[ExecResult] | None = None
         try:
             async with self._pool.slots:
-                beside = asyncio.create_task(answering.run_alone(other, limit_s))
+                answer_task = asyncio.create_task(answering.run_alone(other, limit_s))
                 result = await asking.run_alone(code, 2 * limit_s)
                 if result.exit_code:  # the other box knows which of them failed
                     answering.cancel()
-                    await beside
+                    await answer_task
                 return result
         finally:
-            if beside is not None:
-                beside.cancel()
-                await asyncio.gather(beside, return_exceptions=True)
+            if answer_task is not None:
+                answer_task.cancel()
+                await asyncio.gather(answer_task, return_exceptions=True)
             await asking.close()
             await answering.close()
 
     async def run_alone(self, code: str, limit_s: float) -> ExecResult:
         """Run Python code in an unused box for a caller that holds a slot."""
         try:
-            return _result(*await self._turned({"op": "python"}, code.encode("utf-8", "surrogatepass"), limit_s))
+            return _result(*await self._run_command({"op": "python"}, code.encode("utf-8", "surrogatepass"), limit_s))
         finally:
-            self._let_go()  # if the box did not start, the other one would wait for an answer
+            self._close_pipes()  # if the box did not start, the other one would wait for an answer
 
     def cancel(self) -> None:
         """End the running command, if there is one; it returns as a killed one."""
@@ -270,10 +270,10 @@ class BubblewrapBox:
             SandboxError: the box failed.
         """
         pieces, size = io.BytesIO(), 0
-        async with self._turned_by():  # no command may run between two pieces
+        async with self._turn_and_slot():  # no command may run between two pieces
             while True:
                 request = {"op": "read", "path": path, "offset": size, "most": most_bytes}
-                header, piece = await self._turned(request, b"", FILE_TIMEOUT_S, READ_PIECE_BYTES)
+                header, piece = await self._run_command(request, b"", FILE_TIMEOUT_S, READ_PIECE_BYTES)
                 raise_for(header, path, self._used, most_bytes)
                 size += pieces.write(piece)
                 if size > most_bytes:  # such as a file of /proc, which does not report its size
@@ -313,8 +313,8 @@ class BubblewrapBox:
         raise_for(header, path, self._used)
 
     async def close(self) -> None:
-        self._over = self._over or "the box is closed"
-        self._let_go()
+        self._end_reason = self._end_reason or "the box is closed"
+        self._close_pipes()
         if self._ports is not None:
             self._ports.close()
         if self._connection is not None:
@@ -325,11 +325,11 @@ class BubblewrapBox:
         self, request: dict[str, Any], body: bytes, timeout_s: float | None, output_bytes: int | None = None
     ) -> tuple[Mapping[str, Any], bytes]:
         limit_s = self._spec.timeout_s if timeout_s is None else timeout_s
-        async with self._turned_by():
-            return await self._turned(request, body, limit_s, output_bytes)
+        async with self._turn_and_slot():
+            return await self._run_command(request, body, limit_s, output_bytes)
 
     @asynccontextmanager
-    async def _turned_by(self) -> AsyncIterator[None]:
+    async def _turn_and_slot(self) -> AsyncIterator[None]:
         """Wait for this box's turn and a slot of the pool, and hold both."""
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -337,7 +337,7 @@ class BubblewrapBox:
             self.queued_s += clock() - began
             yield
 
-    async def _turned(
+    async def _run_command(
         self, request: dict[str, Any], body: bytes, limit_s: float, output_bytes: int | None = None
     ) -> tuple[Mapping[str, Any], bytes]:
         """Run a command whose turn it is."""
@@ -356,26 +356,26 @@ class BubblewrapBox:
             self.cancel()
             raise
         except TimeoutError as error:
-            raise await self._broken(f"no answer {self._pool.grace_s} s after the command's time limit") from error
+            raise await self._failure(f"no answer {self._pool.grace_s} s after the command's time limit") from error
         except (asyncio.IncompleteReadError, OSError) as error:
-            raise await self._broken(f"its process has ended{self._server.last_words()}") from error
+            raise await self._failure(f"its process has ended{self._server.last_words()}") from error
 
     def _check_open(self) -> None:
-        if self._over is not None:
-            raise SandboxError(f"sandbox: {self._over}")
+        if self._end_reason is not None:
+            raise SandboxError(f"sandbox: {self._end_reason}")
 
     async def _open(self) -> asyncio.StreamWriter:
         self._check_open()
         if self._connection is None:
             self._connection = await asyncio.open_connection(sock=await self._server.connect(self._joined))
-            self._let_go()
+            self._close_pipes()
             spec = self._spec
             limits = {"memory": spec.memory_bytes, "disk": spec.disk_bytes, "processes": spec.processes}
             limits["files"] = PROGRAM_FILES if self._pool.runs_programs else FILES
             _send(self._connection[1], limits)
         return self._connection[1]
 
-    def _let_go(self) -> None:
+    def _close_pipes(self) -> None:
         """Close the pipe ends, which the box has received."""
         for file in self._joined:
             os.close(file)
@@ -398,14 +398,14 @@ class BubblewrapBox:
             header, body = self._header, self._body.getvalue()
             self._sizes, self._header, self._body = None, None, io.BytesIO()
             if "broken" in header:
-                raise await self._broken(header["broken"])
+                raise await self._failure(header["broken"])
             if header["id"] == request_id:
                 return header, body
 
-    async def _broken(self, why: str) -> SandboxError:
-        why = self._over or why
+    async def _failure(self, why: str) -> SandboxError:
+        why = self._end_reason or why
         await self.close()
-        self._over = why
+        self._end_reason = why
         return SandboxError(f"sandbox: box failed: {why}")
 
 

@@ -42,7 +42,7 @@ def check_sandbox(config: SandboxConfig | None = None) -> None:
     with ThreadPoolExecutor(1) as thread:  # the caller may already run an event loop
         failure = thread.submit(asyncio.run, _probe(config)).result()
     if failure is not None:
-        raise _explained(config, failure)
+        raise _explain(config, failure)
 
 
 PROBE = """
@@ -75,7 +75,7 @@ async def _probe(config: SandboxConfig) -> str | None:
     return None if result.stdout == "42 3\n" else f"a wrong answer: {result.stdout!r} {result.stderr!r}"
 
 
-def _explained(config: SandboxConfig, failure: str) -> BadInput:
+def _explain(config: SandboxConfig, failure: str) -> BadInput:
     """Return a refusal with the likeliest remedy."""
     if any(words in failure for words in ("source path", "execvp", "failed to execute")):
         expected = "an interpreter that any user of this machine can read"

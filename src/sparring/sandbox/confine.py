@@ -64,7 +64,7 @@ _libc = ctypes.PyDLL(None, use_errno=True)
 _python = ctypes.pythonapi
 
 
-def _checked(result: int, what: str) -> int:
+def _check_result(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), what)
@@ -80,17 +80,17 @@ def fork_isolated() -> int:
         _python.PyOS_AfterFork_Child()
     else:
         _python.PyOS_AfterFork_Parent()
-    return _checked(pid, "new namespaces for a box")
+    return _check_result(pid, "new namespaces for a box")
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     arguments = [None if text is None else text.encode() for text in (source, target, kind)]
     data = None if options is None else options.encode()
-    _checked(_libc.mount(*arguments, ctypes.c_ulong(flags), data), f"mount {target}")
+    _check_result(_libc.mount(*arguments, ctypes.c_ulong(flags), data), f"mount {target}")
 
 
 def _prctl(option: int, *arguments: object) -> None:
-    _checked(_libc.prctl(option, *arguments, *(0,) * (4 - len(arguments))), f"prctl {option}")
+    _check_result(_libc.prctl(option, *arguments, *(0,) * (4 - len(arguments))), f"prctl {option}")
 
 
 def _write(path: str, text: str) -> None:
@@ -193,5 +193,5 @@ def narrow(address_bytes: int, cpu_s: int) -> None:
     """Turn this fork of the box into a command, for good: with limits of its own and without capabilities."""
     resource.setrlimit(resource.RLIMIT_AS, (address_bytes, address_bytes))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
-    _checked(_libc.capset(_HEADER, _NONE), "drop capabilities")
+    _check_result(_libc.capset(_HEADER, _NONE), "drop capabilities")
     _prctl(PR_SET_DUMPABLE, 1)  # without it, /proc/self would be closed to the command

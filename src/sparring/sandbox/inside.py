@@ -215,8 +215,8 @@ class Run:
         self._write_stdin(poll)
         running, by_itself, look = True, False, self.started + self.poll_s
         while running:
-            left = self.deadline - time.monotonic()
-            ready = poll.poll(1000 * max(0.0, min(left, self.poll_s)))
+            remaining_s = self.deadline - time.monotonic()
+            ready = poll.poll(1000 * max(0.0, min(remaining_s, self.poll_s)))
             for file, _ in ready:
                 if file == connection.fileno():
                     receive(connection)  # the parent sends only "cancel" while a command runs
@@ -227,7 +227,7 @@ class Run:
                     self._write_stdin(poll)
                 elif self._read_output(file) is False:
                     poll.unregister(file)
-            if running and left <= 0:
+            if running and remaining_s <= 0:
                 self.timed_out, running = True, False
             elif running and time.monotonic() >= look:
                 look = time.monotonic() + self.poll_s

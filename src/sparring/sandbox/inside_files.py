@@ -52,11 +52,11 @@ def _plain(path: str, flags: int) -> int:
     kind = os.fstat(file).st_mode
     if not stat.S_ISREG(kind):
         os.close(file)
-        raise _refused(errno.EISDIR if stat.S_ISDIR(kind) else errno.ENXIO)
+        raise _error_of(errno.EISDIR if stat.S_ISDIR(kind) else errno.ENXIO)
     return file
 
 
-def _refused(number: int) -> OSError:
+def _error_of(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
@@ -64,7 +64,7 @@ def _read(path: str, offset: int, count: int, most: int) -> None:
     """Copy at most `count` bytes from `offset` to stdout. A file of more than `most` bytes is refused unread."""
     with open(_plain(path, os.O_RDONLY), "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size > most:
-            raise _refused(errno.EFBIG)
+            raise _error_of(errno.EFBIG)
         file.seek(offset)
         while count:
             piece = file.read(min(count, PIECE_BYTES))
@@ -96,7 +96,7 @@ def _write(path: str, size: int) -> None:
                 count = file.write(piece)
                 piece, size = piece[count:], size - count
         if size:
-            raise _refused(errno.EIO)
+            raise _error_of(errno.EIO)
         name = f".{os.urandom(12).hex()}"
         os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=within)  # the argument makes Python follow the link
         try:

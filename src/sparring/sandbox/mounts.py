@@ -61,11 +61,11 @@ def mounts_of_program(program: Path, where: str) -> dict[str, str]:
     Raises:
         BadInput: it cannot be mounted without a home or folders shared there, or the boxes' user cannot read it.
     """
-    way, sources = links(program), list[Path]()
-    if any("node_modules" in path.parts for path in way) and "node_modules" not in way[-1].parts:
+    paths, sources = links(program), list[Path]()
+    if any("node_modules" in path.parts for path in paths) and "node_modules" not in paths[-1].parts:
         do = "do: npm install --install-links --prefix .harnesses FOLDER, which copies it"
-        raise refusal(where, "a package of npm that is installed", f"{program}, a link to {way[-1]}", do)
-    for path in way:
+        raise refusal(where, "a package of npm that is installed", f"{program}, a link to {paths[-1]}", do)
+    for path in paths:
         if not in_every_box(path):
             sources += _package(path, where)
     mounts = {str(source): str(source) for source in sources}
@@ -89,8 +89,8 @@ def check_mounts(mounts: Mapping[str, str], where: str) -> None:
             do = "do: move it to another folder; boxes have folders of their own at " + ", ".join(map(str, OWN))
             raise refusal(where, "a program that boxes can see", f"{source}, over which their own folder lies", do)
         if os.path.isdir(source) and is_private(Path(source)):
-            raise _private(Path(source), where)
-        if (closed := _closed(Path(source))) is not None:
+            raise _private_refusal(Path(source), where)
+        if (closed := _unreadable_part(Path(source))) is not None:
             user = f"user {NOBODY} (nobody), whom boxes run as" if box_identity() else "the user whom boxes run as"
             got = f"{source}, but {user}, cannot read {closed} (mode {closed.stat().st_mode & 0o7777:04o})"
             do = f"do: chmod o+{'rx' if closed == Path(source) else 'x'} {closed}, or install it in another folder"
@@ -118,10 +118,10 @@ def hidden_homes() -> list[str]:
 
 def links(path: Path) -> list[Path]:
     """Return a path and everything it leads to, link by link, with the final file last."""
-    way = [path]
-    while way[-1].is_symlink() and len(way) < 40:  # the kernel's maximum
-        way.append(_next(way[-1]))
-    return list(dict.fromkeys([*way, Path(os.path.realpath(path))]))
+    paths = [path]
+    while paths[-1].is_symlink() and len(paths) < 40:  # the kernel's maximum
+        paths.append(_next(paths[-1]))
+    return list(dict.fromkeys([*paths, Path(os.path.realpath(path))]))
 
 
 def _next(link: Path) -> Path:
@@ -187,7 +187,7 @@ def _package(path: Path, where: str) -> list[Path]:
         if not is_private(prefix):
             return [prefix / name for name in names if (prefix / name).exists()]
         if path.name.startswith("python"):
-            raise _private(prefix, where)
+            raise _private_refusal(prefix, where)
     if parts[:3] == ("/", "nix", "store"):  # a closure of packages, readable by everyone by design
         return [Path("/nix/store")]
     if parts[1] == "opt" and len(parts) > 3 and parts[2] not in SHARED and not is_private(Path(*parts[:3])):
@@ -213,7 +213,7 @@ def _python_parts(folder: Path) -> tuple[str, ...]:
     return PREFIX if any((library / "os.py").is_file() for library in libraries) else ()
 
 
-def _closed(source: Path) -> Path | None:
+def _unreadable_part(source: Path) -> Path | None:
     """Return the first folder on a path, or the path itself, that the boxes' user cannot read."""
     real = Path(os.path.realpath(source))
     if not box_identity():
@@ -228,7 +228,7 @@ def _closed(source: Path) -> Path | None:
     return None
 
 
-def _private(folder: Path, where: str) -> Exception:
+def _private_refusal(folder: Path, where: str) -> Exception:
     got = f"one whose folder is {folder}, which holds what is not its own"
     do = "do: install it in a folder of its own (rollout.programs for agent programs: a virtual environment or npm's)"
     return refusal(where, "a program that can be mounted without a user's files", got, do)

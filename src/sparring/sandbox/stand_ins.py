@@ -299,13 +299,13 @@ def _stand_in(name: str) -> dict:
             _fail("%s was not answered: %s" % (name, error))
         if error is None:
             _fail("the result of %s cannot cross: %s" % (name, value))
-        raise _made(error)
+        raise _exception_of(error)
 
     stand_in.__name__ = stand_in.__qualname__ = name
     return {name: stand_in}
 
 
-def _made(kind: type) -> BaseException:
+def _exception_of(kind: type) -> BaseException:
     try:
         return kind.__new__(kind)  # without the arguments that some classes require
     except TypeError:

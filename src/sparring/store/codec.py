@@ -52,8 +52,8 @@ class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def of(rollout: Rollout, group_task: Task) -> StoredRollout:
         """Return the stored form of a rollout of `group_task`."""
-        taken = [without_shared(trajectory.segments) for trajectory in rollout.trajectories]
-        forked = any(shared for _, shared in taken)
+        stored = [without_shared(trajectory.segments) for trajectory in rollout.trajectories]
+        forked = any(shared for _, shared in stored)
         return StoredRollout(
             id=rollout.id,
             task=None if rollout.task is group_task or rollout.task == group_task else rollout.task,
@@ -62,9 +62,9 @@ class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
             purpose=rollout.purpose,
             trajectories=tuple(
                 replace(trajectory, segments=segments) if shared else trajectory
-                for trajectory, (segments, shared) in zip(rollout.trajectories, taken, strict=True)
+                for trajectory, (segments, shared) in zip(rollout.trajectories, stored, strict=True)
             ),
-            shared=tuple(shared for _, shared in taken) if forked else (),
+            shared=tuple(shared for _, shared in stored) if forked else (),
         )
 
     def rollout(self, group_task: Task) -> Rollout:
@@ -75,10 +75,10 @@ class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
             index=self.index,
             attempt=self.attempt,
             purpose=self.purpose,
-            trajectories=self._whole(),
+            trajectories=self._full_trajectories(),
         )
 
-    def _whole(self) -> tuple[Trajectory, ...]:
+    def _full_trajectories(self) -> tuple[Trajectory, ...]:
         """Return the trajectories with all their ids."""
         if not self.shared:
             return self.trajectories
@@ -133,7 +133,9 @@ def encode(value: Any) -> bytes:
     try:
         return _encoder.encode(value)
     except OverflowError:  # so rare that the value is walked only then
-        return _encoder.encode(_shrunk(msgspec.to_builtins(value, builtin_types=(bytes, bytearray), enc_hook=_plain)))
+        return _encoder.encode(
+            _with_big_ints(msgspec.to_builtins(value, builtin_types=(bytes, bytearray), enc_hook=_plain))
+        )
 
 
 def decode(data: bytes, kind: type[T]) -> T:
@@ -156,12 +158,12 @@ def _extension(code: int, data: memoryview) -> int:
     return int(bytes(data).decode())
 
 
-def _shrunk(value: Any) -> Any:
+def _with_big_ints(value: Any) -> Any:
     """Return plain data with every integer beyond 64 bits as an extension."""
     if isinstance(value, dict):
-        return {k: _shrunk(v) for k, v in value.items()}
+        return {k: _with_big_ints(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_shrunk(v) for v in value]
+        return [_with_big_ints(v) for v in value]
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
         return msgspec.msgpack.Ext(BIG_INT, str(value).encode())
     return value

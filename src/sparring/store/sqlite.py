@@ -67,21 +67,21 @@ class SqliteStore:
             if not self._path.is_file():
                 raise refusal(str(self._path), "the store of a run", "no file", "check the run's folder")
         else:
-            with self._translated("make the folder"):
+            with self._store_errors("make the folder"):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._lock = RunLock(self._path.with_name(self._path.name + ".lock"))
         self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
-        with ExitStack() as opened:  # closed again if the file is refused
+        with ExitStack() as stack:  # closed again if the file is refused
             if self._lock is not None:
-                opened.callback(self._lock.close)
+                stack.callback(self._lock.close)
             self._database = _connect(self._path, read_only=read_only)
-            opened.callback(self._database.close)
+            stack.callback(self._database.close)
             self._prepare(read_only)
-            opened.pop_all()
+            stack.pop_all()
 
     def _prepare(self, read_only: bool) -> None:
         """Set up the connection, and create the tables of a new file."""
-        with self._translated("open"):
+        with self._store_errors("open"):
             try:
                 version = self._database.execute("PRAGMA user_version").fetchone()[0]
                 if version == 0 and not read_only:
@@ -132,7 +132,7 @@ class SqliteStore:
 
     def turns(self, rollout: str) -> list[Segment]:
         rows = self._rows("SELECT data FROM turns WHERE rollout = ? ORDER BY row", rollout)
-        return [segment for (data,) in rows for segment in self._decoded(data, tuple[Segment, ...])]
+        return [segment for (data,) in rows for segment in self._decode(data, tuple[Segment, ...])]
 
     def trajectories(self, rollout: str) -> list[str]:
         query = "SELECT DISTINCT rollout FROM turns WHERE rollout = ? OR (rollout > ? AND rollout < ?) ORDER BY rollout"
@@ -144,7 +144,7 @@ class SqliteStore:
         Raises:
             StoreError: the stage already has a group with that index that is not superseded.
         """
-        encoded = [(group, encode(StoredGroup.of(group)), _encoded_rollouts(group)) for group in groups]
+        encoded = [(group, encode(StoredGroup.of(group)), _rollout_rows(group)) for group in groups]
         num_bytes = sum(len(data) + sum(len(row[-1]) for row in rollouts) for _, data, rollouts in encoded)
         with self._transaction(num_bytes):
             for group, data, rollouts in encoded:
@@ -155,12 +155,12 @@ class SqliteStore:
                     " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                     [(row, *rollout) for rollout in rollouts],
                 )
-                done = [
+                trajectory_ids = [
                     (trajectory.id,)
                     for rollout in (*group.rollouts, *group.failed)
                     for trajectory in rollout.trajectories
                 ]
-                self._database.executemany("DELETE FROM turns WHERE rollout = ?", done)
+                self._database.executemany("DELETE FROM turns WHERE rollout = ?", trajectory_ids)
 
     def groups(self, *, stage: str | None = None, first: int = 0, end: int | None = None) -> Iterator[Group]:
         """Yield the groups that count, in admission order; of all stages, ordered by their first group, if `stage` is
@@ -173,8 +173,8 @@ class SqliteStore:
         """
         if stage is None:
             rows = self._rows("SELECT row, stage, number FROM groups WHERE superseded = 0")
-            begun = {name: row for row, name, _ in reversed(rows)}
-            for row, _, _ in sorted(rows, key=lambda r: (begun[r[1]], r[2])):
+            first_rows = {name: row for row, name, _ in reversed(rows)}
+            for row, _, _ in sorted(rows, key=lambda r: (first_rows[r[1]], r[2])):
                 yield self._group(row)
             return
         query = "SELECT row FROM groups WHERE superseded = 0 AND stage = ? AND number >= ? AND number < ?"
@@ -182,10 +182,10 @@ class SqliteStore:
             yield self._group(row)
 
     def _group(self, row: int) -> Group:
-        stored = self._decoded(self._rows("SELECT data FROM groups WHERE row = ?", row)[0][0], StoredGroup)
+        stored = self._decode(self._rows("SELECT data FROM groups WHERE row = ?", row)[0][0], StoredGroup)
         rollouts: tuple[list[Rollout], list[Rollout]] = ([], [])
         for failed, data in self._rows("SELECT failed, data FROM rollouts WHERE in_group = ? ORDER BY row", row):
-            rollouts[failed].append(self._decoded(data, StoredRollout).rollout(stored.task))
+            rollouts[failed].append(self._decode(data, StoredRollout).rollout(stored.task))
         return stored.group(*rollouts)
 
     def load(self, rollout: str) -> Rollout:
@@ -207,7 +207,7 @@ class SqliteStore:
                 else f"{rollout!r} in a run without rollouts"
             )
             raise refusal(str(self._path), "the id of a recorded rollout", got, "take one from the report")
-        return self._decoded(rows[0][0], StoredRollout).rollout(self._decoded(rows[0][1], StoredGroup).task)
+        return self._decode(rows[0][0], StoredRollout).rollout(self._decode(rows[0][1], StoredGroup).task)
 
     # --- the log ---
 
@@ -226,18 +226,18 @@ class SqliteStore:
             kinds: kinds to yield; None: all.
             name: id that the entries are about; found by an index, whatever the length of the log.
         """
-        wanted = sorted(kinds) if kinds is not None else []
+        kind_names = sorted(kinds) if kinds is not None else []
         query = (
             "SELECT row, kind, name, data FROM log WHERE row > ? AND superseded = 0 AND stage = ?"
             + (" AND name = ?" if name is not None else "")
-            + (f" AND kind IN ({', '.join('?' * len(wanted))})" if kinds is not None else "")
+            + (f" AND kind IN ({', '.join('?' * len(kind_names))})" if kinds is not None else "")
             + f" ORDER BY row LIMIT {READ_AT_ONCE}"
         )
         rows = [(after,)] if self._has_log else []
         while rows:
-            rows = self._rows(query, rows[-1][0], stage, *([] if name is None else [name]), *wanted)
+            rows = self._rows(query, rows[-1][0], stage, *([] if name is None else [name]), *kind_names)
             for row, kind, about, data in rows:
-                yield row, LogEntry(stage=stage, kind=kind, name=about, data=self._decoded(data, dict[str, Any]))
+                yield row, LogEntry(stage=stage, kind=kind, name=about, data=self._decode(data, dict[str, Any]))
 
     def forget(self, rollout: str) -> int:
         """Drop the turns and log entries of an unfinished rollout, including its attempts and roles, before it starts
@@ -247,7 +247,7 @@ class SqliteStore:
             for _, column, change in DROPS:
                 count += self._database.execute(f"{change} WHERE {column} = ?", (rollout,)).rowcount
                 count += self._database.execute(
-                    f"{change} WHERE {column} >= ? AND {column} < ?", _below(rollout)
+                    f"{change} WHERE {column} >= ? AND {column} < ?", _prefix_bounds(rollout)
                 ).rowcount
         return count
 
@@ -260,7 +260,7 @@ class SqliteStore:
 
     def metrics(self, stage: str, *, after: int = -1) -> list[tuple[int, dict[str, float]]]:
         query = "SELECT step, data FROM metrics WHERE superseded = 0 AND stage = ? AND step > ? ORDER BY step, row"
-        return [(step, self._decoded(data, dict[str, float])) for step, data in self._rows(query, stage, after)]
+        return [(step, self._decode(data, dict[str, float])) for step, data in self._rows(query, stage, after)]
 
     def event(self, stage: str, text: str) -> None:
         """Record an event with the current time."""
@@ -279,7 +279,7 @@ class SqliteStore:
 
     def get(self, key: str) -> Any | None:
         rows = self._rows("SELECT data FROM pairs WHERE key = ?", key)
-        return self._decoded(rows[0][0], Any) if rows else None
+        return self._decode(rows[0][0], Any) if rows else None
 
     # --- checkpoints and resume ---
 
@@ -312,17 +312,17 @@ class SqliteStore:
         rows = self._rows(query, stage, MOST)
         while rows:  # one at a time, because a state may be large
             row, step, data = rows[0]
-            ref = self._decoded(data, CheckpointRef)
+            ref = self._decode(data, CheckpointRef)
             if Path(ref.path).is_dir():
                 ((state,),) = self._rows("SELECT state FROM checkpoints WHERE row = ?", row)
-                return ref, self._decoded(state, dict[str, Any])
+                return ref, self._decode(state, dict[str, Any])
             rows = self._rows(query, stage, step)
         return None
 
     def checkpoints(self, stage: str) -> list[CheckpointRef]:
         """Return the checkpoints that count and have an existing folder, by step."""
         query = "SELECT ref FROM checkpoints WHERE superseded = 0 AND stage = ? ORDER BY step, row"
-        refs = [self._decoded(data, CheckpointRef) for (data,) in self._rows(query, stage)]
+        refs = [self._decode(data, CheckpointRef) for (data,) in self._rows(query, stage)]
         return [ref for ref in refs if Path(ref.path).is_dir()]
 
     def retire(self, stage: str, steps: Collection[int]) -> None:
@@ -351,7 +351,7 @@ class SqliteStore:
             for table, column, change in DROPS:
                 earlier = self._earlier[table]
                 names = f"SELECT DISTINCT {column} FROM {table} WHERE {column} >= ? AND {column} < ? AND row <= ?"
-                for (name,) in run(names, (*_below(stage), earlier)).fetchall():
+                for (name,) in run(names, (*_prefix_bounds(stage), earlier)).fetchall():
                     number = name[len(stage) + 1 :].partition("/")[0]
                     if number.isdigit() and int(number) >= first_group:
                         run(f"{change} WHERE {column} = ? AND row <= ?", (name, earlier))
@@ -377,7 +377,7 @@ class SqliteStore:
     def _transaction(self, num_bytes: int = 256) -> Iterator[None]:
         """Commit everything that the body writes, or nothing. `num_bytes`, its approximate size, decides when the log
         is copied."""
-        with self._one_at_a_time, self._translated("write"):
+        with self._one_at_a_time, self._store_errors("write"):
             if self._copying is not None and self._copying.done():
                 failed, self._copying = self._copying.exception(), None
                 if failed is not None:  # reported now, because a log that is never copied grows without bound
@@ -396,7 +396,7 @@ class SqliteStore:
                 self._copying = self._copier.submit(_copy_log, self._path)
 
     @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _store_errors(self, what: str) -> Iterator[None]:
         """Convert errors of SQLite and of the system to StoreError."""
         try:
             yield
@@ -404,10 +404,10 @@ class SqliteStore:
             raise StoreError(f"{self._path}: expected to {what}, got {error}; {way_out(error)}") from error
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        with self._one_at_a_time, self._translated("read"):
+        with self._one_at_a_time, self._store_errors("read"):
             return self._database.execute(query, values).fetchall()
 
-    def _decoded(self, data: bytes, kind: Any) -> Any:
+    def _decode(self, data: bytes, kind: Any) -> Any:
         try:
             return decode(data, kind)
         except msgspec.MsgspecError as error:
@@ -416,7 +416,7 @@ class SqliteStore:
             ) from error
 
 
-def _below(name: str) -> tuple[str, str]:
+def _prefix_bounds(name: str) -> tuple[str, str]:
     """Return the bounds of all names that begin with `name` and a slash: the first one, and the first one after
     them."""
     return f"{name}/", f"{name}0"  # 0 follows the slash
@@ -446,7 +446,7 @@ def _copy_log(path: Path) -> None:
         connection.close()
 
 
-def _encoded_rollouts(group: Group) -> list[tuple[Any, ...]]:
+def _rollout_rows(group: Group) -> list[tuple[Any, ...]]:
     """Return rows of the table `rollouts` without `in_group`: scored rollouts, then failed ones."""
     scores: list[Score | None] = [*group.scores, *(None for _ in group.failed)]
     return [

@@ -45,10 +45,10 @@ def located(path: str) -> Located:
         rows = _parquet(source)
     else:
         rows = _text_file(source)
-    return _sound(rows)
+    return _checked_rows(rows)
 
 
-def _sound(rows: Located) -> Located:
+def _checked_rows(rows: Located) -> Located:
     """Refuse rows with text that UTF-8 cannot encode, or with NaN or infinite numbers."""
     for number, where, row in rows:
         for name, value in row.items():
@@ -112,7 +112,7 @@ def _readable(path: Path, rows: Located) -> Located:
         raise refusal(str(path), "text in UTF-8", str(error), "save it as UTF-8") from error
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open(path: Path) -> IO[bytes]:
     if path.suffix.lower() == ".gz":
         return gzip.open(path, "rb")
     return path.open("rb")
@@ -120,20 +120,20 @@ def _opened(path: Path) -> IO[bytes]:
 
 def _json_rows(path: Path) -> Located:
     """Yield the objects of a JSON Lines file or of one JSON array."""
-    with _opened(path) as file:
+    with _open(path) as file:
         beginning = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
     yield from _array(path) if beginning.startswith(b"[") else _json_lines(path)
 
 
 def _array(path: Path) -> Located:
-    with _opened(path) as file:
+    with _open(path) as file:
         rows = parsed(file.read(), str(path), "one array of JSON objects", "correct it there")
     for number, row in enumerate(rows, 1):
         yield number, f"{path}, row {number}", _object(row, f"{path}, row {number}")
 
 
 def _json_lines(path: Path) -> Located:
-    with _opened(path) as lines:
+    with _open(path) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 where = f"{path}:{number}"
@@ -148,7 +148,7 @@ def parsed(text: str | bytes, where: str, expected: str, do: str) -> Any:
         BadInput: the text is not JSON, repeats a key, or has NaN or an infinite number.
     """
     try:
-        return json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number)
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise refusal(where, expected, str(error), do) from error
 
@@ -159,7 +159,7 @@ def _object(row: Any, where: str) -> dict[str, Any]:
     return row
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
     if len(row) < len(pairs):
         names = [name for name, _ in pairs]
@@ -174,16 +174,16 @@ def _no_number(name: str) -> Any:
 def _table(path: Path, delimiter: str) -> Located:
     """Yield the rows of a table with column names in its first line; every cell is a text."""
     csv.field_size_limit(LONGEST_CELL)
-    with io.TextIOWrapper(_opened(path), encoding="utf-8-sig", newline="") as text:
+    with io.TextIOWrapper(_open(path), encoding="utf-8-sig", newline="") as text:
         table = csv.reader(text, delimiter=delimiter, strict=True)
         try:
             names = next(table, [])
             if len(set(names)) < len(names):
                 twice = next(name for name in names if names.count(name) > 1)
                 raise refusal(f"{path}:1", "columns of different names", f"{twice!r} twice", "rename one")
-            began = table.line_num + 1
+            next_line = table.line_num + 1
             for cells in table:
-                number, began = began, table.line_num + 1
+                number, next_line = next_line, table.line_num + 1
                 if cells and len(cells) != len(names):
                     got = f"{len(cells)} cells"
                     raise refusal(f"{path}:{number}", f"{len(names)} cells, as many as names", got, "correct the line")
@@ -203,7 +203,7 @@ def _parquet(path: Path) -> Located:
     try:
         batches = pyarrow.parquet.ParquetFile(path).iter_batches()
         rows = (row for batch in batches for row in batch.to_pylist())
-        yield from _numbered(path, rows)
+        yield from _number_rows(path, rows)
     except pyarrow.ArrowException as error:
         raise refusal(str(path), "a Parquet file", str(error), "write it again") from error
 
@@ -215,13 +215,13 @@ def _datasets_folder(path: Path) -> Located:
 
     splits = path / "dataset_dict.json"
     if splits.is_file():
-        there = ", ".join(_listed(splits, "splits"))
-        raise refusal(str(path), "one split", f"a folder of splits ({there})", f"name one: {path}/<split>")
+        splits_text = ", ".join(_read_key(splits, "splits"))
+        raise refusal(str(path), "one split", f"a folder of splits ({splits_text})", f"name one: {path}/<split>")
     state = path / "state.json"
     if not state.is_file():
         raise refusal(str(path), "a folder with state.json, written by datasets.save_to_disk", "none", "check the path")
     number = 0
-    for entry in _listed(state, "_data_files"):
+    for entry in _read_key(state, "_data_files"):
         file = path / entry["filename"]
         try:
             with pyarrow.OSFile(str(file), "rb") as handle, pyarrow.ipc.open_stream(handle) as batches:
@@ -233,12 +233,12 @@ def _datasets_folder(path: Path) -> Located:
             raise refusal(str(file), "an Arrow stream file", str(error), "save the dataset again") from error
 
 
-def _listed(file: Path, key: str) -> Any:
+def _read_key(file: Path, key: str) -> Any:
     with boundary(BadInput, str(file), "the JSON of datasets.save_to_disk", "save the dataset again"):
         return json.loads(file.read_bytes())[key]
 
 
-def _numbered(where: object, rows: Iterable[dict[str, Any]]) -> Located:
+def _number_rows(where: object, rows: Iterable[dict[str, Any]]) -> Located:
     return ((number, f"{where}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
@@ -268,4 +268,4 @@ def _hub(path: str) -> Located:
     do = "write owner/name:configuration:split, or save it with save_to_disk(folder) and name the folder"
     with boundary(BadInput, path, "a data set on the hub", do):
         rows = datasets.load_dataset(named[1], *configuration, split=split or "train", revision=named[2])
-        return _numbered(path, list(rows))
+        return _number_rows(path, list(rows))

@@ -167,9 +167,12 @@ class Mix:
 def trained_part(group: Group, *, drops_equal: bool) -> float:
     """Return the trained share of a group's admitted rollouts."""
     roles = {role for score in group.scores for role in score.per_role or {}}
-    earned = [[score.reward for score in group.scores], *([score.of(role) for score in group.scores] for role in roles)]
-    if drops_equal and all(map(alike, earned)):
+    rewards = [
+        [score.reward for score in group.scores],
+        *([score.of(role) for score in group.scores] for role in roles),
+    ]
+    if drops_equal and all(map(alike, rewards)):
         return 0.0
-    left = {rollout.index for rollout in group.rollouts}
-    lost = {rollout.index for rollout in group.failed if rollout.purpose != "baseline"} - left
-    return len(left) / (len(left) + len(lost)) if left else 0.0
+    remaining = {rollout.index for rollout in group.rollouts}
+    lost = {rollout.index for rollout in group.failed if rollout.purpose != "baseline"} - remaining
+    return len(remaining) / (len(remaining) + len(lost)) if remaining else 0.0

@@ -64,7 +64,7 @@ class Pools:
         for _ in range(MOST_PASSED_OVER):
             task = self._source.next()
             self._drawn += 1
-            if task is None or self._comes(task):
+            if task is None or self._is_kept(task):
                 return task
         return self._source.next()
 
@@ -72,7 +72,7 @@ class Pools:
         self._source.observe(group)
         if not group.scores:
             return
-        share = sum(map(self._solved, group.scores)) / len(group.scores)
+        share = sum(map(self._is_solved, group.scores)) / len(group.scores)
         pool = "easy" if share >= self._config.easy_from else "hard" if share <= self._config.hard_to else None
         if pool is None:
             self._pools.pop(group.task.id, None)
@@ -87,9 +87,9 @@ class Pools:
         self._pools = dict(state["pools"])
         self._source.restore(state["source"])
 
-    def _comes(self, task: Task) -> bool:
+    def _is_kept(self, task: Task) -> bool:
         keep = {"easy": self._config.keep_easy, "hard": self._config.keep_hard}.get(self._pools.get(task.id, ""), 1.0)
         return xxhash.xxh3_64_intdigest(f"pools\x1f{self._seed}\x1f{self._drawn}".encode()) / 2**64 < keep
 
-    def _solved(self, score: Score) -> bool:
+    def _is_solved(self, score: Score) -> bool:
         return score.success if score.success is not None else (score.reward or 0.0) > self._config.solved_above

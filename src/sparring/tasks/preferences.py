@@ -97,25 +97,25 @@ def _preference(row: Mapping[str, Any], where: str, single: bool) -> Preference:
         if not isinstance(row["label"], bool):
             raise refusal(f"{where}, label", "true or false", repr(row["label"])[:80], "correct the row")
         answer = _reply(row, "completion", where)
-        wanted = row["label"]
-        if wanted:
+        is_chosen = row["label"]
+        if is_chosen:
             _check_wanted(answer, where, "completion")
         return Preference(
             where=where,
             prompt=_prompt(row, where),
-            chosen=answer if wanted else None,
-            rejected=None if wanted else answer,
+            chosen=answer if is_chosen else None,
+            rejected=None if is_chosen else answer,
         )
     chosen, rejected = _reply(row, "chosen", where), _reply(row, "rejected", where)
     if "prompt" in row or "messages" in row:
         prompt = _prompt(row, where)
     else:
-        both = list(zip(chosen, rejected, strict=False))
-        shared = next((n for n, (a, b) in enumerate(both) if a != b), len(both))
+        pairs = list(zip(chosen, rejected, strict=False))
+        shared = next((n for n, (a, b) in enumerate(pairs) if a != b), len(pairs))
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
-        _asked(prompt, where)
-        _answers(chosen, where, "chosen")
-        _answers(rejected, where, "rejected")
+        _check_prompt(prompt, where)
+        _check_reply(chosen, where, "chosen")
+        _check_reply(rejected, where, "rejected")
     _check_wanted(chosen, where, "chosen")
     if chosen == rejected:
         raise refusal(where, "two different replies", "the same one twice", "leave the row out")
@@ -163,11 +163,11 @@ def _prompt(row: Mapping[str, Any], where: str) -> Messages:
     if value is None:
         raise refusal(where, "a column 'prompt' or 'messages'", ", ".join(map(repr, row)) or "none", "add one")
     prompt = messages_of(value, f"{where}, prompt")
-    _asked(prompt, where)
+    _check_prompt(prompt, where)
     return prompt
 
 
-def _asked(prompt: Messages, where: str) -> None:
+def _check_prompt(prompt: Messages, where: str) -> None:
     if not prompt or prompt[-1].role == "assistant" or prompt[0].role == "assistant":
         got = "none" if not prompt else "one that begins or ends with the assistant"
         raise refusal(where, "a prompt that waits for the assistant", got, "correct the row")
@@ -181,11 +181,11 @@ def _reply(row: Mapping[str, Any], name: str, where: str) -> Messages:
         return (Message(role="assistant", content=row[name]),)
     reply = messages_of(row[name], f"{where}, {name}")
     if "prompt" in row or "messages" in row:
-        _answers(reply, where, name)
+        _check_reply(reply, where, name)
     return reply
 
 
-def _answers(reply: Messages, where: str, name: str) -> None:
+def _check_reply(reply: Messages, where: str, name: str) -> None:
     if not reply or reply[0].role != "assistant" or reply[-1].role != "assistant":
         raise refusal(
             f"{where}, {name}", "a reply that begins and ends with the assistant", "another", "correct the row"

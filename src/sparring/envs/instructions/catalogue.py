@@ -20,7 +20,7 @@ def agree(kind: InstructionKind, other: InstructionKind) -> bool:
 
 def companions(chosen: Sequence[str], among: Sequence[str]) -> list[str]:
     """Return the names in `among` that are compatible with all of `chosen`."""
-    return [name for name in among if all(agree(KINDS[name], KINDS[there]) for there in chosen)]
+    return [name for name in among if all(agree(KINDS[name], KINDS[other]) for other in chosen)]
 
 
 def can_stand_with(lead: str, among: Sequence[str], count: int) -> bool:

@@ -54,14 +54,14 @@ def _plan_postscript(plan: ReplyPlan, params: Params) -> None:
     plan.min_sentences = max(plan.min_sentences, 2)
 
 
-def _begins(reply: ReplyText, params: Params) -> bool:
+def _starts_with_phrase(reply: ReplyText, params: Params) -> bool:
     """Return True if the reply begins with the phrase, and its first sentence has more words."""
     phrase = lowered(params["phrase"] if "phrase" in params else params["word"])
     first = reply.sentences[0].words if reply.sentences else ()
     return reply.words[: len(phrase)] == phrase == first[: len(phrase)] and len(first) > len(phrase)
 
 
-def _finishes(reply: ReplyText, params: Params) -> bool:
+def _ends_with_phrase(reply: ReplyText, params: Params) -> bool:
     """Return True if the reply ends with the phrase, and its last sentence has more words."""
     phrase = lowered(params["phrase"])
     last = reply.sentences[-1].words if reply.sentences else ()
@@ -92,7 +92,7 @@ KINDS = (
             'The first word must be "{word}".',
             'Start your answer with "{word}".',
         ),
-        kept=_begins,
+        kept=_starts_with_phrase,
         plan=_plan_first,
         draw=_draw_first,
         claims=_START,
@@ -104,7 +104,7 @@ KINDS = (
             'Your answer must start with "{phrase}".',
             'Let the first words be "{phrase}".',
         ),
-        kept=_begins,
+        kept=_starts_with_phrase,
         plan=_plan_opening,
         draw=_draw_opening,
         claims=_START,
@@ -115,7 +115,7 @@ KINDS = (
             'Let your last sentence end with the words "{phrase}".',
             'The last words of your last sentence must be "{phrase}".',
         ),
-        kept=_finishes,
+        kept=_ends_with_phrase,
         plan=_plan_closing,
         draw=_draw_closing,
         claims=_END,

@@ -74,7 +74,7 @@ class ReplyPlan:
     quoted: bool = False
 
 
-def _nothing(random: Random, scope: Scope) -> dict[str, Any]:
+def _no_params(random: Random, scope: Scope) -> dict[str, Any]:
     return {}
 
 
@@ -96,7 +96,7 @@ class InstructionKind:
     says: tuple[str, ...]
     kept: Callable[[ReplyText, Params], bool]
     plan: Callable[[ReplyPlan, Params], None]
-    draw: Callable[[Random, Scope], dict[str, Any]] = _nothing
+    draw: Callable[[Random, Scope], dict[str, Any]] = _no_params
     claims: frozenset[str] = frozenset()
 
     def say(self, params: Params, random: Random) -> str:

@@ -14,7 +14,7 @@ _COLON, _SEMICOLON = re.compile(_BETWEEN.format(":")), re.compile(_BETWEEN.forma
 _FIGURE = re.compile(r"(?<![^\W_])\d+(?:[.,]\d+)*(?![^\W_])")
 
 
-def _nothing(plan: ReplyPlan, params: Params) -> None:
+def _no_change(plan: ReplyPlan, params: Params) -> None:
     """Leave the plan unchanged: planned replies have no commas."""
 
 
@@ -54,8 +54,8 @@ def _is_quoted(reply: ReplyText, params: Params) -> bool:
     """Return True if one pair of quotation marks encloses the whole text."""
     text = reply.plain
     inside = text[1:-1]
-    around = len(text) > 2 and text[0] in _OPEN and text[-1] in _CLOSE
-    return around and not set(inside) & {*_OPEN, *_CLOSE} and bool(words_of(inside))
+    is_enclosed = len(text) > 2 and text[0] in _OPEN and text[-1] in _CLOSE
+    return is_enclosed and not set(inside) & {*_OPEN, *_CLOSE} and bool(words_of(inside))
 
 
 def _has_figure(reply: ReplyText, params: Params) -> bool:
@@ -68,7 +68,7 @@ KINDS = (
         name="no_commas",
         says=("Do not use commas.", "Write without any commas.", "Your answer must not contain a comma."),
         kept=lambda reply, params: "," not in reply.text,
-        plan=_nothing,
+        plan=_no_change,
     ),
     InstructionKind(
         name="ask_question",

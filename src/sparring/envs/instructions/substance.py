@@ -43,8 +43,8 @@ def is_plain(text: str) -> bool:
     underscores count as one; letters and commas of other scripts look like Latin ones.
     """
     composed = unicodedata.normalize("NFC", text)
-    around = zip(" " + composed, composed, strict=False)
-    return not _HIDDEN.search(composed) and all(_is_plain(character, before) for before, character in around)
+    pairs = zip(" " + composed, composed, strict=False)
+    return not _HIDDEN.search(composed) and all(_is_plain(character, before) for before, character in pairs)
 
 
 def _is_plain(character: str, before: str) -> bool:

@@ -126,8 +126,8 @@ class Instructions:
         self._args: InstructionsArgs = env_args(config.args, InstructionsArgs)
         names = sorted(TOPICS)
         places = sorted(range(len(names)), key=lambda place: derived_seed("topic", names[place]))
-        self._held = tuple(names[place] for place in places[: self._args.held_topics])
-        self._shown = tuple(names[place] for place in places[self._args.held_topics :])
+        self._held_out_topics = tuple(names[place] for place in places[: self._args.held_topics])
+        self._training_topics = tuple(names[place] for place in places[self._args.held_topics :])
         self._splits: dict[int, Splits] = {}
 
     def make(self) -> Env:
@@ -164,11 +164,11 @@ class Instructions:
         random = Random(task_seed)
         trained, tag = self._args.trained, "{kind}"
         if split == "eval":
-            topics, led = self._held, (*trained, *self._args.held_kinds)
+            topics, led = self._held_out_topics, (*trained, *self._args.held_kinds)
             lead = led[order(seed, index // len(led), len(led))[index % len(led)]]
             tag = HELD_TAG if lead in self._args.held_kinds else tag
         else:
-            topics, lead = self._shown, random.choice(trained)
+            topics, lead = self._training_topics, random.choice(trained)
         data = drawn(random, random.choice(topics), lead, self._args)
         if data is None or solution(data, task_seed) is None:
             return None
@@ -190,10 +190,10 @@ def drawn(random: Random, topic: str, lead: str, args: InstructionsArgs) -> dict
     count = random.randint(args.min_instructions, args.max_instructions)
     names = [lead]
     while len(names) < count:
-        left = companions(names, args.trained)
-        if not left:
+        compatible = companions(names, args.trained)
+        if not compatible:
             break
-        names.append(random.choice(left))
+        names.append(random.choice(compatible))
     if len(names) < args.min_instructions:
         return None
     scope = Scope(family=TOPICS[topic], max_sentences=args.max_sentences)

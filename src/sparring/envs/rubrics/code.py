@@ -83,7 +83,7 @@ class ProgramTests:
             raise refusal(f"column {column}", expected, repr(_tests(value)[0])[:80], JUDGE_NOTHING)
         for test in _tests(value):
             if isinstance(test, str):
-                _check_asserts(test, f"column {column}", _shared(task))
+                _check_asserts(test, f"column {column}", _shares_process(task))
             elif task.box is not None and (size := len(test["stdout"].encode())) > task.box.output_bytes:
                 raise refusal(
                     "env.box.output_bytes", f"at least {size}, a test's output", str(task.box.output_bytes), "raise it"
@@ -100,7 +100,7 @@ class ProgramTests:
             raise LookupError("tests need a box: an Env with a Code part sets needs_box")
         program, tests, passed = self._program(completion), _tests(task.data[self._config.column]), 0
         for test in tests:
-            good = not await _failure(program, test, _shared(task), box)
+            good = not await _failure(program, test, _shares_process(task), box)
             if not good and not self._config.partial:
                 return 0.0
             passed += good
@@ -120,9 +120,9 @@ class ProgramTests:
         column = self._config.reference
         program = self._program(task.data[column])
         for number, test in enumerate(_tests(task.data[self._config.column]), 1):
-            if why := await _failure(program, test, _shared(task), box):
+            if why := await _failure(program, test, _shares_process(task), box):
                 do = "correct the row, name the column of its right program (reference), or set reference to none"
-                if isinstance(test, str) and not _shared(task):
+                if isinstance(test, str) and not _shares_process(task):
                     do += "; tests that need more of the program than plain data need shared = true in the row"
                 raise refusal(f"column {column}", "a program that passes the row's tests", f"test {number}: {why}", do)
         return True
@@ -148,7 +148,7 @@ class ProgramTests:
         for does, body in (("whose functions return nothing", NOTHING), ("whose functions raise an error", RAISES)):
             program = idle_program([*read.values()], body)
             for test in [*foreign, *tests]:
-                if why := await _failure(program, test, _shared(task), box):
+                if why := await _failure(program, test, _shares_process(task), box):
                     break
             else:
                 got = f"{tests[0]!r:.80}, which pass"
@@ -175,7 +175,7 @@ def _is_test(value: Any) -> bool:
     )
 
 
-def _shared(task: Task) -> bool:
+def _shares_process(task: Task) -> bool:
     """Return True if the row's tests run in the answer's process."""
     return bool(task.data.get("shared", False))
 
@@ -196,20 +196,20 @@ async def _failure(program: str, test: str | Mapping[str, str], shared: bool, bo
     """Return a line that says why the program fails the test; "" if it passes."""
     if isinstance(test, str) and not shared:
         borrow = BORROW.format(test=test, defined=ReadTest(test, "a test").defined)
-        done = await box.converse(borrow, LEND.format(program=program))
-        return "" if done.exit_code == 0 and done.stdout == PASSED else _last_words(done)
+        result = await box.converse(borrow, LEND.format(program=program))
+        return "" if result.exit_code == 0 and result.stdout == PASSED else _last_words(result)
     fresh = await box.fresh()
     try:
         if isinstance(test, str):
             return await _shared_failure(program, test, fresh)
         stdin = test.get("stdin", "").encode("utf-8", "surrogatepass")
-        done = await fresh.python(CASE.format(stdin=stdin, program=program))
+        result = await fresh.python(CASE.format(stdin=stdin, program=program))
     finally:
         await fresh.close()
-    sound = done.exit_code == 0 and not (done.timed_out or done.out_of_memory or done.truncated)
-    if sound and _lines(done.stdout) == _lines(test["stdout"]):
+    sound = result.exit_code == 0 and not (result.timed_out or result.out_of_memory or result.truncated)
+    if sound and _lines(result.stdout) == _lines(test["stdout"]):
         return ""
-    return f"it printed {done.stdout[:80]!r}" if sound else _last_words(done)
+    return f"it printed {result.stdout[:80]!r}" if sound else _last_words(result)
 
 
 async def _shared_failure(program: str, test: str, box: Sandbox) -> str:
@@ -218,8 +218,8 @@ async def _shared_failure(program: str, test: str, box: Sandbox) -> str:
     A program can exit with status 0 at any time, so success is a secret printed after the assertions. A program can
     still find it in the interpreter's frames, and there are shorter ways to cheat."""
     passed = secrets.token_hex(16)
-    done = await box.python(_shared_code(program, test, passed))
-    return "" if done.stderr.endswith(passed) else _last_words(done)
+    result = await box.python(_shared_code(program, test, passed))
+    return "" if result.stderr.endswith(passed) else _last_words(result)
 
 
 def _shared_code(program: str, test: str, passed: str) -> str:
@@ -227,17 +227,17 @@ def _shared_code(program: str, test: str, passed: str) -> str:
     return SHARED.format(program=program, test=test, passed=passed.encode(), defined=defined)
 
 
-def _last_words(done: ExecResult) -> str:
+def _last_words(result: ExecResult) -> str:
     """Return the reason for which a command failed."""
     for flag, words in (
         ("timed_out", "timed out"),
         ("out_of_memory", "out of memory"),
         ("truncated", "too much output"),
     ):
-        if getattr(done, flag):
+        if getattr(result, flag):
             return words
-    lines = done.stderr.strip().splitlines()
-    return lines[-1].strip()[:200] if lines else f"it ended with status {done.exit_code}"
+    lines = result.stderr.strip().splitlines()
+    return lines[-1].strip()[:200] if lines else f"it ended with status {result.exit_code}"
 
 
 def _lines(text: str) -> list[str]:

@@ -66,9 +66,9 @@ def check_prompt(prompt: str, task: Task, names: tuple[str, ...]) -> None:
     available = {*names, *_values(task)}
     unknown = [name for name in _NAME.findall(prompt) if name not in available]
     if unknown:
-        there = ", ".join(sorted(available))
+        names_text = ", ".join(sorted(available))
         raise refusal(
-            "prompt", f"names among {there}", f"{{{unknown[0]}}}", "correct it, or map the column in env.columns"
+            "prompt", f"names among {names_text}", f"{{{unknown[0]}}}", "correct it, or map the column in env.columns"
         )
 
 

@@ -49,7 +49,7 @@ class ReadTest:
                 own.add(node.name)
         self._read = read
         self.answer_names = frozenset(read - own)
-        self.defined = tuple(self._defined(where))
+        self.defined = tuple(self._test_definitions(where))
 
     @property
     def surely_judges(self) -> bool:
@@ -60,7 +60,7 @@ class ReadTest:
     @property
     def is_foreign(self) -> bool:
         """True if it imports modules outside the standard library, which boxes may not have."""
-        return not {name.split(".")[0] for name in _imported(self._tree)} <= sys.stdlib_module_names
+        return not {name.split(".")[0] for name in _imported_modules(self._tree)} <= sys.stdlib_module_names
 
     @property
     def can_fail(self) -> bool:
@@ -76,7 +76,7 @@ class ReadTest:
                 return name in self.answer_names - sys.stdlib_module_names and _is_constant(right)
         return False
 
-    def _defined(self, where: str) -> Iterator[str]:
+    def _test_definitions(self, where: str) -> Iterator[str]:
         cases: set[str] = set()
         for node in self._tree.body:
             if isinstance(node, Function):
@@ -128,8 +128,8 @@ def _checks(node: ast.AST) -> bool:
 def _check_arguments(function: Function, count: int, where: str) -> None:
     """Refuse a test function with more required parameters than `count`."""
     arguments = function.args
-    wanted = len(arguments.posonlyargs) + len(arguments.args) - len(arguments.defaults)
-    if wanted > count or None in arguments.kw_defaults:
+    required = len(arguments.posonlyargs) + len(arguments.args) - len(arguments.defaults)
+    if required > count or None in arguments.kw_defaults:
         expected, do = "test functions without parameters", "call it, or write its cases out (no fixtures are made)"
         raise refusal(where, expected, f"{function.name}({ast.unparse(arguments)})", do)
 
@@ -141,7 +141,7 @@ def _is_constant(node: ast.expr) -> bool:
         return False
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
+def _imported_modules(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -91,11 +91,11 @@ class Judges:
     """
 
     def __init__(self, open_model: OpenModel, *, num_kept: int = KEPT) -> None:
-        self._open_model, self._kept = open_model, num_kept
+        self._open_model, self._num_kept = open_model, num_kept
         self._models: dict[str, asyncio.Task[Replies]] = {}
         self._replies: OrderedDict[str, asyncio.Task[str | None]] = OrderedDict()
         self._record: Record | None = None
-        self._who: Callable[[str], str] = str
+        self._identity_of: Callable[[str], str] = str
         self._metrics = Metrics()
 
     def remember(self, record: Record, who: Callable[[str], str]) -> None:
@@ -105,7 +105,7 @@ class Judges:
             record: store of replies, under `judge/` and a digest of the question.
             who: function from a model's name to its identity, such as its weights; a new identity makes a new question.
         """
-        self._record, self._who = record, functools.cache(who)
+        self._record, self._identity_of = record, functools.cache(who)
 
     async def verdict(
         self,
@@ -189,7 +189,7 @@ class Judges:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
         for task in opened:
-            if not _failed(task):
+            if not _has_failed(task):
                 await task.result().close()
 
     async def _reply(self, part: AskedPart, messages: Sequence[Message], sampling: Sampling) -> str | None:
@@ -202,20 +202,22 @@ class Judges:
         if recorded is not None:
             return recorded["reply"]
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._recorded(key, part, messages, sampling))
+            task = asyncio.get_running_loop().create_task(self._ask_and_record(key, part, messages, sampling))
             self._replies[key] = task
-            task.add_done_callback(lambda done: _failed(done) and self._replies.pop(key, None))
+            task.add_done_callback(lambda done: _has_failed(done) and self._replies.pop(key, None))
         self._replies.move_to_end(key)
-        while len(self._replies) > self._kept and next(iter(self._replies.values())).done():
+        while len(self._replies) > self._num_kept and next(iter(self._replies.values())).done():
             self._replies.popitem(last=False)
         return await asyncio.shield(task)  # other callers may still wait for it if this one is cancelled
 
     def _key(self, model: str, messages: Sequence[Message], sampling: Sampling) -> str:
         """Return a digest of everything that the reply depends on."""
-        question = (self._who(model), [(m.role, m.content) for m in messages], sampling)
+        question = (self._identity_of(model), [(m.role, m.content) for m in messages], sampling)
         return f"judge/{xxhash.xxh3_128_hexdigest(repr(question).encode('utf-8', 'surrogatepass'))}"
 
-    async def _recorded(self, key: str, part: AskedPart, messages: Sequence[Message], sampling: Sampling) -> str | None:
+    async def _ask_and_record(
+        self, key: str, part: AskedPart, messages: Sequence[Message], sampling: Sampling
+    ) -> str | None:
         reply = await self._ask(part, messages, sampling)
         if self._record is not None:
             self._record.put(key, {"reply": reply})
@@ -243,7 +245,7 @@ class Judges:
 
     async def _model(self, name: str) -> Replies:
         task = self._models.get(name)
-        if task is None or (task.done() and _failed(task)):
+        if task is None or (task.done() and _has_failed(task)):
             task = self._models[name] = asyncio.ensure_future(self._open_model(name))
         return await asyncio.shield(task)
 
@@ -259,5 +261,5 @@ async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-def _failed(task: asyncio.Task[object]) -> bool:
+def _has_failed(task: asyncio.Task[object]) -> bool:
     return task.cancelled() or task.exception() is not None

@@ -46,11 +46,11 @@ def equal(text: str, target: str, digits: int) -> bool:
     Raises:
         ValueError: the target cannot be parsed.
     """
-    wanted = list(right(target))
-    if verify(wanted, _parsed(text), float_rounding=digits, timeout_seconds=None):
+    expected = list(right(target))
+    if verify(expected, _parse(text), float_rounding=digits, timeout_seconds=None):
         return True
-    alone = "\n" not in text and len(text) <= 2 * len(target) + 40 and not _is_marked(text)
-    return alone and bool(verify(wanted, _whole(text), float_rounding=digits, timeout_seconds=None))
+    is_short = "\n" not in text and len(text) <= 2 * len(target) + 40 and not _is_marked(text)
+    return is_short and bool(verify(expected, _parse_as_one(text), float_rounding=digits, timeout_seconds=None))
 
 
 def unread(target: str) -> str:
@@ -59,7 +59,7 @@ def unread(target: str) -> str:
     A part is read if changing one of its digits changes the expression. Numbers separated by blanks and numbers with a
     leading zero are refused, because the library reads them as products and sums.
     """
-    text = _rewritten(target)
+    text = _rewrite(target)
     if _APART.search(text) or _LEADING_ZERO.search(text):
         return "digits that stand side by side, or begin with 0"
     try:
@@ -73,15 +73,15 @@ def unread(target: str) -> str:
     if _ABSORBED.search(read := str(expressions[0])):
         return "a product with 0, in which nothing else counts"
     for digits in _DIGITS.finditer(text):
-        if not _NOTED.search(text, 0, digits.start()) and all(_with_other(text, digits, by) == read for by in (1, 2)):
+        if not _NOTED.search(text, 0, digits.start()) and all(_with_digits(text, digits, by) == read for by in (1, 2)):
             return f"{digits[0]!r}, which does not count"
     return "" if equal(f"\\boxed{{{target}}}", target, 6) else "something that does not equal itself"
 
 
-def _with_other(text: str, digits: re.Match[str], by: int) -> str:
+def _with_digits(text: str, digits: re.Match[str], by: int) -> str:
     """Return the parsed text with other digits in place of a match."""
     other = str((int(digits[0][0]) + by - 1) % 9 + 1) + digits[0][1:]
-    changed = _whole(text[: digits.start()] + other + text[digits.end() :])
+    changed = _parse_as_one(text[: digits.start()] + other + text[digits.end() :])
     return str(changed[0]) if changed else ""
 
 
@@ -92,7 +92,7 @@ def right(target: str) -> tuple[Any, ...]:
     Raises:
         ValueError: the target cannot be parsed.
     """
-    parsed = _parsed(target) if _is_marked(_rewritten(target)) else _whole(target)
+    parsed = _parse(target) if _is_marked(_rewrite(target)) else _parse_as_one(target)
     if not parsed:
         raise ValueError(f"an answer that math-verify can read, got {target[:80]!r}")
     return tuple(parsed)
@@ -102,17 +102,17 @@ def _is_marked(text: str) -> bool:
     return "$" in text or "\\boxed" in text or "\\(" in text or "\\[" in text
 
 
-def _whole(text: str) -> list[Any]:
+def _parse_as_one(text: str) -> list[Any]:
     """Return a text parsed as one expression."""
-    return _parsed(text if _is_marked(_rewritten(text)) else f"\\boxed{{{text}}}")
+    return _parse(text if _is_marked(_rewrite(text)) else f"\\boxed{{{text}}}")
 
 
-def _parsed(text: str) -> list[Any]:
+def _parse(text: str) -> list[Any]:
     extractions = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
-    return parse(_rewritten(text), extractions, parsing_timeout=None)
+    return parse(_rewrite(text), extractions, parsing_timeout=None)
 
 
-def _rewritten(text: str) -> str:
+def _rewrite(text: str) -> str:
     """Return a text in the library's syntax: numbers after `plain`, signs as LaTeX."""
     text = mixed(plain(text), r"{units}\frac{{{over}}}{{{under}}}")
     if not text.isascii():

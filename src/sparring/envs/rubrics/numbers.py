@@ -54,10 +54,10 @@ def plain(text: str) -> str:
     """Return a text with the digits of each number joined: separators of groups of three, LaTeX spacing and dollar
     signs are removed, and `½` becomes ` 1/2`."""
     if not text.isascii():
-        text = "".join(_of_fraction(character) for character in text)
+        text = "".join(_fraction_character(character) for character in text)
     for pattern, instead in _PLAIN:
         text = pattern.sub(instead, text)
-    text = _REPEATING.sub(_repeated, text) if "\\overline" in text else text
+    text = _REPEATING.sub(_repeating_fraction, text) if "\\overline" in text else text
     return _GROUPS.sub(lambda match: match[0].replace(" ", ""), text)
 
 
@@ -100,7 +100,7 @@ def _without_latex(text: str) -> str:
     text = _SCIENTIFIC.sub(lambda match: f"e{match[1] or match[2]}".replace("−", "-"), text)
     text = _POWER.sub(_power, text)
     text = _FRACTION.sub(_fraction, text)
-    return _MIXED.sub(_improper, text)
+    return _MIXED.sub(_improper_fraction, text)
 
 
 def _fraction(match: re.Match[str]) -> str:
@@ -109,14 +109,14 @@ def _fraction(match: re.Match[str]) -> str:
     return f"{' ' if beside.isdigit() else ''}{over}/{under}"
 
 
-def _repeated(match: re.Match[str]) -> str:
+def _repeating_fraction(match: re.Match[str]) -> str:
     """Write a repeating decimal as a fraction: 0.8333... = (83 - 8) / 90."""
     fixed, all_of_it = match[1] + match[2], match[1] + match[2] + match[3]
     under = (10 ** len(match[3]) - 1) * 10 ** len(match[2])
     return f"\\frac{{{int(all_of_it) - int(fixed or 0)}}}{{{under}}}"
 
 
-def _improper(match: re.Match[str]) -> str:
+def _improper_fraction(match: re.Match[str]) -> str:
     units, over, under = map(int, match.groups())
     return f"{units * under + over}/{under}" if over < under else match[0]
 
@@ -126,7 +126,7 @@ def _power(match: re.Match[str]) -> str:
     return str(base**exponent) if base == 0 or len(match[1]) * exponent <= LONGEST_EXPONENT else match[0]
 
 
-def _of_fraction(character: str) -> str:
+def _fraction_character(character: str) -> str:
     parts = unicodedata.normalize("NFKC", character).split("\u2044")
     return f" {parts[0]}/{parts[1]}" if len(parts) == 2 and all(map(str.isdigit, parts)) else character
 

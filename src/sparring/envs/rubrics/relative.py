@@ -59,26 +59,26 @@ class RelativeScorer:
         Raises:
             BadInput: the row has no such column.
         """
-        for part in self._of(task).values():
+        for part in self._parts_for(task).values():
             check_prompt(part.prompt, task, ("first", "second") if isinstance(part, Pairwise) else ("answers",))
 
     @cooperative
     async def score(self, task: Task, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Sequence[Score]:
-        parts = self._of(task)
+        parts = self._parts_for(task)
         if len(rollouts) < 2 or not parts:
             return scores
         answers = [final_text(rollout.trajectories[0]) for rollout in rollouts]
         places = [i for i, score in enumerate(scores) if answers[i] and self._rubric.cap(score.parts) > 0]
         compared = [answers[i] for i in places]
-        added: list[dict[str, float]] = [dict.fromkeys(parts, 0.0) for _ in scores]
+        values_by_answer: list[dict[str, float]] = [dict.fromkeys(parts, 0.0) for _ in scores]
         for name, part in parts.items():
             strengths = await self._strengths(name, part, compared, task)
             for place, strength in zip(places, strengths, strict=True):
-                lost = len(scores) - len(places)
-                added[place][name] = ((len(places) - 1) * strength + lost) / (len(scores) - 1)
-        return [self._with(score, values) for score, values in zip(scores, added, strict=True)]
+                num_lost = len(scores) - len(places)
+                values_by_answer[place][name] = ((len(places) - 1) * strength + num_lost) / (len(scores) - 1)
+        return [self._with(score, values) for score, values in zip(scores, values_by_answer, strict=True)]
 
-    def _of(self, task: Task) -> Mapping[str, Relative]:
+    def _parts_for(self, task: Task) -> Mapping[str, Relative]:
         return of_domain(self._parts, str(task.data.get("domain", "")))
 
     def _with(self, score: Score, values: Mapping[str, float]) -> Score:
@@ -97,8 +97,10 @@ class RelativeScorer:
 
     async def _by_pairs(self, part: Pairwise, answers: Sequence[str], task: Task, where: str) -> Sequence[float]:
         count = len(answers)
-        most = min(part.opponents or count - 1, count - 1)
-        pairs = sorted({tuple(sorted((i, (i + step) % count))) for i in range(count) for step in range(1, most + 1)})
+        num_opponents = min(part.opponents or count - 1, count - 1)
+        pairs = sorted(
+            {tuple(sorted((i, (i + step) % count))) for i in range(count) for step in range(1, num_opponents + 1)}
+        )
 
         async def wins(i: int, j: int) -> float:
             question = filled(part.prompt, task, {"first": answers[i], "second": answers[j]})

@@ -100,7 +100,7 @@ class Rubric:
         self.needs_box = any(isinstance(part, Code) for part in parts.values())
         workers = workers or Workers()
         pointwise = {name: part for name, part in self.parts.items() if not isinstance(part, RELATIVE)}
-        self._checks = {name: _working(name, part, workers, judges) for name, part in pointwise.items()}
+        self._checks = {name: _check_of(name, part, workers, judges) for name, part in pointwise.items()}
 
     def check(self, task: Task) -> None:
         """Refuse a row that cannot be scored.
@@ -108,7 +108,7 @@ class Rubric:
         Raises:
             BadInput: no part applies to the row's domain, or the row lacks something that a part needs.
         """
-        parts = self._of(task)
+        parts = self._parts_for(task)
         if not parts:
             domains = sorted({domain for part in self.parts.values() for domain in part.domains})
             got = repr(str(task.data.get("domain", "")))
@@ -136,7 +136,7 @@ class Rubric:
             JudgeError: a check failed.
         """
         programs = False
-        for name in self._of(task):
+        for name in self._parts_for(task):
             check = self._checks.get(name)
             if not isinstance(check, (TextCheck, ProgramTests)):
                 continue
@@ -162,7 +162,7 @@ class Rubric:
             JudgeError: a part failed, which says nothing about the answer.
             SandboxError: the box failed.
         """
-        parts = {name: part for name, part in self._of(task).items() if name in self._checks}
+        parts = {name: part for name, part in self._parts_for(task).items() if name in self._checks}
         if not completion:
             return Score(reward=0.0, parts=dict.fromkeys(parts, 0.0), success=False)
         values: dict[str, float] = {}
@@ -174,7 +174,7 @@ class Rubric:
         values.update(zip(rest, await together([self._value(n, completion, task, box) for n in rest]), strict=True))
         values = {name: values[name] for name in parts}
         weighed = {name: part.weight for name, part in parts.items() if part.weight}
-        if not weighed and len(parts) < len(self._of(task)):
+        if not weighed and len(parts) < len(self._parts_for(task)):
             return Score(reward=None, parts=values, success=self._success(parts, values))
         reward = min(sum(weight * values[name] for name, weight in weighed.items()), self.cap(values))
         return Score(reward=reward, parts=values, success=self._success(parts, values))
@@ -187,10 +187,10 @@ class Rubric:
     def _success(self, parts: Mapping[str, Pointwise], values: Mapping[str, float]) -> bool | None:
         deciding = [name for name, part in parts.items() if part.decides]
         deciding = deciding or [name for name, part in parts.items() if part.weight > 0]
-        passed = all(values[name] >= FULL for name in deciding) and self.cap(values) == math.inf
-        return passed if deciding or not passed else None
+        is_success = all(values[name] >= FULL for name in deciding) and self.cap(values) == math.inf
+        return is_success if deciding or not is_success else None
 
-    def _of(self, task: Task) -> dict[str, Any]:
+    def _parts_for(self, task: Task) -> dict[str, Any]:
         return of_domain(self.parts, str(task.data.get("domain", "")))
 
     async def _value(self, name: str, completion: str, task: Task, box: Sandbox | None) -> float:
@@ -203,7 +203,7 @@ class Rubric:
             raise JudgeError(f"{where}: {error}") from error
 
 
-def _working(name: str, part: Pointwise, workers: Workers, judges: Judges | None) -> Check:
+def _check_of(name: str, part: Pointwise, workers: Workers, judges: Judges | None) -> Check:
     if isinstance(part, TEXT):
         return TextCheck(part, workers)
     if isinstance(part, Code):

@@ -35,8 +35,8 @@ class Workers:
 
     def __init__(self, count: int = 0, *, wall_s: float = WALL_S) -> None:
         self._wall_s = wall_s
-        most = count or min(MOST, len(os.sched_getaffinity(0)))
-        self._threads = ThreadPoolExecutor(most, thread_name_prefix="check")
+        num_processes = count or min(MOST, len(os.sched_getaffinity(0)))
+        self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="check")
         self._own = threading.local()  # each thread has one process
 
     async def worth(self, part: Text, completion: str, target: Any) -> float:

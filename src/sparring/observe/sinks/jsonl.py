@@ -28,7 +28,7 @@ class JsonlSink:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        with self._translated():
+        with self._store_errors():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a+b", buffering=0)
             if self._file.tell():
@@ -53,12 +53,12 @@ class JsonlSink:
 
     def _write(self, line: dict[str, Any]) -> None:
         data = msgspec.json.encode({"time": time.time(), **line}) + b"\n"
-        with self._translated():
+        with self._store_errors():
             if self._file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, "the line was cut short")
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _store_errors(self) -> Iterator[None]:
         """Convert errors of the system to `StoreError`."""
         try:
             yield
