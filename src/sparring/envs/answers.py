@@ -21,8 +21,8 @@ def observed(answer: object) -> Observation:
     reward.
 
     Raises:
-        TypeError: it is no Observation, or a part of it has a wrong type.
         TypeError: the answer is no Observation, or a part has a wrong type.
+        ValueError: the reward is not finite, a role is unknown, or a text cannot be encoded.
     """
     if not isinstance(answer, Observation):
         raise TypeError(f"expected an Observation, got {answer!r:.80}")
@@ -49,8 +49,8 @@ def rated(score: object, roles: Sequence[str], trajectories: Sequence[Trajectory
         trajectories: trajectories of the rollout; values per turn are checked against their turns.
 
     Raises:
-        TypeError: it is no Score, or a part of it has a wrong type.
         TypeError: the score is no Score, or a part has a wrong type.
+        ValueError: a reward is not finite, a role is unknown, or values do not match the turns.
     """
     if score is None:
         return None
