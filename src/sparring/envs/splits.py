@@ -85,7 +85,7 @@ def overlap(eval_tasks: Iterable[Task], train_tasks: Iterable[Task]) -> set[str]
 
 
 class Stream:
-    """Task stream whose task at an index is a function of the index, so its state is one number. Implements
+    """Task stream by index: each task is a function of its index, so the state is one number. Implements
     `protocols.TaskSource`.
 
     Args:

@@ -22,7 +22,7 @@ WAY_OUT = {
 
 
 def way_out(error: sqlite3.Error | OSError) -> str:
-    """Return the user's way out of an error; without one in `WAY_OUT`, to report a bug."""
+    """Return advice on an error: that of `WAY_OUT`, or else to report a bug."""
     if isinstance(error, OSError):
         return f"free disk space or check the folder and the disk, {AGAIN}"
     code = getattr(error, "sqlite_errorname", "")

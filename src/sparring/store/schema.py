@@ -41,7 +41,7 @@ SHARED = ""
 """Schema 7 stores a branch of a conversation without its shared beginning. Older rows are read unchanged."""
 
 MIGRATIONS = {4: TABLES, 5: LOG, 6: SEGMENTS, 7: SHARED}
-"""Statements that lead from each schema's predecessor to it."""
+"""Statements that migrate a database from the previous schema, by schema."""
 
 OLDEST = min(MIGRATIONS)
 

@@ -18,7 +18,7 @@ _NUMBER = re.compile(
     r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,9})?(?:/\d{1,30})?"
 )
 _RAISED = re.compile(r"[\^_]\s*\{?\s*$")
-"""Start of an exponent or an index, whose digits are not a number of the text."""
+"""Start of an exponent or an index; its digits are not a number of the text."""
 
 _PLAIN: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\\$"), ""),
