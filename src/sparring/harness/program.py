@@ -1,8 +1,8 @@
-"""Harness that runs an agent program, unmodified, in the rollout's box.
+"""Harness that runs an unmodified agent program in the rollout's box.
 
-The program finds one server at an address of its own: the gateway, behind which the rollout's session is. It has no
-other network, a home (`/agent`) and a work folder (`/box`), which the world fills before and reads after: it is the
-rollout's box. A world with tools needs the box for these; there the program has another one.
+The program reaches one server, the gateway with the rollout's session, and no other network. It has a home (`/agent`)
+and a work folder (`/box`), which the world fills before and reads afterwards. If the world has tools, they use the
+rollout's box, and the program has a box of its own.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from sparring.types import BoxSpec, ExecResult, Message, ReplyPiece, Task
 T = TypeVar("T")
 PORT = 8700
 URL = f"http://127.0.0.1:{PORT}"
-"""Address of the gateway in the box; the same in every rollout, so that prompts are."""
+"""Address of the gateway in the box, equal in every rollout so that prompts are equal."""
 
 HOME, WORK, MODEL = "/agent", "/box", "policy"
 LONGEST_ARGUMENT = 128 << 10
-"""Bytes of one argument that the kernel takes."""
+"""Maximum number of bytes of an argument, a limit of the kernel."""
 
 LAST_WORDS = 2000
-"""Characters of a program's output that an error or a note repeats."""
+"""Maximum number of characters of a program's output in an error or a note."""
 
 
 class Address(Protocol):
     """Address of a session for a program outside this process.
 
     Attributes:
-        url: of the server, without a path.
-        key: that opens the session.
-        tools: of the world, which the server hosts; None where it has none.
-        reward_key: under which the rollout is rewarded from outside; empty where the run takes no rewards.
+        url: URL of the server, without a path.
+        key: API key of the session.
+        tools: tools of the world, which the server offers; None without tools.
+        reward_key: key for rewards from outside; "" if the run takes none.
     """
 
     url: str
@@ -55,7 +55,7 @@ class Address(Protocol):
 
 
 class OpenDoor(Protocol):
-    """Opens sessions to programs."""
+    """Opener of sessions to programs."""
 
     def __call__(
         self, session: Any, *, models: Mapping[str, Any] = {}, leave_out: Sequence[str] = ()
@@ -63,9 +63,9 @@ class OpenDoor(Protocol):
         """Open a session for as long as the context lasts.
 
         Args:
-            session: of the policy.
-            models: other names that the program may have for models, each with the one that answers.
-            leave_out: types of the vendor's own tools that are left out of requests.
+            session: session of the policy.
+            models: models by the program's names for them.
+            leave_out: types of the vendor's own tools that are removed from requests.
         """
 
 
@@ -74,15 +74,15 @@ class ProgramRequests(SessionLayer):
 
     Args:
         session: session of the rollout.
-        calls: account of the rollout's calls, which the replies are written into.
+        calls: account of the rollout's tool calls, which replies are added to.
 
     Attributes:
         session: session of the rollout.
-        calls: account of the rollout's calls.
-        requests: number of replies that were requested.
-        limit: the limit of the rollout that was hit; None before. The context's length is none: a client that hears of
-            it compacts.
-        refused: the server's refusal for good; None before.
+        calls: account of the rollout's tool calls.
+        requests: number of requests for a reply.
+        limit: limit that the rollout hit, or None. The context length does not count, since a client may compact and go
+            on.
+        refused: permanent refusal of a request, or None.
     """
 
     def __init__(self, session: Session, calls: SampledCalls) -> None:
@@ -92,12 +92,12 @@ class ProgramRequests(SessionLayer):
         self.requests = 0
         self.limit: LimitReached | None = None
         self.refused: RequestRefused | None = None
-        self._over = asyncio.Event()
+        self._end = asyncio.Event()
 
     @property
     def unanswered(self) -> str:
-        """Fate of the requests, in words, if none was answered with a turn and none hit a limit of the rollout or the
-        context; else empty. A client that ends so has done nothing that could be scored."""
+        """Fate of the requests in words if none was answered with a turn or hit a limit of the rollout or the context;
+        else "". Such a rollout has nothing to score."""
         session = self.session
         return "" if session.has_turn or session.limit is not None else session.silence
 
@@ -124,9 +124,9 @@ class ProgramRequests(SessionLayer):
             self.calls.reopen(reply)
 
     async def awaited(self, work: Awaitable[T], grace_s: float) -> T | None:
-        """Return what some work of the client comes to. It is dropped, and None returned, where it has not ended
-        `grace_s` seconds after the rollout has hit its limit, or whoever answers has refused a request for good."""
-        working, over = asyncio.ensure_future(work), asyncio.ensure_future(self._over.wait())
+        """Return the result of a client's work. Cancel it and return None if it has not ended `grace_s` seconds after
+        the rollout hit a limit or a request was refused for good."""
+        working, over = asyncio.ensure_future(work), asyncio.ensure_future(self._end.wait())
         try:
             await asyncio.wait((working, over), return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
@@ -138,13 +138,13 @@ class ProgramRequests(SessionLayer):
             await asyncio.gather(working, over, return_exceptions=True)
 
     def _hit(self, error: LimitReached | RequestRefused) -> None:
-        """Take note of what ends the rollout."""
+        """Record the end of the rollout."""
         if isinstance(error, RequestRefused):
             self.refused = error
-            self._over.set()
+            self._end.set()
         elif error.reason != "context_length":
             self.limit = error
-            self._over.set()
+            self._end.set()
 
 
 class _OfferedCalls:
@@ -167,14 +167,14 @@ class _OfferedCalls:
 
 
 class ProgramHarness:
-    """Harness that runs a program. Implements `protocols.Harness`.
+    """Harness that runs an agent program. Implements `protocols.Harness`.
 
     Args:
-        name: of the preset.
-        preset: how the program is started.
+        name: name of the preset.
+        preset: preset of the program.
         script: text of the preset's script.
-        installation: where the program is.
-        open_door: opens a session to it.
+        installation: installed program.
+        open_door: opens a session to the program.
 
     Attributes:
         mounts: files and folders of the host that boxes of this run need, by their path in the boxes.
@@ -188,16 +188,16 @@ class ProgramHarness:
         self._preset, self._script, self._installation, self._open_door = preset, script, installation, open_door
 
     def box_of(self, task: Task, *, tools: bool) -> BoxSpec:
-        """Return the box that a rollout of a task needs: the task's, with room for the program if it runs there.
+        """Return the box for a rollout of a task: the task's, with room for the program if it runs there.
 
         Args:
-            task: whose box it is.
-            tools: whether the world has tools; the box is then theirs alone.
+            task: task of the rollout.
+            tools: whether the world has tools, which then have the box to themselves.
         """
         spec = task.box or BoxSpec(timeout_s=60.0)
-        return spec if tools else self._widened(spec)
+        return spec if tools else self._with_program_limits(spec)
 
-    def _widened(self, spec: BoxSpec) -> BoxSpec:
+    def _with_program_limits(self, spec: BoxSpec) -> BoxSpec:
         preset = self._preset
         return replace(
             spec,
@@ -210,11 +210,11 @@ class ProgramHarness:
         """Let the program work on the task until it ends.
 
         Raises:
-            LimitReached: it ran for too long, or needed too much memory.
-            EnvError: the world broke.
-            Unanswered: the program ended without a reply, and hit no limit: it asked for none, or was refused.
-            BadInput: the world has tools, which the program cannot be handed.
-            SandboxError: there is no box that runs programs.
+            LimitReached: the program exceeded its time or memory.
+            EnvError: the world failed.
+            Unanswered: the program ended without a reply or a limit: it made no request, or was refused.
+            BadInput: the world has tools, but the preset has no table for them.
+            SandboxError: the boxes run no programs.
         """
         box = _box_of(episode)
         with boundary(EnvError, f"environment {episode.task.env}, task {episode.task.id}: open"):
@@ -255,7 +255,7 @@ class ProgramHarness:
             words += self._preset.with_tools.arguments
         for path, text in files.items():
             await box.write(f"{HOME}/{path}", fill(text, values).encode())
-        if self._script:  # a program, in whose source a task's prompt has no place
+        if self._script:  # a program, so a task's prompt has no place in its source
             await box.write(f"{HOME}/agent.py", self._script.encode())
         argv = [*self._installation.start, *(fill(word, values) for word in words)]
         if max(len(word.encode()) for word in argv) >= LONGEST_ARGUMENT:
@@ -285,7 +285,7 @@ class ProgramHarness:
         """Return what stands for each placeholder."""
         preset = self._preset
         texts = [*preset.command, preset.stdin, *preset.files.values(), *preset.environment.values()]
-        apart = any("{system}" in text for text in texts)
+        has_system = any("{system}" in text for text in texts)
         return {
             "url": URL,
             "key": door.key,
@@ -295,7 +295,7 @@ class ProgramHarness:
             "recent": session.max_context // 8,
             "tools": f"{URL}/mcp",
             "system": "\n\n".join(m.content for m in messages if m.role == "system"),
-            "prompt": "\n\n".join(m.content for m in messages if not apart or m.role != "system"),
+            "prompt": "\n\n".join(m.content for m in messages if not has_system or m.role != "system"),
         }
 
     def _judge(self, result: ExecResult, requests: ProgramRequests) -> None:
@@ -303,8 +303,8 @@ class ProgramHarness:
         session's to say.
 
         Raises:
-            Unanswered: it was answered nothing.
-            LimitReached: the rollout hit a limit, or the program was killed for one.
+            Unanswered: no request was answered.
+            LimitReached: the rollout hit a limit, or the program was killed at one.
         """
         if requests.unanswered:
             raise Unanswered(f"harness {self.name}: {_end_of(result)} and {requests.unanswered}{_last_words(result)}")
@@ -320,13 +320,13 @@ def load_program(name: str, folder: Path, open_door: OpenDoor, *, calls_from_cod
     """Return the harness of a preset.
 
     Args:
-        name: of the preset, or a path to one.
-        folder: of programs.
+        name: name of the preset, or a path to one.
+        folder: folder of programs.
         open_door: opens a session to the program.
-        calls_from_code: as in the preset, where the recipe says so.
+        calls_from_code: sets the preset's key of this name.
 
     Raises:
-        BadInput: there is no such preset, or its program is not installed.
+        BadInput: the preset does not exist, or its program is not installed.
     """
     preset, script = load_preset(name)
     if calls_from_code and not preset.calls_from_code:
@@ -338,7 +338,7 @@ def _box_of(episode: Episode) -> Any:
     """Return the box of an episode.
 
     Raises:
-        SandboxError: it runs no programs.
+        SandboxError: the box runs no programs.
     """
     box = episode.box
     if box is None or not hasattr(box, "program"):

@@ -175,7 +175,7 @@ sys.exit(main())
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
 
 
-def test_an_interrupt_that_the_shell_switched_off_stays_off() -> None:
+def test_an_interrupt_ignored_by_the_shell_stays_ignored() -> None:
     code = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)

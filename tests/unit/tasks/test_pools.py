@@ -78,7 +78,7 @@ def test_a_resumed_source_goes_on_with_the_same_tasks() -> None:
     assert [first.next() for _ in range(30)] == [second.next() for _ in range(30)]
 
 
-def test_settings_without_sense_are_refused() -> None:
+def test_invalid_settings_of_pools_are_refused() -> None:
     for wrong in ({"keep_easy": 2.0}, {"easy_from": 0.5, "hard_to": 0.5}, {"hard_to": -1.0}):
         with pytest.raises(ValueError):
             DifficultyPools(**wrong)
