@@ -11,9 +11,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from sparring.errors import refusal
 
-# Splits a text before merging, as the Qwen2 and Qwen3 tokenizers do: words with one leading mark, digits in groups of at
-# most DIGITS, runs of other marks, newlines apart from other space. (Qwen2 technical report, 2024; vocabulary file of
-# the family.)
+# Splits a text before merging, as the Qwen2 and Qwen3 tokenizers do: words with one leading mark, digits in groups of
+# at most DIGITS, runs of other marks, newlines apart from other space. (Qwen2 technical report, 2024; vocabulary file
+# of the family.)
 _PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,DIGITS}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
