@@ -18,7 +18,7 @@ class RenderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     write control tokens."""
 
     thoughts: Thoughts = "kept"
-    """What later prompts contain of a reply's thought, for a model that thinks. `kept`: the thought stays where it was
-    sampled, so a conversation is one sequence of ids, and it is written again where a conversation is rendered as a
+    """Treatment of a reply's thought in later prompts, for a model that thinks. `kept`: the thought stays where it was
+    sampled, so a conversation is one sequence of ids, and it is written again when a conversation is rendered as a
     whole. `template`: the checkpoint's template decides, which mostly drops the thoughts before a user's message; the
     conversation continues there on a new branch whose fork reason is `template`."""
