@@ -239,8 +239,8 @@ class KvCache:
     ) -> Allocation | None:
         """Allocate pages for a request and find as many of its tokens in the cache as possible.
 
-        The last token is always left to compute; if its page was found full, the page already holds the same values. If
-        the parked tokens are a prefix of `tokens`, all of them are reused; otherwise only full pages of equal tokens.
+        The last token is always left to compute; if its page was found full, the page already holds the same values.
+        Parked tokens that are a prefix of `tokens` are reused completely, others only as full pages of equal tokens.
 
         Args:
             conversation: conversation whose parked pages may be taken over.
@@ -319,7 +319,7 @@ class KvCache:
     def _find(
         self, pages: list[int], num_cached: int, tokens: list[int], version: Weights, digests: list[bytes]
     ) -> int:
-        """Append pages that are found by their contents to those of `num_cached` tokens; return the new number of
+        """Extend the pages of `num_cached` tokens by pages that are found by their contents; return the new number of
         cached tokens."""
         if not self.share_prefixes:
             return num_cached

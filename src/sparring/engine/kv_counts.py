@@ -15,8 +15,8 @@ class Allocation(NamedTuple):
     Attributes:
         pages: pages for all of its tokens.
         num_cached: number of tokens whose keys and values the pages already hold.
-        num_parked: number of these tokens that its own conversation had parked in the cache.
-        num_restored: number of these tokens that are copied back from host memory.
+        num_parked: number of cached tokens that its own conversation had parked.
+        num_restored: number of cached tokens that are copied back from host memory.
     """
 
     pages: list[int]

@@ -400,8 +400,8 @@ class NativeEngine:
         return steps_at(self._pace_s, most)
 
     def _limit(self, sequences: list[Sequence]) -> dict[Sequence, SparringError]:
-        """Ask the constraint of each request for the tokens allowed next; return the errors of those that failed. The
-        failed requests are still computed, because other requests may read their keys."""
+        """Ask the constraint of each request for the tokens allowed next; return the errors by request. The failed
+        requests are still computed, because other requests may read their keys."""
         broken = {}
         for sequence in sequences:
             try:

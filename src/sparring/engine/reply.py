@@ -84,7 +84,7 @@ class Reply:
 
 
 def deliver(deliveries: list[Delivery]) -> None:
-    """Run actions with one call into each event loop; those of a closed loop are dropped."""
+    """Run actions with one call into each event loop; actions for a closed loop are dropped."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = defaultdict(list)
     for loop, action in deliveries:
         by_loop[loop].append(action)

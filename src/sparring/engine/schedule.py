@@ -42,5 +42,5 @@ def _bounds(runs: Runs) -> tuple[list[int], tuple[int, ...]]:
 
 
 def _value_at(bounds: list[int], values: tuple[int, ...], at: int) -> int:
-    """Return the value of a token; after the last run, that of the last."""
+    """Return the value of a token; after the last run, the last value."""
     return values[sum(bound <= at for bound in bounds)]

@@ -168,7 +168,7 @@ class StepScheduler:
             self._publish(sequence, version)
 
     def finish(self, sequence: Sequence, version: int) -> None:
-        """Remove a finished request, and park its pages for its conversation if all of them are of `version`."""
+        """Remove a finished request, and park its pages for its conversation if `version` computed them completely."""
         self._leave(sequence)
         self._over(sequence)
         conversation = sequence.conversation
@@ -209,7 +209,8 @@ class StepScheduler:
         return sequences
 
     def fork(self, sequence: Sequence, conversations: Iterable[str], version: int) -> None:
-        """Park the pages of a request computed so far for other conversations, if all of them are of `version`."""
+        """Park the pages of a request computed so far for other conversations, if `version` computed them
+        completely."""
         if sequence.oldest == sequence.version_under(version):
             for conversation in conversations:
                 self.cache.park(conversation, *self._held(sequence), sequence.weights_under(version))
@@ -336,8 +337,8 @@ class StepScheduler:
     def _pages_for(
         self, sequence: Sequence, version: int, most: int | None = None, tail: bytes | None = None
     ) -> Allocation | None:
-        """Allocate pages, reusing at most those of the first `most` tokens; the last one may be a copy of the page
-        shared under `tail`."""
+        """Allocate pages, reusing at most the first `most` tokens; the last one may be a copy of the page shared under
+        `tail`."""
         cache, wanted, count = self.cache, sequence.reusable, self.cache.pages_for(len(sequence.tokens))
         wanted = wanted if most is None else wanted[: most + 1]
         weights = sequence.weights_under(version)
@@ -374,7 +375,7 @@ class StepScheduler:
         return allocation
 
     def _publish(self, sequence: Sequence, version: int) -> None:
-        """Register the computed pages for other requests, if all of them are of the served weights."""
+        """Register the computed pages for other requests, if the served weights computed them completely."""
         if sequence.oldest == sequence.version_under(version):
             weights = sequence.weights_under(version)
             self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, weights, sequence.digests)

@@ -30,7 +30,7 @@ Top = tuple[tuple[int, float], ...]
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """Tokens of a request so far, and the number of them with keys and values in the cache.
+    """Tokens of a request so far, and their keys and values in the cache.
 
     A step touches as little of each request as it can, because the computation empties the processor's caches.
 
@@ -39,7 +39,7 @@ class Sequence:
     Attributes:
         computed: number of tokens whose keys and values are in `pages`, or will be after the planned step.
         lost: value of `computed` when the request was preempted.
-        oldest: oldest weight version of these keys and values; None without any.
+        oldest: oldest weight version of the computed keys and values; None without any.
         gone: number of first pages that were returned early, because no layer attends to them any more.
         state: slot of the recurrent state after these tokens; None in a model without one.
         share_at: number of prompt tokens after which the state is copied for waiting requests; 0 for none.
@@ -226,7 +226,7 @@ class Sequence:
         )
 
     def _end(self, new: list[int]) -> int | None:
-        """Return the number of new tokens that belong to the turn, if one of them ends it; otherwise None."""
+        """Return the number of new tokens up to the end of the turn; None if the turn continues."""
         stop = None if self.stop.isdisjoint(new) else next(i for i, token in enumerate(new, 1) if token in self.stop)
         ends, num_sampled = self.request.ends, len(self.logprobs)
         least = max(0, self.request.sampling.min_tokens - 1 - num_sampled)

@@ -32,7 +32,7 @@ class Prefix(NamedTuple):
 
 
 def prefix_of(tokens: list[int], weights: Weights) -> Prefix:
-    """Name all of these tokens as a prefix computed by `weights`."""
+    """Name a sequence of tokens as a prefix computed by `weights`."""
     return Prefix(len(tokens), weights, xxhash.xxh3_128_digest(array("q", tokens).tobytes()))
 
 

@@ -186,7 +186,7 @@ def decode(data: bytes, kind: type[T], where: str) -> T:
 
 
 def generate_form(request: GenerateRequest, *, stream: bool, deltas: bool) -> GenerateForm:
-    """Write a request as it is sent: its stop strings and constraint as text, for the server to bind again.
+    """Convert a request to its form, with stop strings and constraint as text, for the server to bind again.
 
     Raises:
         RequestRefused: the request has Python functions whose text is not in its sampling.
@@ -208,7 +208,7 @@ def generate_request(form: GenerateForm) -> GenerateRequest:
 
 
 def weight_form(ref: WeightRef, base: int) -> WeightForm:
-    """Write weights as they are sent by a run that counts version `base` as 0."""
+    """Convert a weight reference to its form, for a run that counts version `base` as 0."""
     return WeightForm(**_fields(ref), base=base)
 
 
@@ -223,7 +223,7 @@ def noun(form: msgspec.Struct, kind: type[T]) -> T:
 
 
 def problem(error: SparringError) -> Failed:
-    """Write an error as it is sent."""
+    """Convert an error to the body of an answer."""
     return Failed(error=Problem(type=type(error).__name__, message=str(error)))
 
 

@@ -24,6 +24,6 @@ def tell(result: torch.Tensor, function: Callable[..., torch.Tensor], *inputs: t
 
 
 def told(tensor: torch.Tensor) -> Again | None:
-    """Return the recomputation of a tensor; None if it has none."""
+    """Return the recomputation of a tensor, or None."""
     again: Again | None = getattr(tensor, _NAME, None)
     return again

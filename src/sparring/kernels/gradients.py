@@ -20,7 +20,7 @@ SLAB = 8192
 class WeightSum:
     """Gradient of one weight [M, K], accumulated in float32 over all its uses.
 
-    A separate gradient of each use would be as large as the weight, and autograd would hold two of them.
+    A separate gradient of each use would be as large as the weight, and autograd would hold two.
     """
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class Broadcast(Function):
 
 
 class SiluMul(Function):
-    """silu(gate) * up, or silu(gate) when up is None."""
+    """silu(gate) * up, or silu(gate) without up."""
 
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor | None, path: KernelPath) -> torch.Tensor:

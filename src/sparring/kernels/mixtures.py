@@ -49,7 +49,7 @@ def _route(logits: torch.Tensor, count: int, renormalised: bool) -> tuple[torch.
 
 
 class _Route(Function):
-    """`route` with gradients, which are those of its softmax."""
+    """`route` with the gradients of its softmax."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, count: int, renormalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,7 +77,7 @@ def linear_groups(
     x: torch.Tensor, packed: PackedStack, biases: torch.Tensor | None, counts: torch.Tensor
 ) -> torch.Tensor:
     """Multiply x[N, K] by E weights without gradients: the rows are sorted by weight, counts[E] rows each; biases [E,
-    M]. The bits are those of `linear`."""
+    M]. It computes the bits of `linear`."""
     check_groups(x, packed, biases, counts)
     fused, x = fused_path(x.device), x.contiguous()
     if fused is not None:
@@ -104,8 +104,8 @@ def mixture(
 
     Args:
         x: [N, D].
-        gate_up: [2 I, D] of each expert.
-        down: [D, I] of each expert.
+        gate_up: weights [2 I, D] of the experts.
+        down: weights [D, I] of the experts.
         chosen: [N, k] int32, experts of each row.
         shares: [N, k] float32, weights of their outputs.
 

@@ -2,8 +2,7 @@
 
 They do not depend on the number of rows, the neighbours, the threads, the packing, or size and position of the pages.
 The trainer's forward and the engine call the same functions, so their log-probabilities agree to the bit. Gradients do
-not depend on the threads either (`threads`); those of weights are sums over rows, and depend on which rows are
-together.
+not depend on the threads either (`threads`); gradients of weights are sums over rows, and depend on the set of rows.
 
 There are five paths, each with its own bits. CPU: "exact-tiles" (compiled, matrix products on AMX tiles), "exact-pairs"
 (compiled, bfloat16 products by pairs), "exact-kernels" (compiled, the same bits on every processor) and "exact-torch"
@@ -90,7 +89,7 @@ def linear(
 ) -> torch.Tensor:
     """Compute y = x W^T + bias, x[N, K] -> y[N, M].
 
-    Accumulates in float32; `out_dtype` (default: that of x) is float32 or bfloat16, so a bfloat16 head can return
+    Accumulates in float32; `out_dtype` (default: the dtype of x) is float32 or bfloat16, so a bfloat16 head can return
     float32 logits. Gradients flow to x, to the bias and to `packed.weights`; the gradient of a single weight is added
     to `total` if given.
     """
@@ -248,9 +247,9 @@ def attention_packed(
 
     cu_seqlens[B + 1] int32: sequence b is rows cu_seqlens[b]:cu_seqlens[b + 1]; it starts at 0 and ends at N. With
     shared[B] int32 these rows follow the first shared[b] positions of sequence b - 1, which may themselves be shared: a
-    traversal of a tree of prefixes, in which every row is stored once. The bits are those of the sequences laid out in
-    full. Query head h reads key/value head h // (H / G), with the settings of `form`; sinks[H] are an additional logit
-    of each head's softmax, without a value. Accumulates in float32.
+    traversal of a tree of prefixes, in which every row is stored once. Complete sequences have the same bits. Query
+    head h reads key/value head h // (H / G), with the settings of `form`; sinks[H] are an additional logit of each
+    head's softmax, without a value. Accumulates in float32.
     """
     check_attention(q, k, v, sinks)
     # not checked on a device: each layer would wait for it
@@ -372,7 +371,7 @@ def sample(
     their total; among these the ones with at least min_p of the most likely one's probability. top_k[n] <= 0, top_p[n]
     >= 1 and min_p[n] <= 0 truncate nothing. In a row with limited[n], the logits of forbidden tokens are minus
     infinity, and the allowed tokens are recorded as a kept set even without other truncation. The log-probability is
-    that of the sampling distribution: equal to the bit to `token_logprobs` with the kept ids.
+    taken under the sampling distribution, equal to the bit to `token_logprobs` with the kept ids.
     """
     check_logits("sample", logits)
     if seeds.dtype not in (torch.int64, torch.uint64):

@@ -48,7 +48,7 @@ class KvHeads(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """Return `head_dim` as it is stored: rounded up to whole blocks."""
+        """Return the stored size of a head: `head_dim` rounded up to whole blocks."""
         return -(-self.head_dim // BLOCK) * BLOCK
 
     @staticmethod
@@ -69,7 +69,7 @@ class KvPages:
         layers: keys and values of each layer by its index. Values are [pages, G, page_size, d], d rounded up to 16;
             keys are [pages, G, page_size / 16, d, 16] if `transposed` (see `ops.transposes_keys`), otherwise like
             values.
-        tensors: the same storage, with layers of equal shape in one tensor [L, pages, ...].
+        tensors: storage of `layers`, with layers of equal shape in one tensor [L, pages, ...].
 
     Raises:
         BadInput: the page size is not a positive multiple of 16.

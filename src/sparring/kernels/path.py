@@ -100,7 +100,7 @@ class KernelPath(Protocol):
     def linear_backward(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the gradients of x[N, K] and weight[M, K] from that of y[N, M], all of one dtype; None for those not
+        """Return the gradients of x[N, K] and weight[M, K] from the gradient of y[N, M], all of one dtype; None if not
         in `needs`. `grad` may be strided."""
 
     def sum_rows(self, grad: torch.Tensor) -> torch.Tensor:
@@ -123,11 +123,11 @@ class KernelPath(Protocol):
     def add_rms_norm_backward(
         self, total: torch.Tensor, weight: torch.Tensor, grad_total: torch.Tensor | None, grad: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the gradient of x, which is also that of y, and of weight[D], from those of the sum (None: zero) and
-        of its norm."""
+        """Return the common gradient of x and y, and the gradient of weight[D], from the gradients of the sum (None:
+        zero) and of its norm."""
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
-        """Return silu(gate) * up, of any shape; silu(gate) if `up` is None."""
+        """Return silu(gate) * up, of any shape; silu(gate) without `up`."""
 
     def silu_mul_backward(
         self, gate: torch.Tensor, up: torch.Tensor | None, grad: torch.Tensor
@@ -145,8 +145,8 @@ class KernelPath(Protocol):
         """Return the hyperbolic tangent of x, float32 of any shape."""
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
-        """Rotate x[N, H, d] by cos[N, d], sin[N, d] in the half-split layout; with `transposed` rotate back, which
-        gives the gradient of x from that of the result."""
+        """Rotate x[N, H, d] by cos[N, d], sin[N, d] in the half-split layout; with `transposed` rotate back, as the
+        backward pass does."""
 
     def split_heads(self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, heads: int, kv_heads: int) -> Heads:
         """Split qkv[N, (H + 2 G) d], whose rows may have any stride, into q, k and v; normalise q and k if `norms` are
@@ -175,7 +175,7 @@ class KernelPath(Protocol):
         """
 
     def attention_packed_backward(self, saved: SavedAttention, grad: torch.Tensor, form: AttentionForm) -> Heads:
-        """Return the gradients of q, k and v from that of o[N, H, d]."""
+        """Return the gradients of q, k and v from the gradient of o[N, H, d]."""
 
     def attention_paged(
         self,
@@ -215,15 +215,15 @@ class KernelPath(Protocol):
         *,
         spent: bool = False,
     ) -> torch.Tensor:
-        """Return the gradient of the logits [N, V] from those of logprob and entropy [N] (None: zero). If the logits
-        are `spent`, it may overwrite them."""
+        """Return the gradient of the logits [N, V] from the gradients of logprob and entropy [N] (None: zero). If the
+        logits are `spent`, it may overwrite them."""
 
     def sample(
         self, logits: torch.Tensor, requests: SamplingRows, masks: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample one token for each row of logits[N, V] float32 as `ops.sample` -> tokens [N] int64, logprobs [N]
-        float32. The ids that a truncated draw kept become bits of masks [N, W] uint64; `masks` is None if no row is
-        truncated."""
+        float32. The ids that a truncated draw kept become bits of masks [N, W] uint64; no row is truncated without
+        `masks`."""
 
 
 class FusedPath(KernelPath, Protocol):
@@ -237,7 +237,7 @@ class FusedPath(KernelPath, Protocol):
         self, x: torch.Tensor, packed: PackedMatrix, biases: torch.Tensor | None, counts: torch.Tensor
     ) -> torch.Tensor:
         """Multiply x[N, K], whose rows are sorted by weight, counts[E] int64 rows each, by E packed weights -> [N, M];
-        biases [E, M]. The bits are those of `linear`."""
+        biases [E, M]. It computes the bits of `linear`."""
 
     def mixture(
         self,

@@ -17,7 +17,7 @@ from sparring.kernels.path import FusedPath, KernelPath
 from sparring.kernels.torch.path import TorchPath
 
 ALL_PATHS = (*COMPILED, TorchPath.name, DevicePath.name)
-"""All paths, those of the CPU best first."""
+"""All paths: first the CPU's, best first."""
 SETTINGS = {"off": TorchPath.name, "portable": NAME, "pairs": PAIRS_NAME, "tiles": TILES_NAME}
 """Values of SPARRING_KERNELS and the paths that they select."""
 
@@ -137,7 +137,7 @@ def _made(name: str, where: str) -> KernelPath:
 
 
 def _library(name: str, software: bool) -> Library | str:
-    """Return the library that computes a compiled path here, or the reason why there is none."""
+    """Return the library that computes a compiled path here, or the reason for its absence."""
     native = _loaded(FLAGS)
     if native is None:
         return _NO_COMPILER

@@ -44,7 +44,7 @@ class CausalModel:
         logit_scale: factor on logits.
         logit_cap: soft cap on logits; None without one.
         context: context length at which attention costs about as much as the rest of the forward.
-        kv_heads: for each layer that attends, the keys and values that it stores.
+        kv_heads: shapes of the keys and values that each attention layer stores.
         recurrent: layers with a recurrent state; empty in most models.
         adapters: adapters of the model; `state` and `parameters` exclude them.
     """
@@ -124,8 +124,8 @@ class CausalModel:
 
     def weight_sum(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ops.WeightSum | None]:
         """Return hidden[M, D], to be split into chunks, and the sum to which all chunks add their gradient of the
-        head's weight. The sum is None if the weight has no gradient, or if transformers computes the head, with a
-        separate gradient for each chunk."""
+        head's weight. There is no sum for a weight without a gradient, or for a head that transformers computes, whose
+        chunks have separate gradients."""
         if not isinstance(self.head, RowLinear) or not self.head.weight.requires_grad:
             return hidden, None
         total = ops.WeightSum()

@@ -111,7 +111,7 @@ def _window(attention: nn.Module) -> int | None:
 
 
 def add_and_norm(x: torch.Tensor, y: torch.Tensor | None, norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + y and its norm; x itself if y is None."""
+    """Return x + y and its norm; x itself without y."""
     if y is None:
         return x, ops.rms_norm(x, norm.weight, norm.variance_epsilon)
     return ops.add_rms_norm(x, y, norm.weight, norm.variance_epsilon)

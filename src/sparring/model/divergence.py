@@ -50,7 +50,7 @@ def from_teacher(
         model: model whose head is applied to `hidden`.
         hidden: [M, D].
         teacher: model whose head is applied to `teacher_hidden`.
-        teacher_hidden: [M, E], without gradient.
+        teacher_hidden: [M, E], no gradient.
         targets: sampling distribution of each of the M tokens.
         form: kind of divergence.
 

@@ -35,7 +35,7 @@ class ExpertAdapters(Protocol):
         """Return, for each expert, the function that adds to its products.
 
         Args:
-            rows: for each expert, the indices [n] of its rows in the current call.
+            rows: indices [n] of each expert's rows in the current call.
         """
 
 
@@ -148,8 +148,7 @@ class RowExperts(nn.Module):
         return x
 
     def _weights(self, values: Values = lambda parameter: parameter) -> list[list[torch.Tensor]]:
-        """Return the matrices [outputs, inputs] of all experts for both stacked parameters, or for other values of
-        them."""
+        """Return the matrices [outputs, inputs] of all experts for both stacked parameters, or for other `values`."""
         parts = [values(parameter).unbind(0) for parameter in (self.gate_up_proj, self.down_proj)]
         return [[w.t() if self.is_transposed else w for w in part] for part in parts]
 

@@ -1,5 +1,5 @@
-"""Modules that replace those of transformers and share their parameters; each computes a row with bits that do not
-depend on the batch.
+"""Replacements of transformers' modules, with shared parameters; each computes a row with bits that do not depend on
+the batch.
 
 torch changes a row's bits with the number of rows: matrix products choose another kernel, and vectorised cos, exp and
 silu treat the tail of a tensor differently. Each module here calls one row-invariant operation. Shapes: N rows, K
@@ -40,7 +40,7 @@ class RowLinear(nn.Module):
         self._product: Product | None = None
 
     def matrix(self, values: Values) -> torch.Tensor:
-        """Return the weight matrix [M, K], or that of other `values`."""
+        """Return the weight matrix [M, K], with `values` in its place."""
         return values(self.weight)
 
     @property
@@ -112,7 +112,7 @@ class Product:
         self.bias = self._joined_bias(current_value)
 
     def derived(self, values: Values) -> Changes:
-        """Return the assignments that replace the packed weights and the bias by those of `values`."""
+        """Return the assignments that replace packed weights and bias by `values`."""
         weights = tuple(part.matrix(values) for part in self.parts)
         changes = [(self.packed, "storage", self.packed.pack_values(*weights)), (self.packed, "weights", weights)]
         return [*changes, (self, "bias", self._joined_bias(values))]

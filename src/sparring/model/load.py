@@ -137,8 +137,8 @@ def build_model(module: nn.Module, where: str, *, numerics: str, gradient_checkp
     Args:
         module: module of transformers.
         where: name of the model in refusals.
-        numerics: as for `load`.
-        gradient_checkpointing: as for `load`.
+        numerics: numerics of `load`.
+        gradient_checkpointing: setting of `load`.
 
     Raises:
         BadInput: the model cannot run with these numerics.
@@ -178,7 +178,7 @@ def read_config(where: str, numerics: str) -> Any:
     """Read the transformers config of the checkpoint.
 
     Raises:
-        BadInput: there is none, or its model cannot run with these numerics.
+        BadInput: the config is missing, or its model cannot run with these numerics.
     """
     looks_local = where.startswith((".", "/", "~")) or where.count("/") > 1
     if Path(where).is_dir() or looks_local:

@@ -363,7 +363,7 @@ class Adapters:
         return self.assigned(self._grouped(numbers))
 
     def assignment_of(self, rows: torch.Tensor) -> AdapterAssignment | None:
-        """Return the assignment of rows[n] of the current call, for `assigned`; None if the call has none."""
+        """Return the assignment of rows[n] of the current call, for `assigned`; None without an assignment."""
         return None if self._current is None else self._grouped(self._current.numbers[rows.cpu().numpy()])
 
     @contextmanager
@@ -406,7 +406,7 @@ class Adapters:
         self.num_changes += 1
 
     def take(self, number: int) -> Adapter | None:
-        """Remove an adapter and return it; None if there is none."""
+        """Remove an adapter and return it; None if the number is free."""
         self.num_changes += 1
         return self._by_number.pop(number, None)
 

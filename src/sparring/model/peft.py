@@ -23,7 +23,7 @@ PREFIX = "base_model.model."
 """Prefix of a layer's name in the file."""
 EXPERTS, INNER = "experts", "base_layer"
 """Name of the module of experts, and of the inner of PEFT's two wrappers around it: if both parameters of the experts
-have factors, those of the first belong to the inner wrapper."""
+have factors, the first parameter's belong to the inner wrapper."""
 
 UNSERVED = (
     *("modules_to_save", "use_dora", "lora_bias"),

@@ -136,7 +136,7 @@ def _is_mixer(part: nn.Module) -> bool:
 
 
 def _cache_of(part: nn.Module) -> str:
-    """Return the name of the parameter that takes a module's cache of states; empty if it has none."""
+    """Return the name of the parameter that takes a module's cache of states; empty for a module without one."""
     parameters = inspect.signature(part.forward).parameters
     return next((name for name in ("cache", "cache_params") if name in parameters), "")  # cache since transformers 5.24
 

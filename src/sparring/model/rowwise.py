@@ -59,13 +59,13 @@ PRODUCTS = frozenset("mul rmul imul multiply div rdiv idiv truediv rtruediv itru
 """Functions that round once for real numbers, but several times, and platform-dependently, for complex ones."""
 
 SPREADING = frozenset("add radd sub rsub mul rmul div rdiv rtruediv truediv true_divide".split())
-"""Functions of two operands, one of which may be a weight that is broadcast over rows."""
+"""Functions of two operands that may broadcast a weight over rows."""
 
 COPYING = frozenset("expand expand_as broadcast_to".split())
 """Functions that broadcast a value."""
 
 SUMMING = frozenset(("alpha", "reduce", "accumulate"))
-"""Keywords with which some of these functions also multiply or sum."""
+"""Keywords with which some safe functions also multiply or sum."""
 
 
 def row_invariant(function: Callable[..., Result]) -> Callable[..., Result]:

@@ -25,7 +25,7 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
 
     Args:
         model_state: parameters by Hugging Face name, tied weights once, all of one dtype.
-        source_path: folder of the original model, or its hub name, of which the local copy is used.
+        source_path: folder of the original model, or hub name of a model in the local cache.
         out_path: folder to write; created if missing.
 
     Returns:

@@ -25,15 +25,15 @@ def check_servable(
 ) -> CausalModel:
     """Prove that `load` would succeed, in seconds for a checkpoint of any size.
 
-    For a large checkpoint, a model of two layers with random weights is made and verified, and the names and shapes in
-    the headers of its files are compared with its config (only for the dense models of the Llama family; others may
-    rename weights while loading).
+    For a large checkpoint, a model of two layers with random weights is made and verified. Names and shapes in the
+    headers of its files are compared with its config, for the dense models of the Llama family; others may rename
+    weights while loading.
 
     Args:
         path: checkpoint folder, or an adapter's.
-        dtype: as for `load`.
-        device: as for `load`.
-        numerics: as for `load`.
+        dtype: dtype of `load`.
+        device: device of `load`.
+        numerics: numerics of `load`.
         small_bytes: most bytes of files that are loaded completely.
 
     Returns:

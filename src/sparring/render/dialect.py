@@ -59,7 +59,7 @@ def tool_call(id: str, name: Any, arguments: Any, raw: str) -> ToolCall:
 
 
 def _arguments(call: ToolCall) -> Mapping[str, Any] | None:
-    """Return the arguments to write for a call; None if its text is written back as it was."""
+    """Return the arguments to write for a call; None if its text is written back verbatim."""
     whole_call = not call.name or _CALL.match(call.raw) or call.raw.lstrip().startswith(call.name)
     if call.arguments is not None or whole_call:
         return call.arguments

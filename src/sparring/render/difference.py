@@ -81,7 +81,7 @@ class TemplateRenderer:
         return self.tokenizer.control.ids
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered:
-        """Render a conversation as ids [T]. Replies are encoded apart from the prompt before them, as they are sampled.
+        """Render a conversation as ids [T]. Replies are encoded separately from the prompt before them, as in sampling.
 
         Raises:
             BadInput: the template refuses the conversation, or has no place for tools.
@@ -189,8 +189,8 @@ class TemplateRenderer:
         return self._template.text(messages, tools, generation=generation, thinking=self._thinking)
 
     def _encode(self, text: str) -> list[int]:
-        """Encode a text that continues another. It is encoded behind an added token, because some tokenizers add a
-        space at the very beginning of a text."""
+        """Encode a text that continues another. It is encoded after an added token, because some tokenizers add a space
+        at the very beginning of a text."""
         anchor = self._added[self._end]
         ids = self.tokenizer.encode(self._end + text)
         return ids[1:] if ids and ids[0] == anchor else self.tokenizer.encode(text)

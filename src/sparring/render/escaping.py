@@ -57,7 +57,7 @@ class TextEscaper:
         return other
 
     def between(self, around: tuple[str, str]) -> TextEscaper:
-        """Return an escaper for a format whose tags around a malformed call are not those of Hermes."""
+        """Return an escaper for a format with its own tags around a malformed call."""
         other = copy.copy(self)
         other._around = around
         return other

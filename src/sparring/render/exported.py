@@ -127,10 +127,10 @@ class TemplateComparison:
 
     Attributes:
         same: number of prompts with the same ids.
-        spelt: number of prompts with the same text in other ids: a sampled reply may be tokenised otherwise, and text
-            of a message that looks like a control token is none.
-        replies: number of prompts that differ only in an earlier reply, because a message does not hold it as it was
-            sampled (blanks, a malformed call).
+        spelt: number of prompts with the same text in other ids: a sampled reply may be tokenised otherwise, and a
+            message may quote the text of a control token.
+        replies: number of prompts that differ only in an earlier reply, because a message does not preserve its sampled
+            text (blanks, a malformed call).
         other: names of all other prompts.
         shown: recorded and written text of the first of `other`, around the point where they part.
     """
@@ -148,7 +148,7 @@ class TemplateComparison:
 
 
 def own_source(source: str) -> str:
-    """Return the checkpoint's own template from an exported one; any other template as it is."""
+    """Return the checkpoint's own template from an exported one; any other template unchanged."""
     if BEGIN in source and END in source:
         return source.partition(BEGIN)[2].rpartition(END)[0]
     return source

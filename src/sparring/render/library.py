@@ -48,7 +48,7 @@ class LibraryRenderer:
         name: the library's name of the renderer.
         escaper: marks control tokens in the text of messages.
         keeps_thoughts: whether thoughts of earlier replies stay in the prompt even if the format drops them.
-        stop_ids: ids that the checkpoint names as ends of a generation, added to those of the format.
+        stop_ids: ids that the checkpoint names as ends of a generation, in addition to the format's.
     """
 
     def __init__(

@@ -193,7 +193,7 @@ class LibraryParser:
         reasoning: str | None,
         thought: bool,
     ) -> Message:
-        """Parse what follows the thought with the library, which is given an empty, ended thought in its place."""
+        """Parse what follows the thought with the library, which is given an empty thought instead."""
         marks = self._marks
         assert marks is not None
         if marks.tags.thinks_again:  # the library would parse a thought after the text

@@ -119,7 +119,7 @@ class _SystemPlaces:
 
     @functools.cached_property
     def later(self) -> bool:
-        """Return whether the template writes a system message after a reply, in its place, followed by a generation
+        """Return whether the template writes a system message after a reply where it was sent, followed by a generation
         prompt."""
         later = [_USER, _REPLY, _USER, _SECOND]
         expected = [message["content"] for message in later[1:]]

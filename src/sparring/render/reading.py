@@ -360,7 +360,7 @@ class TextReader:
         return True
 
     def _until(self, tag: str | None, kind: str, state: str, pieces: list[ReplyPiece]) -> bool:
-        """Emit the text before a tag, except for an end that may begin the tag; without a tag, emit all of it."""
+        """Emit the text before a tag, except for an end that may begin the tag; without a tag, emit all text."""
         text, ended, rest = (self._text, "", "") if tag is None else self._text.partition(tag)
         if tag is not None and not ended:
             waiting = overlap(text, tag)

@@ -28,7 +28,7 @@ class StopStrings:
 
     Args:
         tokenizer: tokenizer of the model that generates.
-        strings: stop strings, none of them empty.
+        strings: stop strings, each non-empty.
 
     Raises:
         BadInput: `strings` is empty or contains an empty string.

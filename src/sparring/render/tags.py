@@ -138,12 +138,12 @@ class Marks:
         return replace(self, tags=tags, opens=frozenset(), undecided=undecided, **none)
 
     def thought(self, ids: Sequence[int], thinking: bool, decode: Callable[[Sequence[int]], str]) -> Thought | None:
-        """Return the thought of a reply; None if it has none.
+        """Return the thought of a reply, or None.
 
-        Only its own tag ends a thought: a call drafted inside it is part of it, and a thought that is never ended takes
-        the rest of the reply. If the prompt began the thought and the reply begins with a call, the thought is empty.
-        (For several formats, the `renderers` library takes the beginning of a call for the end of an open thought, as
-        other servers do; for GLM and DeepSeek-V4 even if the thought's own end follows, which
+        Only its own tag ends a thought: a call drafted inside belongs to the thought, and a thought that is never ended
+        takes the rest of the reply. If the prompt began the thought and the reply begins with a call, the thought is
+        empty. (For several formats, the `renderers` library takes the beginning of a call for the end of an open
+        thought, as other servers do; for GLM and DeepSeek-V4 even if the thought's own end follows, which
         PrimeIntellect-ai/renderers pull 80 fixed for others.)
 
         Args:

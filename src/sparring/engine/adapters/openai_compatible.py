@@ -43,7 +43,7 @@ class Logprobs(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """A complete answer, or a new part of it."""
+    """Answer to a request, complete or in part."""
 
     finish_reason: str | None = None
     token_ids: list[int] | None = None
@@ -105,7 +105,7 @@ class OpenAiEngine:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts since the start, those of `ClientCounts`."""
+        """Counts of `ClientCounts` since the start."""
         return dict(self._counts.values)
 
     async def generate(self, request: GenerateRequest) -> Completion:

@@ -79,7 +79,7 @@ class RemoteClient:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts since the start, those of `ClientCounts`."""
+        """Counts of `ClientCounts` since the start."""
         return dict(self._counts.values)
 
     def check(self, dtype: str, numerics: str, config: EngineConfig) -> None:

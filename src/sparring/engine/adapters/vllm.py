@@ -105,7 +105,7 @@ class VllmEngine:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts since the start, those of `ClientCounts`."""
+        """Counts of `ClientCounts` since the start."""
         return dict(self._counts.values)
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -153,12 +153,8 @@ class VllmEngine:
             yield self._counts.completed(sampled.completion(prompt))
 
     async def abort(self, request: str) -> None:
-        """End a request: its caller gets a Completion with finish reason "abort" and the tokens sampled so far. Unknown
-        requests are fine.
-
-        A request for its prompt and these tokens continues it under the weights served at that time, but with other
-        random numbers: vLLM restarts them with each request.
-        """
+        """End a request; its caller gets the tokens sampled so far. Unknown requests are ignored. A request for prompt
+        and these tokens continues it with other random numbers: vLLM restarts them with each request."""
         for live in [live for live in self._live if live.request.id == request and not live.aborted]:
             live.aborted = True
             await self._tell_abort(live)
@@ -319,7 +315,6 @@ class VllmEngine:
 
     @asynccontextmanager
     async def _serving(self, request: GenerateRequest, *, streams: bool) -> AsyncIterator[_RunningRequest]:
-        """Register a running request, after any update that came first."""
         max_new = self._check(request)
         await self._open.wait()
         self._check_open()

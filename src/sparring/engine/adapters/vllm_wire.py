@@ -1,6 +1,6 @@
 """Wire format of vLLM's token-level interface (`/inference/v1/generate`). Torch-free.
 
-A choice holds a log-probability per sampled token and those of the top tokens; -9999 stands for minus infinity.
+A choice holds the log-probabilities of each sampled token and of the top tokens; -9999 stands for minus infinity.
 Versions are sent at the end of a request, as spans over its tokens.
 """
 
@@ -85,7 +85,7 @@ def generate_body(
 
 def judge_body(name: str, tokens: Sequence[int], named: int, priority: int) -> dict[str, Any]:
     """Write a request for the log-probabilities of given tokens at temperature 1 and of the `named` top tokens at each
-    position, -1 for all. It samples one token, of which only the weight version is used."""
+    position, -1 for all. It also samples one token, for the version of the weights."""
     sampling = {"max_tokens": 1, "prompt_logprobs": named, "ignore_eos": True, "detokenize": False}
     return {"request_id": name, "token_ids": list(tokens), "sampling_params": sampling, "priority": -priority * _LEVEL}
 

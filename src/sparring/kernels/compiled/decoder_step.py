@@ -1,4 +1,4 @@
-"""C structures of generation steps, twins of those in decoder.cpp and adapters.h.
+"""C structures of generation steps, twins of structures in decoder.cpp and adapters.h.
 
 Shapes: L layers, D width, H query heads, G key/value heads, d head size, I width of the MLP, E experts, k experts per
 row, V vocabulary, B sequences, N new rows.
@@ -37,8 +37,7 @@ class AttentionPlan(Structure):
 
 class LayerPlan(Structure):
     """One decoder layer; q_norm and k_norm may be null. A layer with one MLP has a `router` without outputs. In a
-    mixture, `router` is [E, D], gate_up and down are those of the first of E experts, and a row uses `chosen`
-    experts."""
+    mixture, `router` is [E, D], gate_up and down belong to the first of E experts, and a row uses `chosen` experts."""
 
     _fields_ = [
         *((name, Weight) for name in ("qkv", "o", "gate_up", "down", "router")),

@@ -302,7 +302,7 @@ def attend_backward(
         grad: gradient of out.
         walk: rows of the sequences.
         cu_lengths: [B + 1] int32, offset of each sequence in the concatenated positions.
-        form: as for `attend`.
+        form: settings of the scores.
 
     Returns:
         dq, and dk, dv [sum of lengths, G, d] float32.

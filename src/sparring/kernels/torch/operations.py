@@ -113,7 +113,7 @@ def separate_heads(qkv: torch.Tensor, heads: int, kv_heads: int, size: int) -> l
 def logits_gradient(
     saved: SavedLogprobs, grad_logprob: torch.Tensor, grad_entropy: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return the gradient of logits [N, V] without kept sets from those of logprob and entropy [N]."""
+    """Return the gradient of logits [N, V] without kept sets from the gradients of logprob and entropy [N]."""
     logits, targets, temperature, entropy, maximum, log_sum = saved
     inverse = (1.0 / torch.where(temperature == 0, 1.0, temperature)).unsqueeze(1)
     log_p = logits * inverse - (maximum + log_sum).unsqueeze(1)

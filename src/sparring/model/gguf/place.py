@@ -26,8 +26,8 @@ FORM = 2
 
 
 def gguf_file(path: Path) -> Path | None:
-    """Return the GGUF file at `path`: the file itself, or the only one of a folder without config.json. None if there
-    is none.
+    """Return the GGUF file at `path`: the file itself, or the only one of a folder without config.json. None without
+    one.
 
     Raises:
         BadInput: the folder holds several files, or a part of a model.

@@ -106,11 +106,11 @@ class Slots(NamedTuple):
             row[torch.from_numpy(bits == 0).to(row.device)] = -torch.inf
 
     def adapted(self, slots: array[int]) -> bool:
-        """Return True if any of these slots ("i") has an adapter."""
+        """Return True if any slot of `slots` ("i") has an adapter."""
         return bool((self.adapters[np.frombuffer(slots, np.int32)] >= 0).any())
 
     def truncate(self, slots: array[int]) -> bool:
-        """Return True if any of these slots ("i") truncates its distribution."""
+        """Return True if any slot of `slots` ("i") truncates its distribution."""
         at = np.frombuffer(slots, np.int32)
         truncated = (self.top_k[at] > 0).any() or (self.top_p[at] < 1).any() or (self.min_p[at] > 0).any()
         return bool(truncated or self.limited[at].any())

@@ -1,6 +1,6 @@
 """JSON types that the schema of an argument allows, and the parsing of a value between tags by them.
 
-Between tags, text is written as it is and everything else as JSON, so only the schema tells them apart.
+Between tags, text is written verbatim and everything else as JSON, so only the schema tells them apart.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PYTHON_WORDS: Mapping[str, Any] = {"True": True, "False": False, "None": None}
 
 def resolved(schema: Any, root: Any) -> Any:
     """Return the schema that a local reference (`#/$defs/name`) or an `allOf` with a single entry stands for; any other
-    schema as it is."""
+    schema unchanged."""
     for _ in range(_DEEPEST):
         if not isinstance(schema, Mapping):
             break

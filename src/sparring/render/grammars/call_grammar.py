@@ -78,7 +78,7 @@ def check_calls(renderer: Renderer, tokenizer: FileTokenizer, format: CallFormat
         renderer: renderer of the format.
         tokenizer: tokenizer of the renderer.
         format: format of the calls.
-        source: as for `call_grammar`.
+        source: JSON of `call_grammar`.
 
     Raises:
         BadInput: a name is parsed as another.

@@ -42,7 +42,7 @@ _TYPES = ("null", "boolean", "number", "string", "array", "object")
 _EDGE, _INSIDE = r"[^:,{}\[\]<\s\x1c-\x1f]", r"[^:,{}\[\]]"
 _LAST = r"[^:,{}\[\]\s\x1c-\x1f]"
 _KEY = rf"{_EDGE}({_INSIDE}*{_LAST})?"
-"""Keys that are parsed as they are written: no punctuation of objects, no blanks at the ends."""
+"""Keys that need no quotes: no punctuation of objects, no blanks at the ends."""
 
 
 class QuotedValues:

@@ -23,8 +23,8 @@ _LIMITS = {"enum", "const", "pattern", "minLength", "maxLength"}
 
 
 def json_schema(format: CallFormat, schema: Any, root: Mapping[str, Any]) -> str:
-    """Return a schema for `%json`, with the format's separators and order of keys, none of whose texts contains a tag
-    that ends a value.
+    """Return a schema for `%json`, with the format's separators and order of keys. Its texts contain no tag that ends a
+    value.
 
     Args:
         format: format of the calls.
@@ -60,8 +60,8 @@ def pattern_without(ends: Sequence[str]) -> str:
 
 
 def reads_as(schema: Any, root: Mapping[str, Any], flagged: bool) -> str:
-    """Return how a parser reads a value between tags: `text`, `json`, or `either`: JSON if it parses to a type that the
-    schema allows, or else text (`calls/kinds.py`).
+    """Return the way in which a parser reads a value between tags: `text`, `json`, or `either`: JSON if it parses to a
+    type that the schema allows, or else text (`calls/kinds.py`).
 
     Args:
         schema: schema of the value.
@@ -147,7 +147,7 @@ def python_words(schema: Any, root: Mapping[str, Any]) -> list[str]:
 
 
 def either_json(schema: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the schema of the objects and arrays that a schema allows beside text; None if it allows none."""
+    """Return the schema of the objects and arrays that a schema allows besides text; None if it allows only text."""
     branches = [branch for branch in _branches(schema, root) if branch.get("type") in ("object", "array")]
     return {"anyOf": branches} if branches else None
 

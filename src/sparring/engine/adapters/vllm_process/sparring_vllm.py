@@ -93,7 +93,7 @@ class ProbingScheduler(PlainScheduler if current_platform.is_cpu() else AsyncSch
         return max(super().get_num_unfinished_requests(), len(self._probes()) if self._paused else 0)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        """Schedule the probes alone while paused; the other requests stay as they are."""
+        """Schedule only the probes while paused; other requests do not move."""
         probes = self._probes() if self._paused else []
         if not probes:
             return super().schedule(throttle_prefills)
