@@ -1,4 +1,4 @@
-"""Adapters that an engine serves beside its base model: loaded, exchanged and dropped between two steps."""
+"""Adapters that an engine serves in addition to its base model: loaded, replaced and dropped between two steps."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class AdapterTable:
     """Adapters by name. The one with the engine's own name serves the requests that name no adapter.
 
     Args:
-        model: served; an adapter that it has everywhere becomes the engine's own.
-        runner: computes probes.
-        name: of the engine.
-        version: of the weights that `model` holds.
-        forget: called with weights, as `ServedAdapter.weights` names them, that are no longer served.
+        model: served model; its adapter for all rows, if any, becomes the engine's own.
+        runner: runner that computes probes.
+        name: name of the engine.
+        version: version of the weights that `model` holds.
+        forget: called with weights, named as in `ServedAdapter.weights`, that are no longer served.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class AdapterTable:
         return base if own is None else own.version
 
     def find(self, name: str | None) -> ServedAdapter | None:
-        """Return the adapter that serves a request with `adapter = name`; None for the base model.
+        """Return the adapter of a request with `adapter = name`; None for the base model.
 
         Raises:
-            EngineError: no adapter of this name is loaded.
+            EngineError: no adapter with this name is loaded.
         """
         if name is None:
             return self._served.get(self._name)
@@ -58,14 +58,14 @@ class AdapterTable:
         return self._served[name]
 
     def commit(self, ref: WeightRef, adapter: Adapter) -> ServedAdapter | None:
-        """Load a staged adapter, or exchange it for its older version, and verify it by the reference's probe. On
-        failure the old one, which stays untouched, is served on.
+        """Load a staged adapter, or replace its older version, and verify it by the reference's probe. On failure the
+        old version, which stays untouched, remains in service.
 
         Returns:
-            The adapter as it is served; None where this very version was served already.
+            The served adapter; None if this very version was served already.
 
         Raises:
-            WeightsError: it gives other log-probabilities than the publisher's, or its version is not newer.
+            WeightsError: the adapter gives other log-probabilities than the publisher's, or its version is not newer.
         """
         name = str(ref.adapter)
         served = self._served.get(name)
@@ -86,16 +86,16 @@ class AdapterTable:
         return self._put(name, adapter, ref.version, ref.checksum)
 
     def drop(self, name: str) -> None:
-        """Serve no new request by an adapter; running ones finish with it.
+        """Serve no new request with an adapter; running ones finish with it.
 
         Raises:
-            EngineError: no adapter of this name is loaded.
+            EngineError: no adapter with this name is loaded.
         """
         self.find(name)
         self._leaving.append(self._served.pop(name))
 
     def sweep(self, used: Iterable[ServedAdapter | None]) -> None:
-        """Forget dropped adapters that none of the requests in `used` needs any more."""
+        """Unload dropped adapters that no request in `used` needs."""
         if self._leaving:
             still = set(used)
             for served in self._leaving:

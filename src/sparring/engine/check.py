@@ -12,8 +12,13 @@ LARGEST_ID, LARGEST_BIAS = 1 << 31, 1e30
 
 
 class EngineLimits(NamedTuple):
-    """Limits of an engine: token ids below `vocab_size`, texts of up to `max_positions` tokens, `capacity` tokens in
-    its cache."""
+    """Limits of an engine.
+
+    Attributes:
+        vocab_size: number of token ids.
+        max_positions: most tokens of a text.
+        capacity: tokens in the cache.
+    """
 
     vocab_size: int
     max_positions: int
@@ -21,10 +26,10 @@ class EngineLimits(NamedTuple):
 
 
 def check_request(request: GenerateRequest, limits: EngineLimits) -> int:
-    """Check a request to generate; returns the number of tokens that it may sample.
+    """Check a request to generate; return the number of tokens that it may sample.
 
     Raises:
-        RequestRefused: it can never be served.
+        RequestRefused: the request can never be served.
     """
     tokens, sampling = request.tokens, request.sampling
     max_new = min(sampling.max_tokens, limits.max_positions - len(tokens))
@@ -51,7 +56,7 @@ def check_score(request: ScoreRequest, limits: EngineLimits) -> None:
     """Check a request to score.
 
     Raises:
-        RequestRefused: it can never be served.
+        RequestRefused: the request can never be served.
     """
     tokens, most = request.tokens, min(limits.max_positions, limits.capacity) + 1
     problem = None
@@ -71,8 +76,8 @@ def check_score(request: ScoreRequest, limits: EngineLimits) -> None:
 
 
 def problem_of(request: GenerateRequest, vocab_size: int) -> str | None:
-    """Describe what is wrong with a request's sampling settings, as "expected ..., got ...; do ..." without its first
-    word. None where they are fine; NaN and infinity are not."""
+    """Describe the error in a request's sampling settings, as "expected ..., got ...; do ..." without its first word;
+    None if they are valid. NaN and infinity are invalid."""
     sampling = request.sampling
     if not is_temperature(sampling.temperature):
         return f"{TEMPERATURE}, got {sampling.temperature}; correct it"

@@ -1,4 +1,4 @@
-"""`[engine]`: how much the engine takes on at once and what it keeps. Torch-free."""
+"""Section `[engine]`: limits of the engine's batches and of its cache. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE_SIZE = 16
 
 
 class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[engine.vllm]`: the server that `kind = "vllm"` starts."""
+    """Section `[engine.vllm]`: the server that `kind = "vllm"` starts."""
 
     python: str = ""
     """Python interpreter that has vLLM; empty: the one that runs Sparring."""
@@ -21,7 +21,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     "2"]`."""
 
     start_timeout_s: float = 600.0
-    """Seconds that loading and compiling may take."""
+    """Most seconds for loading and compiling."""
 
     def __post_init__(self) -> None:
         if not self.start_timeout_s > 0:
@@ -29,56 +29,58 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[engine]`. None of these changes a sampled token: in exact numerics a request does not see its neighbours."""
+    """Section `[engine]`. None of these settings changes a sampled token: in exact numerics a request does not depend
+    on its neighbours."""
 
     kind: Literal["native", "vllm", "remote", "openai"] = "native"
-    """native: the trainer's own model, so that the two agree to the bit; vllm: a vLLM server, which does not; remote: a
-    `sparring serve` on this machine, which does; openai: a server that speaks OpenAI's completions with token ids,
-    which takes no weights and so only evaluates. The settings below are the native engine's."""
+    """native: the trainer's own module, so that both agree to the bit; vllm: a vLLM server, which does not agree to the
+    bit; remote: a `sparring serve` on this machine, which does; openai: a server of OpenAI's completions API with token
+    ids, which takes no weights and so can only evaluate. The settings below apply to the native engine."""
 
     url: str = ""
-    """Of a remote or openai engine: `http://host:port`, or `unix:path` of a socket; for openai with the path up to
-    `/v1`."""
+    """Address of a remote or openai engine: `http://host:port`, or `unix:path` for a socket; for openai including the
+    path up to `/v1`."""
 
     api_key_env: str = ""
-    """Environment variable with the key that the server at `url` wants; empty: none. A value such as
-    `Basic dXNlcjpwYXNzd29yZA==` is a user and a password; in the URL they are refused."""
+    """Environment variable with the key of the server at `url`; empty: none. A value such as
+    `Basic dXNlcjpwYXNzd29yZA==` is a user and a password; in the URL these are refused."""
 
     served_model: str = ""
     """Name of the model on an openai server; empty: the server's only model."""
 
     max_running: int = 128
-    """Requests that are computed together; more wait."""
+    """Most requests that are computed together; further ones wait."""
 
     max_batch_tokens: int = 2048
-    """New tokens of one step: one per request that generates, the rest for prompts, which are cut into chunks."""
+    """Most new tokens of a step: one for each request that generates, the rest for prompts, which are split into
+    chunks."""
 
     kv_tokens: int = 0
-    """Tokens whose keys and values fit into the cache; 0: what `kv_bytes` holds."""
+    """Tokens whose keys and values fit into the cache; 0: as many as fit into `kv_bytes`."""
 
     kv_bytes: int = 512 << 20
-    """Size of the cache when `kv_tokens` is 0; less where `max_running` requests of full length need less. A model with
-    recurrent state holds up to as much again in states: one for each request that runs, the others for conversations
-    between turns and for what several prompts begin with."""
+    """Size of the cache if `kv_tokens` is 0; smaller if `max_running` requests of full length need less. A model with
+    recurrent state stores up to the same amount again in states: one for each running request, the others for
+    conversations between turns and for common prefixes of prompts."""
 
     kv_across_turns: Literal["keep", "drop", "offload"] = "keep"
-    """keep: a conversation's next turn prefills only what is new, unless others needed the room meanwhile; offload: it
-    is then copied to host memory and back; drop: every turn starts over."""
+    """keep: a conversation's next turn prefills only its new tokens, unless its cache was evicted; offload: an evicted
+    cache is copied to host memory and back; drop: every turn is prefilled completely."""
 
     idle_kv_bytes: int = 0
-    """Cache that conversations may occupy between their turns, in bytes; beyond it the longest idle are evicted. 0: all
-    that no running request needs."""
+    """Most bytes of cache for conversations between their turns; beyond it the longest idle are evicted. 0: all that
+    running requests do not need."""
 
     offload_bytes: int = 2 << 30
-    """Host memory for "offload"; when it is full, the conversations go that have lain there longest."""
+    """Host memory for "offload"; if it is full, the conversations stored longest ago are evicted."""
 
     share_prefixes: bool = True
     """Compute full pages of a common prefix once for all requests that begin with it."""
 
     live_kv: Literal["keep", "recompute", "drain"] = "keep"
-    """Treatment of running requests in an update of the weights. keep: they continue with their cached keys and values,
-    recorded per token; recompute: keys and values are computed again under the new weights; drain: the update waits
-    until the requests are done."""
+    """Treatment of running requests when the weights are updated. keep: they continue with their cached keys and
+    values, recorded per token; recompute: keys and values are recomputed under the new weights; drain: the update waits
+    until running requests have finished."""
 
     speculation: Literal["off", "ngram"] = "off"
     """ngram: while at most 8 requests generate, tokens that followed the last ones earlier in the same request are
@@ -89,42 +91,43 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Tokens that are guessed at once, fewer where several requests generate."""
 
     update_timeout_s: float = 300.0
-    """Seconds that an update may take to arrive and be applied; a late one is refused and the old weights serve on."""
+    """Most seconds for an update to arrive and be applied; a late one is refused and the old weights stay in
+    service."""
 
     update_retries: int = 3
-    """Repetitions of a late or refused update. Meanwhile the old weights serve on and no newer rollouts begin; after
-    the last one the run ends; the same command resumes it."""
+    """Retries of a late or refused update. Meanwhile the old weights stay in service and no newer rollouts begin; after
+    the last retry the run ends, and the same command resumes it."""
 
     update_retry_delay_s: float = 5.0
-    """Longest pause before the first repetition; doubles with each."""
+    """Longest pause before the first retry; it doubles with each."""
 
     vllm: VllmConfig = VllmConfig()
-    """The server that `kind = "vllm"` starts."""
+    """Settings of the server that `kind = "vllm"` starts."""
 
     @property
     def exact(self) -> bool:
-        """True if the engine is the trainer's own module; with exact numerics it then gives the trainer's bits."""
+        """True if the engine is the trainer's own module; with exact numerics it then computes the trainer's bits."""
         return self.kind in ("native", "remote")
 
     def cache_tokens(self, token_bytes: int) -> int:
-        """Return the number of tokens that the cache holds, in whole pages and at least one: no conversation can be
-        longer.
+        """Return the number of tokens that the cache holds, in whole pages and at least one page; no conversation can
+        be longer.
 
         Args:
-            token_bytes: size of one token's keys and values, over all layers.
+            token_bytes: bytes of one token's keys and values in all layers.
         """
         return max(1, (self.kv_tokens or self.kv_bytes // token_bytes) // PAGE_SIZE) * PAGE_SIZE
 
     def states(self, state_bytes: int) -> int:
-        """Recurrent states that are held beside the cache, at least one.
+        """Return the number of recurrent states that are stored besides the cache, at least one.
 
         Args:
-            state_bytes: size of one sequence's, over all layers.
+            state_bytes: bytes of one sequence's state in all layers.
         """
         return max(1, self.kv_bytes // state_bytes)
 
     def idle_pages(self, page_bytes: int) -> int | None:
-        """Return the number of pages of the cache that idle conversations may occupy; None for all."""
+        """Return the most pages that idle conversations may occupy; None for no limit."""
         return self.idle_kv_bytes // page_bytes if self.idle_kv_bytes else None
 
     def host_pages(self, page_bytes: int) -> int:

@@ -1,12 +1,12 @@
 """Ownership of the pages of the KV cache. Torch-free: pages are numbers.
 
-A page is free, or referenced by one or more running sequences and parked conversations. A full page has a digest of the
-weight version and of all tokens from the start of its sequence: a request that begins with the same tokens finds it. A
-freed page keeps its digest until it is given out again.
+A page is free, or referenced by running sequences and parked conversations. A full page has a digest of the weight
+version and of all tokens from the start of its sequence: a request that begins with the same tokens finds it. A freed
+page keeps its digest until it is allocated again.
 
-A parked conversation whose pages are needed is copied to pages in host memory, where there are any, and copied back for
-its next turn. Host pages are a pool like the first: a prefix that several conversations share is stored once, and an
-earlier copy that was not overwritten is found again.
+A parked conversation whose pages are needed is copied to pages in host memory, if there are any, and copied back for
+its next turn. Host pages are a second pool: a prefix that several conversations share is stored once, and an earlier
+copy that was not overwritten is found again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Weights = int | str
 
 @dataclass(frozen=True, slots=True)
 class ParkedConversation:
-    """Conversation between two turns: its tokens, and the pages with their keys and values, all of one version."""
+    """Conversation between two turns: its tokens and the pages of their keys and values, all of one version."""
 
     tokens: list[int]
     pages: list[int]
@@ -36,14 +36,14 @@ class ParkedConversation:
 
 
 class ParkedConversations:
-    """Parked conversations and the pool of their pages, least recently used first."""
+    """Parked conversations and the pool of their pages, ordered by last use."""
 
     def __init__(self, num_pages: int) -> None:
         self.pool = PagePool(num_pages)
         self._idle: OrderedDict[str, ParkedConversation] = OrderedDict()
 
     def put(self, conversation: str, parked: ParkedConversation) -> None:
-        """Park a conversation and hold its pages, in place of its earlier entry."""
+        """Park a conversation and hold its pages, replacing its earlier entry."""
         for page in parked.pages:
             self.pool.hold(page, idle=True)
         self.release(conversation)
@@ -54,19 +54,19 @@ class ParkedConversations:
         return self._idle.get(conversation) if conversation is not None else None
 
     def oldest(self) -> tuple[str, ParkedConversation]:
-        """Return name and entry of the conversation parked longest ago among those that hold a page which no running
+        """Return name and entry of the conversation parked longest ago, among those with a page that no running
         sequence uses."""
         return next(item for item in self._idle.items() if any(map(self.pool.is_idle, reversed(item[1].pages))))
 
     def release(self, conversation: str) -> None:
-        """Remove a conversation; unknown ones are fine. Its last pages are freed first, because the beginning of a text
-        is more likely to be needed again than its end."""
+        """Remove a conversation; unknown ones are ignored. Its last pages are freed first, because the beginning of a
+        text is more likely to be needed again than its end."""
         parked = self._idle.pop(conversation, None)
         for page in reversed(parked.pages if parked is not None else ()):
             self.pool.drop(page, idle=True)
 
     def release_weights(self, version: Weights) -> list[str]:
-        """Remove every conversation computed by `version`; returns their names."""
+        """Remove every conversation computed by `version`; return their names."""
         names = [name for name, parked in self._idle.items() if parked.version == version]
         for name in names:
             self.release(name)
@@ -79,7 +79,7 @@ class ParkedConversations:
 
 
 class PageCopy(NamedTuple):
-    """Pending copy of page `source` to page `target`: within the cache, out to host memory, or back from there."""
+    """Pending copy of page `source` to page `target`: within the cache, out to host memory, or back from it."""
 
     way: Literal["within", "out", "back"]
     source: int
@@ -87,15 +87,15 @@ class PageCopy(NamedTuple):
 
 
 class KvCache:
-    """Page pool together with the parked conversations.
+    """Page pool and parked conversations.
 
     Args:
         num_pages: size of the cache.
-        page_size: tokens of a page.
+        page_size: tokens per page.
         share_prefixes: whether full pages are found by their contents.
-        host_pages: pages in host memory for conversations whose pages of the cache are needed.
-        idle_pages: most pages that parked conversations alone may hold; None for all.
-        window: most positions that a position attends to, its own included; None for all.
+        host_pages: pages in host memory for evicted conversations.
+        idle_pages: most pages that parked conversations alone may occupy; None for all.
+        window: most positions that a position attends to, itself included; None for all.
     """
 
     def __init__(
@@ -124,12 +124,12 @@ class KvCache:
 
     @property
     def num_available(self) -> int:
-        """Number of pages that `take` could return: free ones and those that can be evicted."""
+        """Number of pages that `take` can return: free and evictable ones."""
         return self.pool.num_free + self.pool.num_idle
 
     @property
     def num_idle(self) -> int:
-        """Number of pages that parked conversations alone hold."""
+        """Number of pages that only parked conversations reference."""
         return self.pool.num_idle - sum(map(self.pool.is_idle, list(self._tails.values())))  # other threads ask too
 
     def pages_for(self, num_tokens: int) -> int:
@@ -137,10 +137,10 @@ class KvCache:
         return -(-num_tokens // self.page_size)
 
     def take(self, count: int, spare: int = 0) -> list[int] | None:
-        """Take `count` pages, evicting parked conversations where too few are free.
+        """Take `count` pages, evicting parked conversations if too few are free.
 
         Returns:
-            The pages; None, with nothing evicted, where fewer than `spare` would be available afterwards.
+            The pages; None, with nothing evicted, if fewer than `spare` would be available afterwards.
         """
         if count + spare > self.num_available:
             return None
@@ -160,36 +160,37 @@ class KvCache:
             self.pool.drop(page)
 
     def num_unread(self, computed: int) -> int:
-        """Return how many of a sequence's first pages lie outside the window of every token after `computed`."""
+        """Return the number of a sequence's first pages that lie outside the window of every token after `computed`."""
         return 0 if self._window is None else max(0, computed - self._window + 1) // self.page_size
 
     def drop_unread(self, pages: list[int], begin: int, end: int) -> None:
-        """Return pages[begin:end] of a running sequence early. They are still found by their contents until they are
-        given out again."""
+        """Return pages[begin:end] of a running sequence early. They can be found by their contents until they are
+        allocated again."""
         for index in range(begin, end):
             self.pool.drop(pages[index])
             pages[index] = self.pool.hole
 
     def trim(self) -> None:
-        """Evict the conversations parked longest ago while parked ones hold more pages than they may."""
+        """Evict the conversations parked longest ago while parked ones occupy more pages than allowed."""
         while self.num_idle > self._idle_pages:
             self._give_up()
 
     def park(self, conversation: str, tokens: list[int], pages: list[int], version: Weights) -> None:
-        """Park the pages of a running sequence for the next turn of a conversation, in place of its earlier entry. The
-        sequence may write on in the last page: only the part that `tokens` fill belongs to the conversation."""
+        """Park the pages of a running sequence for the next turn of a conversation, replacing its earlier entry. The
+        sequence may continue to write in the last page: only the part with `tokens` belongs to the conversation."""
         gone = self.num_unread(len(tokens))
         self._host.release(conversation)
         self._here.put(conversation, ParkedConversation(tokens, [self.pool.hole] * gone + pages[gone:], version))
 
     def share_tail(self, key: bytes, page: int) -> None:
-        """Hold the partly filled page in which a cached prefix ends. Its owner may write on behind the prefix."""
+        """Hold the partly filled page in which a cached prefix ends. Its owner may continue to write after the
+        prefix."""
         if key not in self._tails:
             self.pool.hold(page, idle=True)
             self._tails[key] = page
 
     def unshare_tail(self, key: bytes) -> None:
-        """Release the page held under `key`; unknown keys are fine."""
+        """Release the page held under `key`; unknown keys are ignored."""
         if (page := self._tails.pop(key, None)) is not None:
             self.pool.drop(page, idle=True)
 
@@ -199,13 +200,13 @@ class KvCache:
         return copies
 
     def release(self, conversation: str) -> None:
-        """Forget a parked conversation; unknown ones are fine."""
+        """Drop a parked conversation; unknown ones are ignored."""
         self._here.release(conversation)
         self._host.release(conversation)
 
     def evict(self, conversation: str | bytes) -> None:
-        """Forget a parked conversation and count it as evicted, or release the page shared under a key, because its
-        recurrent state is gone."""
+        """Drop a parked conversation and count it as evicted, or release the page shared under a key, because its
+        recurrent state was evicted."""
         if isinstance(conversation, bytes):
             return self.unshare_tail(conversation)
         parked = self._here.get(conversation) or self._host.get(conversation)
@@ -215,12 +216,12 @@ class KvCache:
             self.lost.evict(conversation, len(parked.tokens))
 
     def release_weights(self, version: Weights) -> list[str]:
-        """Forget every parked conversation computed by `version`, which is no longer served; returns their names."""
+        """Drop every parked conversation computed by `version`, which is no longer served; return their names."""
         self.lost.forget()
         return self._here.release_weights(version) + self._host.release_weights(version)
 
     def invalidate(self) -> None:
-        """Forget all parked conversations and shared pages, because a failed step may not have made their copies."""
+        """Drop all parked conversations and shared pages, because a failed step may not have made their copies."""
         self._here.clear()
         self._host = ParkedConversations(self.host.num_pages)
         for key in list(self._tails):
@@ -238,21 +239,20 @@ class KvCache:
     ) -> Allocation | None:
         """Allocate pages for a request and find as many of its tokens in the cache as possible.
 
-        The last token is always left to compute; where its page was found full, it already holds the same values. Where
-        the parked tokens are a prefix of `tokens`, all of them are reused; where they diverge, only their full equal
-        pages.
+        The last token is always left to compute; if its page was found full, the page already holds the same values.
+        Parked tokens that are a prefix of `tokens` are reused completely, others only as full pages of equal tokens.
 
         Args:
-            conversation: whose parked pages may be taken over.
-            tokens: the request's tokens whose keys and values may be reused, and one more.
-            count: pages for all of its tokens.
-            version: of the weights that will compute the rest.
-            digests: of the full pages found, appended to.
-            spare: pages that running requests are about to need.
-            tail: key of the shared page, if any, in which all of `tokens` but one end; it is copied.
+            conversation: conversation whose parked pages may be taken over.
+            tokens: tokens of the request whose keys and values may be reused, and one more.
+            count: number of pages for all tokens of the request.
+            version: weights that will compute the rest.
+            digests: digests of the full pages found, appended to.
+            spare: number of pages that running requests are about to need.
+            tail: key of the shared page, if any, in which `tokens` without the last one end; the page is copied.
 
         Returns:
-            The allocation; None where fewer than `spare` pages would be left. Parked pages stay parked then.
+            The allocation; None if fewer than `spare` pages would be left. Parked pages then stay parked.
         """
         pages, num_parked = self._resume(conversation, tokens, version)
         num_cached = self._find(pages, num_parked, tokens, version, digests)
@@ -263,11 +263,11 @@ class KvCache:
         shared = self.pool.hole if num_restored else self._lent(tail, tokens, num_cached)
         self.pool.hold(shared)
         fresh = self.take(count - len(pages) - holes, spare)
-        if fresh is None and shared != self.pool.hole:  # the room that it takes itself may be what is missing
+        if fresh is None and shared != self.pool.hole:  # the held shared page may be the missing one
             self.pool.drop(shared)
             shared, fresh = self.pool.hole, self.take(count - len(pages) - holes, spare)
         if fresh is None:
-            # of what was found only its own: the step that is being planned may still have to fill the others
+            # only the conversation's own pages: the step being planned may still have to fill the others
             if num_parked:
                 self.park(conversation, tokens[:num_parked], pages[: self.pages_for(num_parked)], version)
             self.drop(pages)
@@ -290,8 +290,8 @@ class KvCache:
     def publish(
         self, pages: list[int], tokens: list[int], computed: int, version: Weights, digests: list[bytes]
     ) -> None:
-        """Let other requests find the pages that are full once `computed` tokens have keys and values, all of
-        `version`."""
+        """Register the pages that are full once `computed` tokens have keys and values, all of `version`, for other
+        requests."""
         if not self.share_prefixes:
             return
         first = len(digests)
@@ -301,8 +301,8 @@ class KvCache:
                 self.pool.publish(pages[index], digests[index])
 
     def _resume(self, conversation: str | None, tokens: list[int], version: Weights) -> tuple[list[int], int]:
-        """Take over the parked pages of a conversation that hold a prefix of `tokens`; returns them and the number of
-        tokens that they hold."""
+        """Take over the parked pages of a conversation that hold a prefix of `tokens`; return the pages and the number
+        of tokens in them."""
         parked = self._here.get(conversation)
         if parked is None:
             return [], 0
@@ -319,7 +319,7 @@ class KvCache:
     def _find(
         self, pages: list[int], num_cached: int, tokens: list[int], version: Weights, digests: list[bytes]
     ) -> int:
-        """Append pages that are found by their contents to those of `num_cached` tokens; returns the new number of
+        """Extend the pages of `num_cached` tokens by pages that are found by their contents; return the new number of
         cached tokens."""
         if not self.share_prefixes:
             return num_cached
@@ -336,7 +336,7 @@ class KvCache:
         return min(num_cached, len(tokens) - 1)
 
     def _lent(self, tail: bytes | None, tokens: list[int], num_cached: int) -> int:
-        """Return the shared page with the tokens between `num_cached` and the last one; the hole without one."""
+        """Return the shared page with the tokens between `num_cached` and the last one; the hole if there is none."""
         whole_pages = (len(tokens) - 1) // self.page_size * self.page_size
         return (
             self._tails.get(tail, self.pool.hole) if tail is not None and num_cached == whole_pages else self.pool.hole
@@ -345,7 +345,7 @@ class KvCache:
     def _away(
         self, conversation: str | None, tokens: list[int], version: Weights, num_cached: int
     ) -> tuple[list[int], int]:
-        """Return the pages in host memory with more of `tokens` than `num_cached`, and how many tokens more."""
+        """Return the pages in host memory that extend the `num_cached` tokens, and the number of additional tokens."""
         parked = self._host.get(conversation)
         more = 0 if parked is None else self._common(parked, tokens, version, self.host) - num_cached
         return (
@@ -355,15 +355,15 @@ class KvCache:
         )
 
     def _common(self, parked: ParkedConversation, tokens: list[int], version: Weights, pool: PagePool) -> int:
-        """Count the tokens of a conversation that can be reused: only full pages where it diverges, and none where a
-        page is gone that the next token attends to."""
+        """Count the tokens of a conversation that can be reused: only full pages if it diverges, and none if a page
+        that the next token attends to was returned."""
         num_common = _common(parked.tokens, tokens[:-1]) if parked.version == version else 0
         num_common -= 0 if num_common == len(parked.tokens) else num_common % self.page_size
         return 0 if pool.hole in parked.pages[self.num_unread(num_common) : self.pages_for(num_common)] else num_common
 
     def _make_own(self, pages: list[int]) -> bool:
-        """Make the last page writable: copy it where others hold it, else stop it from being found. Returns False
-        without room for a copy."""
+        """Make the last page writable: copy it if it has other references, otherwise unregister it. Return False if
+        there is no page for the copy."""
         last = pages[-1]
         if self.pool.references[last] == 1:
             self.pool.forget(last)
@@ -377,7 +377,7 @@ class KvCache:
         return True
 
     def _give_up(self) -> None:
-        """Evict the conversation parked longest ago, to host memory where there is room."""
+        """Evict the conversation parked longest ago, to host memory if it has room."""
         name, parked = self._here.oldest()
         if not self._put_away(name, parked):
             self.counts.evictions += 1
@@ -385,8 +385,8 @@ class KvCache:
         self._here.release(name)
 
     def _put_away(self, name: str, parked: ParkedConversation) -> bool:
-        """Copy a conversation to host memory, at the cost of those that were copied there longest ago. Returns False
-        where it does not fit."""
+        """Copy a conversation to host memory, evicting those that were copied there longest ago. Return False if it
+        does not fit."""
         host, needed = self.host, len(parked.pages) - parked.pages.count(self.pool.hole)
         while host.num_free + host.num_idle >= needed > host.num_free:
             oldest, gone = self._host.oldest()
@@ -397,7 +397,7 @@ class KvCache:
             return False
         pages, full = [], len(parked.tokens) // self.page_size
         for index, page in enumerate(parked.pages):
-            # who writes on in the last page makes it found before it is full
+            # a sequence that writes in the last page may register it before it is full
             digest = self.pool.digest(page) if index < full else None
             copied = None if digest is None else host.find(digest)
             if page == self.pool.hole:
@@ -418,14 +418,13 @@ class KvCache:
 
 
 def kv_metrics(cache: KvCache, page_bytes: int) -> dict[str, float]:
-    """Return what the cache did and holds, by metric name.
+    """Return counts and levels of the cache, by metric name.
 
     Counts since the start: kv_hits and kv_misses (requests that found cached tokens, and that found none);
     kv_kept_tokens, kv_restored_tokens and kv_shared_tokens (prefill saved because the conversation was parked in the
     cache, was copied back from host memory, or because other requests had computed the same prefix); kv_evictions
-    (conversations dropped for good); kv_lost_tokens (computed again after an eviction or a preemption); kv_out_bytes
-    and kv_back_bytes (to host memory and back). Levels: kv_bytes_now, kv_idle_bytes_now, kv_host_bytes_now;
-    max_kv_bytes.
+    (conversations dropped for good); kv_lost_tokens (recomputed after an eviction or a preemption); kv_out_bytes and
+    kv_back_bytes (to host memory and back). Levels: kv_bytes_now, kv_idle_bytes_now, kv_host_bytes_now; max_kv_bytes.
     """
     counts, pool, host = cache.counts, cache.pool, cache.host
     pages = {
@@ -444,8 +443,8 @@ def kv_metrics(cache: KvCache, page_bytes: int) -> dict[str, float]:
 
 
 def chain_digests(digests: list[bytes], tokens: Tokens[int], upto: int, page_size: int, version: Weights) -> None:
-    """Append the digests of the full pages of tokens[:upto] that `digests` does not have yet. Each digest covers all
-    tokens before it."""
+    """Append the digests of the full pages of tokens[:upto] that `digests` lacks. Each digest covers all tokens before
+    it."""
     while (len(digests) + 1) * page_size <= upto:
         begin = len(digests) * page_size
         before = digests[-1] if digests else str(version).encode()

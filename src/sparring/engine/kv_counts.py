@@ -1,4 +1,4 @@
-"""Counts of the KV cache: what it found, what it gave up, what is computed again for want of room. Torch-free."""
+"""Counts of the KV cache: tokens found, conversations evicted, tokens recomputed because of evictions. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 MOST = 4096
-"""Conversations remembered: of one that never comes again and is never released, nothing is lost."""
+"""Most evicted conversations that are remembered, since some never come again and are never released."""
 
 
 class Allocation(NamedTuple):
     """Pages of an admitted request.
 
     Attributes:
-        pages: for all of its tokens.
-        num_cached: tokens whose keys and values the pages already hold.
-        num_parked: those of them that its own conversation had parked in the cache.
-        num_restored: those of them that are copied back from host memory.
+        pages: pages for all of its tokens.
+        num_cached: number of tokens whose keys and values the pages already hold.
+        num_parked: number of cached tokens that its own conversation had parked.
+        num_restored: number of cached tokens that are copied back from host memory.
     """
 
     pages: list[int]
@@ -27,9 +27,8 @@ class Allocation(NamedTuple):
 
 @dataclass(slots=True)
 class KvCounts:
-    """Counts since the start: requests that began with cached tokens (`hits`) and without (`misses`), cached tokens by
-    where they came from, evicted conversations, pages copied to host memory and back, and the most pages held at once.
-    """
+    """Counts since the start: requests with cached tokens (`hits`) and without (`misses`), cached tokens by origin,
+    evicted conversations, pages copied to host memory and back, and the most pages in use at once."""
 
     hits: int = 0
     misses: int = 0
@@ -51,10 +50,10 @@ class KvCounts:
 
 
 class LostTokens:
-    """Tokens whose keys and values were given up for want of room, and were computed again.
+    """Tokens that were recomputed because their keys and values had been evicted.
 
     Attributes:
-        count: of tokens, since the start.
+        count: number of such tokens since the start.
     """
 
     def __init__(self) -> None:
@@ -62,19 +61,20 @@ class LostTokens:
         self._evicted: dict[str, int] = {}
 
     def evict(self, conversation: str, num_tokens: int) -> None:
-        """Take note that the cache of a conversation is gone."""
+        """Record that a conversation was evicted with `num_tokens` tokens in the cache."""
         self._evicted[conversation] = num_tokens
         if len(self._evicted) > MOST:
             del self._evicted[next(iter(self._evicted))]
 
     def forget(self, conversation: str | None = None) -> None:
-        """Take note that a conversation is over; None: that what all of them had would be of no use."""
+        """Drop the record of a conversation that is over; None drops all records, because new weights make them
+        irrelevant."""
         if conversation is None:
             self._evicted.clear()
         else:
             self._evicted.pop(conversation, None)
 
     def resume(self, conversation: str | None, num_tokens: int, num_cached: int) -> None:
-        """Count what a conversation's next turn, of `num_tokens`, computes again although it was computed."""
+        """Count the tokens that a conversation's next turn, of `num_tokens`, recomputes after an eviction."""
         if conversation in self._evicted:
             self.count += max(0, min(self._evicted.pop(conversation), num_tokens) - num_cached)

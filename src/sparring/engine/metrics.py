@@ -1,4 +1,4 @@
-"""Measurements of an engine: latencies of requests and counts of tokens. Torch-free; the engine's thread writes them,
+"""Measurements of an engine: latencies of requests and counts of tokens. Torch-free. The engine's thread writes them,
 any thread may read."""
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from sparring.engine.scheduler import Chunk
 
 
 class Latencies:
-    """Latency histograms over the requests that generate, in seconds.
+    """Latency histograms of the requests that generate, in seconds.
 
     Attributes:
-        by_name: time_to_first_token_s, from the request's arrival; time_per_token_s, the mean over those after the
+        by_name: time_to_first_token_s, from the request's arrival; time_per_token_s, the mean of the tokens after the
             first; request_s, from arrival to the last token.
     """
 
@@ -37,14 +37,14 @@ class Latencies:
 def count_step(
     metrics: dict[str, float], chunks: list[Chunk], sampled: list[list[int]], drafts: list[list[int]] | None
 ) -> None:
-    """Add one call into the kernels to the engine's counts, before its tokens are added to their sequences: a request
-    without sampled tokens, or with more than one to compute, is being prefilled.
+    """Add one call into the kernels to the engine's counts, before its tokens are added to their sequences. A request
+    without sampled tokens, or with more than one token to compute, is being prefilled.
 
     Args:
-        metrics: by name, as `NativeEngine.metrics` lists them; added to.
-        chunks: that were computed.
+        metrics: counts by name, as `NativeEngine.metrics` lists them; added to.
+        chunks: chunks that were computed.
         sampled: tokens of each chunk that samples.
-        drafts: tokens that were guessed for each chunk, None where none were.
+        drafts: draft tokens of each chunk; None without drafts.
     """
     reading = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples or not chunk.sequence.logprobs]
     metrics["steps"] += 1 if drafts else max(map(len, sampled), default=1)

@@ -39,17 +39,17 @@ overhead of shorter calls stays below 1 %."""
 
 
 class NativeEngine:
-    """Engine that serves one model; implements `Engine`. All tensor work happens on one daemon thread.
+    """Engine that serves one model. Implements `Engine`. All tensor work happens on one daemon thread.
 
-    The thread takes new requests in, plans a step, computes it, and wakes the event loop once for all requests that
+    The thread takes new requests, plans a step, computes it, and wakes the event loop once for all requests that
     finished. An error in a step fails the requests of that step; the engine goes on.
 
     Args:
-        model: served, and from now on owned: the trainer has another one. Its adapter, where it has one, is the
-            engine's own.
-        config: `[engine]`.
-        name: model of the run; updates of others are refused.
-        version: of the weights that `model` holds.
+        model: model to serve, owned by the engine from now on; the trainer has another one. Its adapter, if any,
+            becomes the engine's own.
+        config: section `[engine]`.
+        name: name of the model in the run; updates of other models are refused.
+        version: version of the weights that `model` holds.
         threads: CPU threads of the engine's thread; 0 keeps torch's number.
     """
 
@@ -118,10 +118,10 @@ class NativeEngine:
     @property
     def metrics(self) -> dict[str, float]:
         """Counts since the start: steps, generated_tokens, prefill_tokens, scored_tokens, cached_tokens, preemptions,
-        failed_steps, updates, drafted_tokens, accepted_tokens (of those); busy_s; update_s and kv_copy_s, for which
-        steps waited for updates and for copies of pages; max_update_stall_s, the longest of the former; max_running,
-        the most requests in one step. Levels: running_now and waiting_now, requests; and the metrics of `kv_metrics`.
-        """
+        failed_steps, updates, drafted_tokens, accepted_tokens (accepted drafts); busy_s; update_s and kv_copy_s, the
+        seconds that steps waited for updates and for copies of pages; max_update_stall_s, the longest wait for an
+        update; max_running, the most requests in one step. Levels: running_now and waiting_now, requests; and the
+        metrics of `kv_metrics`."""
         running, waiting = map(float, self._scheduler.load)
         now = {"preemptions": float(self._scheduler.num_preempted), "running_now": running, "waiting_now": waiting}
         return {**self._metrics, **now, **kv_metrics(self._scheduler.cache, self._page_bytes)}
@@ -139,14 +139,14 @@ class NativeEngine:
             return await reply.result()
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """Sample one turn in pieces: the tokens sampled since the previous piece, at last the Completion. Closing the
+        """Sample one turn in pieces: the tokens sampled since the previous piece, finally the Completion. Closing the
         iterator drops the request.
 
-        A piece follows every call into the kernels, which takes about `PIECE_S` while a caller reads, or one step where
-        a step is longer. A slow reader delays no other request: pieces that it has not read are joined.
+        A piece follows every call into the kernels, which takes about `PIECE_S` while a caller reads, or one step if a
+        step is longer. A slow reader delays no other request: pieces that it has not read are joined.
 
         Raises:
-            EngineError: as for `generate`, at the first piece or behind the tokens sampled until then.
+            EngineError: as for `generate`, at the first piece or after the tokens sampled until then.
         """
         async with (
             self._serving(await self._sequence(request, Reply(streams=True))) as reply,
@@ -159,25 +159,25 @@ class NativeEngine:
         """End a request: its caller gets a Completion with finish reason "abort" and the tokens sampled so far. Unknown
         requests are fine.
 
-        A request for its prompt and these tokens, with the same seed, continues it under the weights that are served
-        then: a token's random number depends on the seed and the token's position alone.
+        A request for its prompt and these tokens, with the same seed, continues it under the weights served at that
+        time: a token's random number depends only on the seed and the token's position.
 
         Args:
-            request: the id; all requests of this id end.
+            request: id of the request; all requests with this id end.
         """
         self._tell(lambda: self._abort(request))
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
         """Return requests that continue a running one from the tokens sampled so far, each with its own seed and the
-        tokens that were left to sample. The running one goes on.
+        remaining number of tokens. The running one continues.
 
         Computed pages are parked for each branch as for the next turn of a conversation: a branch recomputes nothing,
-        unless they were evicted or weights were updated meanwhile, or the request had seen an update itself. `release`
-        a branch's conversation when it is no longer needed, whether or not it was generated.
+        unless they were evicted, or weights were updated before or after the fork. `release` a branch's conversation
+        when it is no longer needed, whether or not it was generated.
 
         Args:
-            request: its id.
-            seeds: of each branch, by the name that becomes its id and its conversation.
+            request: id of the running request.
+            seeds: seed of each branch, by the name that becomes its id and its conversation.
 
         Raises:
             EngineError: not exactly one request of this id is running, or the engine is closed.
@@ -185,9 +185,9 @@ class NativeEngine:
         return await self._call(EngineError, f"fork of {request}", lambda: self._fork(request, seeds))
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Compute log-probabilities of given tokens, among the requests that generate and within the same budgets; in
-        exact numerics they have the bits of the trainer's forward. An update meanwhile restarts it: all of the result
-        is of one version.
+        """Compute log-probabilities of given tokens, scheduled with the requests that generate and within the same
+        budgets; in exact numerics they have the bits of the trainer's forward. An update of the weights restarts the
+        request, so that its whole result has one version.
 
         Raises:
             EngineError: the request can never be served, its step failed, it was aborted, or the engine is closed.
@@ -198,19 +198,18 @@ class NativeEngine:
             return await reply.result()
 
     async def release(self, conversation: str) -> None:
-        """Forget the keys and values of a conversation; unknown ones are fine."""
         self._tell(lambda: self._scheduler.release(conversation))
 
     async def pull(self, ref: WeightRef) -> None:
-        """Serve other weights: stage them, and between two steps exchange and verify them; returning acknowledges the
-        update. Parked conversations are forgotten; `[engine] live_kv` says what running requests do with their keys and
-        values.
+        """Serve other weights: stage them, then swap and verify them between two steps; returning acknowledges the
+        update. Parked conversations are dropped; `[engine] live_kv` decides about the keys and values of running
+        requests.
 
-        A reference to an adapter loads it beside the others, or exchanges it for its older version; the base model
+        A reference to an adapter loads it next to the other adapters, or replaces its older version; the base model
         cannot change while adapters are loaded.
 
-        On any failure the served version is the old one or the new one, whole. A caller that missed the acknowledgement
-        (it was cancelled, for example) may ask again: the served version is acknowledged again.
+        On any failure the served version is either the old or the new one, completely. A caller that missed the
+        acknowledgement (because it was cancelled, for example) may ask again: the served version is acknowledged again.
 
         Raises:
             WeightsError: the update failed its verification or is late; the engine keeps serving the old version.
@@ -239,10 +238,10 @@ class NativeEngine:
             update.claim()
 
     async def drop(self, adapter: str) -> None:
-        """Serve no new request by an adapter. It is unloaded when its running requests have finished.
+        """Serve no new request with an adapter. It is unloaded when its running requests have finished.
 
         Raises:
-            EngineError: it is not loaded, or the engine is closed.
+            EngineError: the adapter is not loaded, or the engine is closed.
         """
         await self._call(EngineError, f"adapter {adapter}", lambda: self._adapters.drop(adapter))
 
@@ -253,7 +252,7 @@ class NativeEngine:
 
     @asynccontextmanager
     async def _serving(self, sequence: Sequence) -> AsyncIterator[Reply]:
-        """Hand a request to the engine's thread, and drop it when the caller leaves before its answer."""
+        """Pass a request to the engine's thread, and drop it if the caller leaves before its answer."""
         self._ask(lambda: self._add(sequence))
         try:
             yield sequence.reply
@@ -262,7 +261,7 @@ class NativeEngine:
                 self._tell(lambda: self._scheduler.remove(sequence))
 
     async def _sequence(self, request: GenerateRequest, reply: Reply) -> Sequence:
-        """Check a request and make its sequence; its prompt is scored first where prompt_logprobs are requested."""
+        """Check a request and make its sequence. If it asks for prompt_logprobs, its prompt is scored first."""
         max_new = check_request(request, self._limits)
         self._arrivals += 1
         keep = self._config.kv_across_turns != "drop"
@@ -393,7 +392,7 @@ class NativeEngine:
         self._pace_s = taken_s / max(map(len, sampled.tokens), default=1)
 
     def _most_steps(self, chunks: list[Chunk]) -> int:
-        """Return the most steps that one call can take; while a caller reads a stream, as many as fit into `PIECE_S` at
+        """Return the most steps of the next call; while a caller reads a stream, the number that fits into `PIECE_S` at
         the last call's pace."""
         most = self._runner.most_steps
         if not any(chunk.sequence.reply.streams for chunk in chunks):
@@ -401,8 +400,8 @@ class NativeEngine:
         return steps_at(self._pace_s, most)
 
     def _limit(self, sequences: list[Sequence]) -> dict[Sequence, SparringError]:
-        """Ask the constraint of each request for the tokens allowed next; returns the errors of those that failed.
-        These are computed all the same, because other requests may read their keys."""
+        """Ask the constraint of each request for the tokens allowed next; return the errors by request. The failed
+        requests are still computed, because other requests may read their keys."""
         broken = {}
         for sequence in sequences:
             try:
@@ -433,7 +432,7 @@ class NativeEngine:
         return tuple(running[0].branch(name, seed) for name, seed in seeds.items())
 
     def _update(self) -> None:
-        """Commit the updates whose turn it is; while one waits for running requests, no new one begins."""
+        """Commit the updates whose turn it is. While an update waits for running requests, no new request begins."""
         draining = self._config.live_kv == "drain"
         self._updates = [update for update in self._updates if not update.claimed]
         while self._updates and not (draining and self._scheduler.has_begun):
@@ -482,7 +481,7 @@ class NativeEngine:
         self._stopping = True
 
     def _end(self) -> None:
-        """Fail all pending calls, for whatever reason the thread ended."""
+        """Fail all pending calls when the thread ends."""
         with self._lock:
             self._closed = True
         while not self._inbox.empty():
@@ -494,6 +493,6 @@ class NativeEngine:
 
 
 def steps_at(pace_s: float, most: int) -> int:
-    """Return how many steps of `pace_s` one call takes while a caller reads a stream: `PIECE_S` in all, at least 1, at
-    most `most`."""
+    """Return the number of steps of `pace_s` for one call while a caller reads a stream: `PIECE_S` in all, at least 1,
+    at most `most`."""
     return max(1, min(most, int(PIECE_S / pace_s)))

@@ -1,4 +1,4 @@
-"""Pool of a cache's pages: who holds which, and by which contents it is found. Torch-free: pages are numbers."""
+"""Pool of a cache's pages: references to them, and lookup by their contents. Torch-free: pages are numbers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections import OrderedDict
 
 
 class PagePool:
-    """Reference counts, free list (the page freed longest ago is given out first) and content digests of pages.
+    """Reference counts, free list (the page freed longest ago is allocated first) and content digests of pages.
 
-    References are either live (a running request) or idle (a parked conversation, a shared page): idle ones may be
-    evicted when pages run out. `num_idle` counts the pages that have idle references only. `hole` is a placeholder for
-    a page that was returned early: holding or dropping it does nothing.
+    References are either live (a running request) or idle (a parked conversation, a shared page); idle ones may be
+    evicted when pages run out.
+
+    Attributes:
+        num_idle: number of pages that have only idle references.
+        hole: placeholder for a page that was returned early; holding or dropping it does nothing.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -39,8 +42,8 @@ class PagePool:
         return page
 
     def drop(self, page: int, *, idle: bool = False) -> None:
-        """Remove a reference; `idle` says which kind. A page without references is free, and its contents can still be
-        found until it is given out again."""
+        """Remove a live or an `idle` reference. A page without references is free, and can be found by its contents
+        until it is allocated again."""
         if page == self.hole:
             return
         self._count(page, -1, idle)
@@ -48,17 +51,17 @@ class PagePool:
             self._free[page] = None
 
     def publish(self, page: int, digest: bytes) -> None:
-        """Let a full page be found by its digest. A digest keeps its first page."""
+        """Register a full page under its digest. A digest keeps its first page."""
         if digest not in self._page_of and page not in self._digest_of:
             self._page_of[digest] = page
             self._digest_of[page] = digest
 
     def find(self, digest: bytes) -> int | None:
-        """Return the page with a digest, whether held or free; None without one."""
+        """Return the page with a digest, whether held or free; None if there is none."""
         return self._page_of.get(digest)
 
     def digest(self, page: int) -> bytes | None:
-        """Return the digest by which a page is found; None where it is not."""
+        """Return the digest under which a page is registered; None if it is not."""
         return self._digest_of.get(page)
 
     def hold(self, page: int, *, idle: bool = False) -> None:
@@ -70,14 +73,14 @@ class PagePool:
         self._count(page, 1, idle)
 
     def forget(self, page: int) -> None:
-        """Let a page no longer be found by its contents."""
+        """Unregister a page, so that it is no longer found by its contents."""
         digest = self._digest_of.pop(page, None)
         if digest is not None:
             del self._page_of[digest]
 
     def renew(self) -> None:
-        """Forget what free pages hold, which nobody will ask for, and give them out by their numbers: those that were
-        in use before are written again, and no others take memory."""
+        """Unregister all free pages, whose contents became useless, and allocate them by number from now on: pages that
+        were in use before are written again, and no others occupy memory."""
         for page in self._free:
             self.forget(page)
         self._free = OrderedDict.fromkeys(sorted(self._free))

@@ -13,7 +13,7 @@ class Histogram:
     """Counts of values per bucket. One thread observes; others may read, and miss at most the newest value.
 
     Args:
-        bounds: of the buckets, ascending.
+        bounds: upper bounds of the buckets, ascending.
     """
 
     def __init__(self, bounds: Iterable[float] = BOUNDS_S) -> None:
@@ -27,7 +27,7 @@ class Histogram:
         self.total += value
 
     def lines(self, name: str) -> Iterator[str]:
-        """Write its series; each bucket includes the smaller ones."""
+        """Write the histogram's series; each bucket includes the smaller ones."""
         below = 0
         for bound, count in zip((*self.bounds, float("inf")), list(self.counts), strict=True):
             below += count
@@ -45,10 +45,10 @@ def exposition(
     """Return the page that Prometheus scrapes.
 
     Args:
-        metrics: the engine's, by name; counts, except levels, which end in `_now` or begin with `max_`.
-        latencies: the engine's, by name.
+        metrics: metrics of the engine by name: counts, except levels, which end in `_now` or begin with `max_`.
+        latencies: latency histograms of the engine by name.
         requests: number of requests by endpoint and outcome.
-        version: of the weights.
+        version: version of the weights.
     """
     lines = ["# TYPE sparring_weights_version gauge", f"sparring_weights_version {version}"]
     for name, value in metrics.items():

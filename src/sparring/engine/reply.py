@@ -15,11 +15,14 @@ Delivery = tuple[asyncio.AbstractEventLoop, Callable[[], None]]
 
 
 class Reply:
-    """Answer to one call: a result or an error. Made on the loop that waits for it, at `asked_s` by
-    `time.perf_counter`; its first token arrives at `began_s`.
+    """Answer to one call: a result or an error. Created on the event loop of the caller.
 
-    With `streams` it also delivers what is sampled until then. Deltas that a slow reader has not read yet are joined to
-    one: nobody waits for a reader, and no more than the answer is stored.
+    With `streams` it also delivers deltas. Deltas that a slow reader has not read are joined, so the engine never waits
+    for a reader, and no more than the answer is stored.
+
+    Attributes:
+        asked_s: time of the call, by `time.perf_counter`.
+        began_s: time of its first token.
     """
 
     def __init__(self, *, streams: bool = False) -> None:
@@ -37,7 +40,7 @@ class Reply:
         return self._future.done() and not self._future.cancelled()
 
     async def within(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s`; returns whether the result or the error is there."""
+        """Wait up to `timeout_s`; return whether the result or the error arrived."""
         await asyncio.wait([self._future], timeout=timeout_s)
         return self.given
 
@@ -46,7 +49,7 @@ class Reply:
         return await self._future
 
     async def pieces(self) -> AsyncIterator[Delta | Completion]:
-        """Yield deltas as they arrive and at last the Completion. An error is raised behind the tokens sampled before
+        """Yield deltas as they arrive and finally the Completion. An error is raised after the tokens sampled before
         it."""
         while self._tokens or not self._future.done():
             await self._news.wait()
@@ -58,11 +61,11 @@ class Reply:
         yield await self._future
 
     def extend(self, tokens: list[int], logprobs: list[float]) -> Delivery:
-        """Return the action, for the loop, that adds sampled tokens."""
+        """Return the action, for the event loop, that adds sampled tokens."""
         return self._loop, partial(self._extend, tokens, logprobs)
 
     def settle(self, result: Any) -> Delivery:
-        """Return the action, for the loop, that sets the result; an exception is raised where the caller waits."""
+        """Return the action, for the event loop, that sets the result; an exception is raised in the caller."""
         return self._loop, partial(self._settle, result)
 
     def _extend(self, tokens: list[int], logprobs: list[float]) -> None:
@@ -81,7 +84,7 @@ class Reply:
 
 
 def deliver(deliveries: list[Delivery]) -> None:
-    """Run actions with one call into each event loop; those of a closed loop are dropped."""
+    """Run actions with one call into each event loop; actions for a closed loop are dropped."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = defaultdict(list)
     for loop, action in deliveries:
         by_loop[loop].append(action)

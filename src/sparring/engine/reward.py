@@ -18,13 +18,12 @@ from sparring.model.head import token_quantities
 
 
 class RewardModel:
-    """Implementation of `protocols.ValueModel`: texts are packed and computed by the trainer's module in the trainer's
-    way, on a thread of its own. In exact numerics a text's value has the same bits in any batch, and the same as in
-    training.
+    """Reward model on a thread of its own. Implements `ValueModel`. Texts are packed and computed by the trainer's
+    module as in training: in exact numerics a text's value has the same bits in any batch and in training.
 
     Args:
-        model: with a scalar head; nobody else may compute with it.
-        token_budget: distinct tokens computed at once.
+        model: model with a scalar head; it must have no other user.
+        token_budget: most distinct tokens computed at once.
         threads: CPU threads; 0 keeps torch's number.
     """
 
@@ -34,7 +33,7 @@ class RewardModel:
         self._worker = ThreadPoolExecutor(1, "reward", initializer=torch.set_num_threads, initargs=(count,))
 
     async def values(self, texts: Sequence[Sequence[int]]) -> list[float]:
-        """Return the value of each text: the head's output behind its last token. Prompts that texts share are computed
+        """Return the value of each text: the head's output after its last token. Common prompts of texts are computed
         once.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Computation of a step: from its chunks to sampled tokens, by tensors, the forward and the sampler.
+"""Computation of a step: from its chunks to sampled tokens, by the model's forward and the sampler.
 
 Shapes: B sequences, N new tokens, P pages per sequence, M sequences that sample, D width.
 """
@@ -29,19 +29,18 @@ from sparring.model.steps.rows import SampledTokens, Slots, StepRows
 
 MASK_64 = (1 << 64) - 1
 FAST_TOLERANCE = 5e-2
-"""Largest accepted difference of a probe's log-probabilities under fast numerics, where trainer and engine round
+"""Largest accepted difference of a probe's log-probabilities under fast numerics, in which trainer and engine round
 differently."""
 
 
 class Runner:
-    """Pages of the cache and, per slot, the data of running requests that every step needs, so that a step copies
-    little."""
+    """Pages of the cache, and data of running requests by slot, so that a step copies little."""
 
     def __init__(self, model: CausalModel, sizes: Sizes, *, page_size: int, max_running: int) -> None:
         self._model = model
         self._pages = ops.KvPages(
             model.kv_heads,
-            # one page, slot and state more are the probe's
+            # one additional page, slot and state for the probe
             num_pages=sizes.num_pages + 1,
             page_size=page_size,
             dtype=model.dtype,
@@ -65,14 +64,14 @@ class Runner:
         return self._compute.most_steps
 
     def step(self, chunks: list[Chunk], steps: int, drafts: list[list[int]] | None = None) -> SampledTokens:
-        """Compute the chunks, sample for those that say so, in their order, and go on for up to `steps` steps in all.
-        Scored rows are added to their sequences.
+        """Compute the chunks and sample for those that ask for it, in their order, for up to `steps` steps. Scores are
+        added to their sequences.
 
         Args:
-            chunks: of the step.
-            steps: most steps; more than one for chunks that generate.
-            drafts: guesses for chunks of one token each: one step, in which the rows of its draft follow each chunk and
-                every row samples.
+            chunks: chunks of the step.
+            steps: most steps; above 1 only for chunks that generate.
+            drafts: draft tokens for chunks of one token each. One step is run, in which each chunk is followed by the
+                rows of its draft, and every row samples.
         """
         rows = self._rows(chunks, steps)
         if drafts:
@@ -86,7 +85,7 @@ class Runner:
         return self._operations.sample(rows, hidden)
 
     def copy(self, copies: list[PageCopy]) -> float:
-        """Copy pages in this order; returns the seconds it took."""
+        """Copy pages in this order; return the seconds that it took."""
         started = time.perf_counter()
         for way, source, target in copies:
             if way == "within":
@@ -103,15 +102,15 @@ class Runner:
             self._states.copy(source, target)
 
     def interrupt(self, wanted: bool) -> None:
-        """Thread-safe. Ask the running multi-step call to return after its current step; `False` clears the request."""
+        """Ask the running multi-step call to return after its current step; `False` clears the request. Thread-safe."""
         self._interrupt[0] = wanted
 
     def probe(self, tokens: Rows[int], adapter: int = -1) -> tuple[list[float], list[float], list[float]]:
-        """Compute a probe under the weights and the adapter as they are now.
+        """Compute a probe under the present weights and the given adapter.
 
         Returns:
-            Log-probabilities of tokens[1:] by the trainer's forward; that of the token sampled behind the first few by
-                a generation step; and the same token's by the trainer's forward.
+            Log-probabilities of tokens[1:] by the trainer's forward; the log-probability of a token that a generation
+                step samples after the first few; and the log-probability of the same token by the trainer's forward.
         """
         device = self._model.device
         row, targets = (torch.tensor(part, device=device) for part in (tokens[:-1], tokens[1:]))
@@ -136,7 +135,7 @@ class Runner:
         return logprobs, sampled.logprobs[0], likeliest.logprob.tolist()
 
     def _score(self, chunk: Chunk, hidden: torch.Tensor) -> None:
-        """Append the scores of a chunk's rows that its sequence wants, from their hidden[count, D]."""
+        """Append the requested scores of a chunk's rows to its sequence, from their hidden[count, D]."""
         sequence, begin, count, _ = chunk
         first = max(begin, sequence.scored_from)
         request = sequence.request
@@ -157,7 +156,7 @@ class Runner:
         else:
             cu_rows = accumulate(counts, initial=0)
             tokens = [token for sequence, begin, count, _ in chunks for token in sequence.tokens[begin : begin + count]]
-        # a page that another sequence fills in this step is only found by one that is admitted in it
+        # only a sequence admitted in this step can read a page that another one fills in it
         independent = len(tokens) == len(chunks) and not admitted
         return StepRows(
             slots=array("i", [sequence.slot for sequence in sequences]),
@@ -171,8 +170,8 @@ class Runner:
         )
 
     def _note(self, sequence: Sequence) -> bool:
-        """Bring a sequence's slot up to date: pages are only ever appended while it runs. Returns whether the sequence
-        is new there."""
+        """Update a sequence's slot: while it runs, its pages are only appended to. Return whether the sequence is new
+        in the slot."""
         num_pages, pages = sequence.table_length, sequence.pages
         slots, slot = self._slots, sequence.slot
         if num_pages == 0:
@@ -195,10 +194,10 @@ class Runner:
 
 
 class HostPages:
-    """Pages in host memory for conversations that were moved out of the cache. Shaped page first, then layer and the
-    rest as in the cache, so that a page is contiguous.
+    """Pages in host memory for conversations that were evicted from the cache. The first dimension is the page, then
+    layer and the rest as in the cache, so that a page is contiguous.
 
-    Where the cache is on a GPU the memory is pinned (unverified). Memory that was never written costs nothing.
+    For a cache on a GPU the memory is pinned (unverified). Memory that was never written costs nothing.
     """
 
     def __init__(self, pages: ops.KvPages, num_pages: int) -> None:
@@ -220,7 +219,7 @@ class HostPages:
 
 
 def _with_drafts(rows: StepRows, drafts: list[list[int]]) -> StepRows:
-    """Add the rows of each draft as sequences of one row each, on the pages of the sequence they follow."""
+    """Add the rows of each draft as sequences of one row each, on the pages of the sequence that they follow."""
     slots, lengths, tokens = array("i"), array("i"), array("q")
     for slot, length, token, draft in zip(rows.slots, rows.lengths, rows.tokens, drafts, strict=True):
         slots.extend([slot] * (len(draft) + 1))

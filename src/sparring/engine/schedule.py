@@ -1,4 +1,4 @@
-"""Schedule of a request that is sampled again: which weights sample each of its tokens. Torch-free."""
+"""Recorded weight versions of a request that is replayed, token by token. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Schedule:
     """Weight versions under which a request was sampled before, token by token.
 
     Args:
-        recorded: of the completion that is sampled again.
+        recorded: versions of the recorded completion.
     """
 
     __slots__ = ("_bounds", "_kv_bounds", "_kv_values", "_stops", "_values")
@@ -22,25 +22,25 @@ class Schedule:
         self._stops = sorted({*self._bounds, *self._kv_bounds})
 
     def waits(self, num_sampled: int, version: int) -> bool:
-        """Return True where the next token is of newer weights than `version`. A version that has passed is not served
-        again: the token is then of the weights that are served, as the completion says."""
+        """Return True if the next token needs newer weights than `version`. A version that has passed is not served
+        again: its tokens are then sampled by the served weights, and the completion records these."""
         return _value_at(self._bounds, self._values, num_sampled) > version
 
     def steps(self, num_sampled: int) -> int | None:
-        """Return how many tokens are left before the versions change; None where they change no more."""
+        """Return the number of tokens before the next change of versions; None if there is no further change."""
         return next((stop - num_sampled for stop in self._stops if stop > num_sampled), None)
 
     def reads_again(self, num_sampled: int, oldest: int) -> bool:
-        """Return True where the keys and values, the oldest of which are of version `oldest`, were computed again
-        before the next token."""
+        """Return True if keys and values were recomputed before the next token; `oldest` is their oldest version
+        now."""
         return _value_at(self._kv_bounds, self._kv_values, num_sampled) > oldest
 
 
 def _bounds(runs: Runs) -> tuple[list[int], tuple[int, ...]]:
-    """Return where each run but the last ends, and the values of all."""
+    """Return the ends of all runs but the last, and the values of all."""
     return list(accumulate(runs.lengths))[:-1], runs.values
 
 
 def _value_at(bounds: list[int], values: tuple[int, ...], at: int) -> int:
-    """Return the value of a token; behind the last run, that of the last."""
+    """Return the value of a token; after the last run, the last value."""
     return values[sum(bound <= at for bound in bounds)]

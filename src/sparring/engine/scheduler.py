@@ -2,8 +2,8 @@
 
 Requests are served by rank (priority, then the admission of their rollouts, then arrival). A step holds one token of
 every request that generates and, within the token budget, chunks of prompts. It cannot deadlock: a request is accepted
-only if it fits into the cache alone, pages for a prompt are allocated whole when it enters, and where generation runs
-out of pages the request of the lowest rank returns its own and starts again from its tokens.
+only if it fits into the cache alone, all pages of a prompt are allocated at its admission, and when generation runs out
+of pages, the request of the lowest rank returns its pages and is prefilled again later.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sparring.engine.states import Prefix, StateSlots, prefix_of
 
 
 class Chunk(NamedTuple):
-    """Slice of a sequence computed in one step: `count` tokens from `begin`; `samples` where it ends with the
-    sequence's last token."""
+    """Slice of a sequence computed in one step: `count` tokens from `begin`; `samples` if it ends with the sequence's
+    last token."""
 
     sequence: Sequence
     begin: int
@@ -32,8 +32,11 @@ class Chunk(NamedTuple):
 
 
 class StepScheduler:
-    """Waiting and running requests and the pages they hold; of a recurrent model also the slots of `states`. While
-    `draining`, only requests that have begun are served: those that run or have sampled tokens."""
+    """Waiting and running requests and their pages; for a recurrent model also the slots of `states`.
+
+    Attributes:
+        draining: whether only requests that have begun are served: those that run or have sampled tokens.
+    """
 
     def __init__(
         self, cache: KvCache, *, max_running: int, max_batch_tokens: int, states: StateSlots | None = None
@@ -51,12 +54,12 @@ class StepScheduler:
 
     @property
     def busy(self) -> bool:
-        """True while there is a request that the weights which are served can go on with."""
+        """True while there is a request that the served weights can continue."""
         return bool(self._waiting or self._running) and not self._all_wait
 
     @property
     def load(self) -> tuple[int, int]:
-        """Number of requests that run and number that wait. Thread-safe."""
+        """Numbers of running and of waiting requests. Thread-safe."""
         return len(self._running), len(self._waiting)
 
     @property
@@ -84,7 +87,7 @@ class StepScheduler:
             self._sharing.add(sequence)
 
     def plan(self, version: int) -> list[Chunk]:
-        """Choose the chunks of the next step under weights `version`; their tokens count as computed from here on."""
+        """Choose the chunks of the next step under weights `version`; their tokens count as computed from now on."""
         self.cache.trim()
         if self._sharing is not None:
             self._sharing.begin_step(self._waiting, version)
@@ -97,7 +100,7 @@ class StepScheduler:
             running = [(sequence, pending) for sequence, pending in running if not sequence.waits(version)]
         budget = self._max_batch_tokens - sum(pending == 1 for _, pending in running)
         chunks: list[Chunk] = []
-        # better ranks first: whoever must give way has a worse rank and is not in the plan yet
+        # better ranks first: a preempted request has a worse rank and is not in the plan yet
         for sequence, pending in running:
             if sequence.slot < 0:
                 continue
@@ -110,7 +113,7 @@ class StepScheduler:
                 if pending == 1
                 else min(pending, budget, sequence.share_at - sequence.computed if sequence.share_at else pending)
             )
-            # a token within a page that is begun needs no other
+            # a token within a page in use needs no other page
             if (pending == 1 and sequence.computed % page_size) or (
                 count and self._grow(sequence, sequence.computed + count)
             ):
@@ -137,13 +140,13 @@ class StepScheduler:
             budget -= count
             chunks.append(self._chunk(sequence, count, version))
         self._all_wait = bool(self._scheduled) and all(sequence.waits(version) for sequence in self.sequences)
-        chunks.sort(key=_adapter)  # rows of one adapter side by side are one product
+        chunks.sort(key=_adapter)  # adjacent rows of one adapter are one product
         return chunks
 
     def steps_ahead(self, chunks: list[Chunk], most: int) -> int:
-        """Return how many steps, at most `most`, `chunks` can take without another plan: every sequence generates and
-        has pages for the tokens that it will sample. Pages are allocated for this only while no running request would
-        have to be preempted."""
+        """Return the number of steps, at most `most`, that `chunks` can run without another plan: every sequence
+        generates and has pages for the tokens that it will sample. Further pages are allocated only if no running
+        request has to be preempted for them."""
         if most == 1 or any(count > 1 or not samples for _, _, count, samples in chunks):
             return 1
         steps = min([most, *(sequence.max_new - len(sequence.logprobs) for sequence, *_ in chunks)])
@@ -165,7 +168,7 @@ class StepScheduler:
             self._publish(sequence, version)
 
     def finish(self, sequence: Sequence, version: int) -> None:
-        """Take a finished request out and park its pages for its conversation where all of them are of `version`."""
+        """Remove a finished request, and park its pages for its conversation if `version` computed them completely."""
         self._leave(sequence)
         self._over(sequence)
         conversation = sequence.conversation
@@ -177,20 +180,25 @@ class StepScheduler:
         self._give_back(sequence)
 
     def recompute(self, adapter: ServedAdapter | None, *, all_of_them: bool) -> None:
-        """Let the requests of an adapter (None: those without one) compute their keys and values again after an update:
-        all of them; or only those that are being read, so that one version reads all that stands before the first token
-        sampled since, and requests to score, whose result must be of one version."""
+        """Make the requests of an adapter (None: those without one) recompute their keys and values after an update.
+
+        Args:
+            adapter: adapter that was updated; None for the base model.
+            all_of_them: whether all requests recompute. Otherwise only requests in prefill do, so that one version
+                reads everything before the first token sampled since, and requests to score, whose result must be of
+                one version.
+        """
         self._all_wait = False
         for sequence in self._running[:]:
             if sequence.adapter is adapter and (all_of_them or sequence.reads):
                 self._suspend(sequence)
 
     def find(self, request: str) -> list[Sequence]:
-        """Return all running and waiting requests of this id."""
+        """Return all running and waiting requests with this id."""
         return [sequence for sequence in self.sequences if sequence.request.id == request]
 
     def abort(self, request: str, version: int) -> list[Sequence]:
-        """Take out all requests of this id and return them. Running ones are finished, so that their conversations keep
+        """Remove all requests with this id and return them. Running ones are finished, so that their conversations keep
         the pages computed so far."""
         sequences = self.find(request)
         for sequence in sequences:
@@ -201,7 +209,8 @@ class StepScheduler:
         return sequences
 
     def fork(self, sequence: Sequence, conversations: Iterable[str], version: int) -> None:
-        """Park the pages computed so far of a request for other conversations, where all of them are of `version`."""
+        """Park the pages of a request computed so far for other conversations, if `version` computed them
+        completely."""
         if sequence.oldest == sequence.version_under(version):
             for conversation in conversations:
                 self.cache.park(conversation, *self._held(sequence), sequence.weights_under(version))
@@ -209,7 +218,7 @@ class StepScheduler:
                     self.states.park_copy(conversation, sequence.state, _begun(sequence, sequence.computed, version))
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a request out wherever it is; unknown ones are ignored."""
+        """Remove a waiting or running request; unknown ones are ignored."""
         self._over(sequence)
         if sequence in self._waiting:
             self._waiting.remove(sequence)
@@ -218,7 +227,7 @@ class StepScheduler:
             self._give_back(sequence)
 
     def discard(self, chunks: list[Chunk]) -> list[Sequence]:
-        """Take out the requests of a failed step and return them: the contents of their pages and of pending copies are
+        """Remove the requests of a failed step and return them: the contents of their pages and of pending copies are
         unknown."""
         self.cache.invalidate()
         if self.states is not None:
@@ -230,7 +239,7 @@ class StepScheduler:
         return [chunk.sequence for chunk in chunks]
 
     def release(self, conversation: str) -> None:
-        """Forget a parked conversation, and do not park it again when its running request ends."""
+        """Drop a parked conversation, and do not park it again when its running request ends."""
         self.cache.release(conversation)
         self.cache.lost.forget(conversation)
         if self.states is not None:
@@ -240,8 +249,8 @@ class StepScheduler:
                 sequence.keep = False
 
     def forget(self, weights: Weights) -> None:
-        """Release the parked conversations that were computed by weights no longer served. Where they are the base
-        model's, no adapter is loaded: free pages hold nothing that will be asked for."""
+        """Release the parked conversations that were computed by weights which are no longer served. If these are the
+        base model's, no adapter is loaded, so free pages hold nothing useful."""
         conversations = self.cache.release_weights(weights)
         if isinstance(weights, int):
             self.cache.pool.renew()
@@ -251,14 +260,14 @@ class StepScheduler:
             self.states.release_weights(weights)
 
     def clear(self) -> list[Sequence]:
-        """Take out all requests and return them."""
+        """Remove all requests and return them."""
         sequences = list(self.sequences)
         for sequence in sequences:
             self.remove(sequence)
         return sequences
 
     def _make_way(self) -> None:
-        """Preempt requests of lower priority where one of a higher priority waits for a slot or pages."""
+        """Preempt requests of lower priority if one of a higher priority waits for a slot or pages."""
         slots = pages = 0
         for sequence in () if self.draining else tuple(self._waiting):
             if not self._running or not _above(sequence, self._running[-1]):
@@ -272,7 +281,7 @@ class StepScheduler:
                 self._preempt(self._running[-1])
 
     def _read_again(self) -> None:
-        """Let requests that are sampled again compute their keys and values again where they did before."""
+        """Replay: drop and recompute keys and values of requests at the recorded points."""
         for sequence in self._running[:]:
             schedule, oldest = sequence.schedule, sequence.oldest
             if schedule is not None and oldest is not None and schedule.reads_again(len(sequence.logprobs), oldest):
@@ -288,7 +297,7 @@ class StepScheduler:
         return Chunk(sequence, begin, count, end == len(sequence.tokens) and sequence.scored_from is None)
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Allocate pages for `num_tokens` tokens; returns False where the sequence itself had to be preempted."""
+        """Allocate pages for `num_tokens` tokens; return False if the sequence itself had to be preempted."""
         missing = self.cache.pages_for(num_tokens) - len(sequence.pages)
         while missing > 0:
             pages = self.cache.take(missing)
@@ -314,7 +323,7 @@ class StepScheduler:
         sequence.table_length, sequence.stale, sequence.gone = 0, True, 0
         sequence.read_at = len(sequence.logprobs)
         sequence.oldest = sequence.version_under(version) if allocation.num_cached else None
-        # a request that gave way finds again what it has computed itself: that counts as nothing
+        # a preempted request finds its own pages again: not counted as cached
         if not sequence.admitted:
             sequence.admitted, sequence.cached_tokens = True, allocation.num_cached
             self.cache.counts.note(allocation)
@@ -328,12 +337,12 @@ class StepScheduler:
     def _pages_for(
         self, sequence: Sequence, version: int, most: int | None = None, tail: bytes | None = None
     ) -> Allocation | None:
-        """Allocate pages, reusing at most those of the first `most` tokens; the last one perhaps a copy of the page
-        shared under `tail`."""
+        """Allocate pages, reusing at most the first `most` tokens; the last one may be a copy of the page shared under
+        `tail`."""
         cache, wanted, count = self.cache, sequence.reusable, self.cache.pages_for(len(sequence.tokens))
         wanted = wanted if most is None else wanted[: most + 1]
         weights = sequence.weights_under(version)
-        # a page for every running request is left, or it would soon have to give way to them
+        # leave a page for every running request, or this one would soon be preempted for them
         return cache.allocate(sequence.conversation, wanted, count, weights, sequence.digests, len(self._running), tail)
 
     def _pages_and_state_for(self, sequence: Sequence, version: int, states: StateSlots) -> Allocation | None:
@@ -366,7 +375,7 @@ class StepScheduler:
         return allocation
 
     def _publish(self, sequence: Sequence, version: int) -> None:
-        """Let other requests find the computed pages, where all of them are of the weights served now."""
+        """Register the computed pages for other requests, if the served weights computed them completely."""
         if sequence.oldest == sequence.version_under(version):
             weights = sequence.weights_under(version)
             self.cache.publish(sequence.pages, sequence.tokens, sequence.computed, weights, sequence.digests)
@@ -383,7 +392,7 @@ class StepScheduler:
         insort(self._waiting, sequence, key=_rank)
 
     def _over(self, sequence: Sequence) -> None:
-        """Take note that a request is over: others have its room."""
+        """Clear the wait state after a request ends."""
         self._scheduled.discard(sequence)
         self._all_wait = False
 
@@ -393,7 +402,7 @@ class StepScheduler:
         sequence.slot = -1
 
     def _held(self, sequence: Sequence) -> tuple[list[int], list[int]]:
-        """Return the tokens with keys and values, and their pages."""
+        """Return the computed tokens and their pages."""
         return sequence.tokens[: sequence.computed], sequence.pages[: self.cache.pages_for(sequence.computed)]
 
     def _give_back(self, sequence: Sequence) -> None:
@@ -410,12 +419,12 @@ def _adapter(chunk: Chunk) -> int:
 
 
 def _begun(sequence: Sequence, count: int, version: int) -> Prefix:
-    """Return its first `count` tokens as a prefix."""
+    """Return the first `count` tokens of a sequence as a prefix."""
     return prefix_of(sequence.tokens[:count], sequence.weights_under(version))
 
 
 def _above(sequence: Sequence, other: Sequence) -> bool:
-    """Return whether it has the higher priority, regardless of admission and arrival."""
+    """Return whether a sequence has a higher priority than another, regardless of admission and arrival."""
     return sequence.rank[0] < other.rank[0]
 
 

@@ -1,4 +1,4 @@
-"""An engine that says what a script tells it to: everything but the model is real."""
+"""An engine whose replies come from a script instead of a model."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ class _Turn:
 
 
 class ScriptedEngine:
-    """Implements `Engine`. Log-probabilities are a function of version, position and token.
+    """Engine that returns scripted ids. Implements `Engine`. Log-probabilities are a function of version, position and
+    token.
 
-    A script's ids are cut at the first stop id or stop string and at `max_tokens`; where it ends without a stop id, the
-    request's first stop id is appended, so that scripts need not know the format. A request says nothing before the
+    A script's ids are cut at the first stop id or stop string and at `max_tokens`; if it ends without a stop id, the
+    request's first stop id is appended, so that scripts need not know the format. A request emits nothing before the
     engine's latency is over, then a token whenever its reader asks for one.
 
     Args:
-        script: the ids to "sample" for a request.
-        version: the weight version served at first.
-        latency_s: time that a request takes (on the loop's clock).
+        script: function from a request to the ids to "sample".
+        version: weight version served at first.
+        latency_s: duration of a request (on the loop's clock).
         fail_on: numbers of the requests, counted from 1, that raise `EngineError`.
         refuse_on: numbers of the weight updates, counted from 1, that raise `WeightsError`.
 
     Attributes:
         requests: every request, in order of arrival, failed ones included.
         pulled: every weight reference that was pulled.
-        held: the ids whose KV is kept, by conversation.
-        most_in_flight: the most requests that were in flight at once.
+        held: ids whose KV is stored, by conversation.
+        most_in_flight: most requests that were in flight at once.
     """
 
     def __init__(
@@ -69,26 +70,24 @@ class ScriptedEngine:
 
     @property
     def version(self) -> int:
-        """The weight version being served."""
         return self._version
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return the number of tokens sampled since the start."""
         return {"generated_tokens": float(self._num_sampled)}
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Answer a request after the engine's latency.
+        """Return the scripted reply after the engine's latency.
 
         Raises:
-            EngineError: the engine is closed, or this request was chosen to fail.
+            EngineError: the engine is closed, or `fail_on` has this request.
         """
         *_, completion = [piece async for piece in self.stream(request)]
         assert isinstance(completion, Completion)
         return completion
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """Yield the same, token by token.
+        """Yield the scripted reply token by token.
 
         Raises:
             EngineError: as for `generate`.
@@ -116,12 +115,11 @@ class ScriptedEngine:
         yield self._answer(turn, "abort" if len(turn.sampled) < len(tokens) else "stop" if finished else "length")
 
     async def abort(self, request: str) -> None:
-        """End the requests of this id before their next token."""
         for turn in self._live:
             turn.aborted |= turn.request.id == request
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Refused: a script says one token and knows no distribution.
+        """Refuse: a script has one token and no distribution.
 
         Raises:
             EngineError: always.
@@ -154,14 +152,13 @@ class ScriptedEngine:
         )
 
     async def release(self, conversation: str) -> None:
-        """Forget a conversation's KV."""
         self.held.pop(conversation, None)
 
     async def pull(self, ref: WeightRef) -> None:
         """Serve another version; KV of the old one is dropped (law 4).
 
         Raises:
-            WeightsError: this update was chosen to be refused.
+            WeightsError: `refuse_on` has this update.
         """
         self._updates += 1
         if self._updates in self._refuse_on:
@@ -171,7 +168,6 @@ class ScriptedEngine:
         self.held.clear()
 
     async def close(self) -> None:
-        """Refuse further requests."""
         self._closed = True
         self.held.clear()
 
@@ -200,11 +196,11 @@ class ScriptedEngine:
 
 
 def replies(texts: Iterable[str], encode: Callable[[str], Sequence[int]]) -> Script:
-    """Return a script that gives these texts, one per request, then repeats the last.
+    """Return a script that gives these texts, one per request, and then repeats the last.
 
     Args:
-        texts: what to say, without the end of the turn.
-        encode: text -> ids, `renderer.tokenizer.encode` for example.
+        texts: replies, without the end of the turn.
+        encode: text -> ids, for example `renderer.tokenizer.encode`.
     """
     planned = [tuple(encode(text)) for text in texts]
     if not planned:

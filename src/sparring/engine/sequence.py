@@ -24,31 +24,31 @@ from sparring.generation import (
 )
 
 ScoredRows = tuple[list[float], list[float], list[list[int]], list[list[float]]]
-"""Log-probabilities, entropies, and ids and log-probabilities of the top tokens, of neighbouring rows."""
+"""Scores of consecutive rows: log-probabilities, entropies, and ids and log-probabilities of the top tokens."""
 Top = tuple[tuple[int, float], ...]
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """Tokens of a request so far, and which of them have keys and values in the cache.
+    """Tokens of a request so far, and their keys and values in the cache.
 
-    A step touches as little of each request as it can, because computing it empties the processor's caches.
+    A step touches as little of each request as it can, because the computation empties the processor's caches.
 
     A request to score is a prompt that samples nothing: all tokens but the last, which predicts nothing.
 
     Attributes:
-        computed: number of tokens whose keys and values are, or will be after the planned step, in `pages`.
-        lost: their number when the request was preempted.
-        oldest: oldest weight version among those; None without any.
-        gone: number of first pages returned early, because no layer attends so far back any more.
-        state: slot of the recurrent state behind those tokens; None in a model without one.
+        computed: number of tokens whose keys and values are in `pages`, or will be after the planned step.
+        lost: value of `computed` when the request was preempted.
+        oldest: oldest weight version of the computed keys and values; None without any.
+        gone: number of first pages that were returned early, because no layer attends to them any more.
+        state: slot of the recurrent state after these tokens; None in a model without one.
         share_at: number of prompt tokens after which the state is copied for waiting requests; 0 for none.
         prompt_digests: digests by which prompts with a common prefix recognise each other.
         cached_tokens: tokens found in the cache when the request was first `admitted`.
-        slot: row in the runner's tables while the request runs, else -1.
-        table_length: number of pages in that row; `stale` says whether there are more by now.
-        read_at: number of sampled tokens when it was admitted last: until the next, its tokens are being read.
-        schedule: versions that its tokens wait for; None where it takes the weights as they come.
+        slot: row in the runner's tables while the request runs, otherwise -1.
+        table_length: number of pages in that row; `stale` if more were allocated since.
+        read_at: number of sampled tokens at its last admission; until it samples another, it is being prefilled.
+        schedule: recorded versions that its tokens wait for; None without a recording.
         origins: (first token, sampling version, oldest version of keys and values) for each change of versions.
         scored_from: first token that predicts one to score; None for a request that generates.
         scores: results of the rows scored so far.
@@ -131,22 +131,23 @@ class Sequence:
         )
 
     def version_under(self, version: int) -> int:
-        """Return the version of the weights that compute it: its adapter's, else `version` of the base model."""
+        """Return the version of the weights that compute this request: its adapter's, or `version` of the base
+        model."""
         return version if self.adapter is None else self.adapter.version
 
     def weights_under(self, version: int) -> Weights:
-        """Name the weights that compute its keys and values, where the base model's are of `version`."""
+        """Name the weights that compute its keys and values: its adapter, or `version` of the base model."""
         return version if self.adapter is None else self.adapter.weights
 
     @property
     def reusable(self) -> list[int]:
-        """Tokens whose keys and values may be found in the cache, and one more, which is always computed. Rows to score
-        are always computed."""
+        """Tokens whose keys and values may be found in the cache, and one more, which is always computed, as are rows
+        to score."""
         return self.tokens if self.scored_from is None else self.tokens[: self.scored_from + 1]
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Order of service: higher priority first, then the rollout that was admitted first, then earlier arrival."""
+        """Order of service: higher priority, then earlier admission of the rollout, then earlier arrival."""
         request = self.request
         return (-request.priority, request.admission if isinstance(request, GenerateRequest) else 0, self.arrival)
 
@@ -157,11 +158,11 @@ class Sequence:
 
     @property
     def reads(self) -> bool:
-        """True from its admission, or its return after it gave way, until it has sampled a token."""
+        """True from its admission, or its readmission after a preemption, until it samples a token."""
         return len(self.logprobs) == self.read_at
 
     def waits(self, version: int) -> bool:
-        """Return True if its next token waits for newer weights than those where the base model's are of `version`."""
+        """Return True if its next token waits for newer weights; `version` is the base model's."""
         return self.schedule is not None and self.schedule.waits(len(self.logprobs), self.version_under(version))
 
     def extend(
@@ -186,13 +187,13 @@ class Sequence:
         if self.kept is not None:
             self.kept += [b""] * len(tokens) if kept is None else kept[: len(tokens)]
         if tops is not None and self.tops is not None:
-            # what cannot be drawn (a stop token before min_tokens) is not among the likeliest
+            # exclude tokens that cannot be sampled (a stop token before min_tokens)
             self.tops += [tuple(top for top in draw if top[1] > -math.inf) for draw in tops[: len(tokens)]]
         if self.finish_reason is None and len(self.logprobs) >= self.max_new:
             self.finish_reason = "length"
 
     def scored(self, version: int) -> Scores:
-        """Return the result of a request to score, all of it from weights of `version`."""
+        """Return the result of a request to score, computed by weights of `version`."""
         logprobs, entropies, ids, tops = zip(*self.scores, strict=True)
         return Scores(
             logprobs=tuple(chain.from_iterable(logprobs)),
@@ -219,13 +220,13 @@ class Sequence:
             tokens=tuple(self.tokens),
             sampling=sampling,
             conversation=name,
-            # what was sampled before the branch is part of the turn for whoever watches it
+            # `allowed` and `ends` also see the tokens sampled before the branch
             allowed=None if allowed is None else lambda tokens: allowed([*sampled, *tokens]),
             ends=None if ends is None else lambda tokens, new: _less(ends([*sampled, *tokens], new), len(sampled)),
         )
 
     def _end(self, new: list[int]) -> int | None:
-        """Return how many of the new tokens belong to the turn, where one of them ends it; else None."""
+        """Return the number of new tokens up to the end of the turn; None if the turn continues."""
         stop = None if self.stop.isdisjoint(new) else next(i for i, token in enumerate(new, 1) if token in self.stop)
         ends, num_sampled = self.request.ends, len(self.logprobs)
         least = max(0, self.request.sampling.min_tokens - 1 - num_sampled)

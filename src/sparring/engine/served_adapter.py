@@ -1,4 +1,4 @@
-"""Adapters as requests refer to them while an engine serves them. Torch-free."""
+"""Adapters that an engine serves, as its requests refer to them. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(eq=False, slots=True)
 class ServedAdapter:
-    """Adapter under its name. An update changes `version`, `checksum` and `serial` in place. `serial` numbers loads: an
-    adapter that is loaded again under an old name and version has a new one, and so never finds the keys and values of
-    the old one."""
+    """Adapter that is served under a name. An update changes `version`, `checksum` and `serial` in place.
+
+    Attributes:
+        serial: number of its load. An adapter that is loaded again under an old name and version has a new serial, and
+            so never finds the keys and values of the old one.
+    """
 
     name: str
     number: int

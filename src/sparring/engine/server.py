@@ -1,20 +1,19 @@
-"""Token-level server: an engine behind HTTP, token ids in and out. Torch-free; `wire` says how everything is
-written.
+"""Token-level server: an engine over HTTP, token ids in and out. Torch-free; `wire` defines the formats.
 
-    GET  /v1/model      what is served, and which version of it
+    GET  /v1/model      description of the model and its version
     POST /v1/generate   a Completion, or with "stream" server-sent events
-    POST /v1/abort      a request ends with what it has
-    POST /v1/fork       requests that continue one under way
-    POST /v1/score      given tokens judged
-    POST /v1/release    the KV of a conversation is forgotten
-    POST /v1/weights    other weights or another adapter, out of this machine's shared memory
-    POST /v1/drop       an adapter is served no longer
+    POST /v1/abort      end a request with the tokens sampled so far
+    POST /v1/fork       requests that continue a running one
+    POST /v1/score      log-probabilities of given tokens
+    POST /v1/release    drop the KV of a conversation
+    POST /v1/weights    serve other weights or another adapter, from this machine's shared memory
+    POST /v1/drop       stop serving an adapter
     GET  /health        200 while the engine answers
     GET  /metrics       counters, gauges and histograms for Prometheus
-    GET  /openapi.json  this list, with what each request and answer holds
+    GET  /openapi.json  OpenAPI document of these endpoints
 
-An error is {"error": {"type", "message"}} with its class's status, and it is that of one request. Ids and conversations
-are the server's: clients that share one choose different ones.
+An error is {"error": {"type", "message"}} with the status of its class, and belongs to one request. Ids and
+conversations are global to the server: clients that share it choose different ones.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from sparring.generation import Completion, Delta, GenerateRequest, ScoreRequest
 from sparring.protocols import Engine
 
 BESIDE, OF_ID, OF_BIAS = 1 << 18, 24, 48
-"""Bytes of a request: beside its ids and settings, for each id of the context, for each of the vocabulary."""
+"""Most bytes of a request: without its ids and biases, for each id of the context, for each token of the vocabulary."""
 
 T = TypeVar("T")
 Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
@@ -51,7 +50,7 @@ Bind = Callable[[GenerateRequest], GenerateRequest]
 
 
 class ServedEngine(Engine, Protocol):
-    """Engine that the server can serve: more than the protocol `Engine` asks for."""
+    """Engine that the server can serve; an extension of `Engine`."""
 
     @property
     def problem(self) -> EngineError | None:
@@ -69,10 +68,10 @@ class ServedEngine(Engine, Protocol):
         ...
 
     async def drop(self, adapter: str) -> None:
-        """Serve no new request by an adapter.
+        """Serve no new request with an adapter.
 
         Raises:
-            EngineError: no adapter of this name is loaded.
+            EngineError: no adapter with this name is loaded.
         """
         ...
 
@@ -81,9 +80,9 @@ class TokenServer:
     """HTTP endpoints of one engine.
 
     Args:
-        engine: answers the requests; its owner closes it.
+        engine: engine that answers the requests; its owner closes it.
         served: description of the engine for clients.
-        bind: turns text rules of a request (stop strings, a constraint) into functions on token ids.
+        bind: function that turns text rules of a request (stop strings, a constraint) into functions on token ids.
         api_key: bearer token that clients must send to everything under /v1; "" for none.
     """
 
@@ -109,7 +108,7 @@ class TokenServer:
         return self._guarded(Starlette(routes=routes, exception_handlers=handlers))
 
     def _guarded(self, inner: ASGIApp) -> ASGIApp:
-        """Check the API key, and add the headers that every answer has."""
+        """Check the API key, and add the headers of every answer."""
         expected = f"Bearer {self._api_key}".encode()
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -164,19 +163,19 @@ class TokenServer:
             return _json(completion)
         pieces = self._engine.stream(wanted) if form.deltas else _whole(self._engine, wanted)
         first = asyncio.ensure_future(anext(pieces))
-        # what can never be served is refused with a status; from here on the engine knows of the request
+        # a request that can never be served fails here, with a status; all others are in the engine now
         await asyncio.sleep(0)
         if first.done():
             first.result()
         return _Events(pieces, first, lambda outcome: self._counts.update([("generate", outcome)]))
 
     async def _bound(self, wanted: GenerateRequest) -> GenerateRequest:
-        """Name a request that has no id, and bind its text rules to token ids."""
+        """Give a request without an id one, and bind its text rules to token ids."""
         wanted = self._named(wanted)
         if not (wanted.sampling.stop_strings or wanted.sampling.constraint):
             return wanted
         branch = self._branches.get(wanted.conversation or "")
-        if branch is not None and branch.tokens == wanted.tokens:  # its turn has begun before its prompt ends
+        if branch is not None and branch.tokens == wanted.tokens:  # a branch's turn begins inside its prompt
             return replace(wanted, ends=branch.ends, allowed=branch.allowed)
         try:
             return await asyncio.to_thread(self._bind, wanted)  # a grammar may take a while to compile
@@ -221,8 +220,11 @@ class TokenServer:
         return _json({})
 
     async def _body(self, request: Request, kind: type[T]) -> T:
-        """Return what a request says. Raises BadInput where that is no form of this kind, or longer than any has to
-        be."""
+        """Decode the body of a request.
+
+        Raises:
+            BadInput: the body is no form of this kind, or too long.
+        """
         where, data = f"POST {request.scope['path']}", bytearray()
         async for chunk in request.stream():
             data += chunk
@@ -250,8 +252,8 @@ async def _whole(engine: Engine, request: GenerateRequest) -> AsyncIterator[Delt
 
 
 class _Events(Response):
-    """Stream of an engine as server-sent events, whose first piece is already on its way. The head is sent at once: a
-    client that has it knows that the engine has the request."""
+    """Stream of an engine as server-sent events. The first piece is already requested. The head is sent at once, so
+    that a client which has received it knows that the engine has the request."""
 
     def __init__(
         self, pieces: AsyncIterator[Delta | Completion], first: asyncio.Future[Any], ended: Callable[[str], None]
@@ -289,7 +291,7 @@ class _Events(Response):
 
 
 async def _unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`, which is cancelled when the client leaves.
+    """Return the result of `work`, which is cancelled if the client leaves.
 
     Raises:
         ClientDisconnect: the client has left.

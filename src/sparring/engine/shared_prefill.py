@@ -6,8 +6,8 @@ so it must be copied at the moment when it summarises exactly the common prefix.
 it is therefore split there, and the requests that share the prefix wait outside until then. Split points are page ends
 and the token before the prompt's last one; in the latter case the page in which the prefix ends is shared too.
 
-Common prefixes are known among requests that wait at the same time. Of prompts that arrive one after the other, the
-second one detects the common prefix and the third one starts from its copy.
+Common prefixes are known among requests that wait at the same time. If prompts arrive one after the other, the second
+one detects the common prefix and the third one starts from its copy.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from sparring.engine.sequence import Sequence
 from sparring.engine.states import Prefix, StateSlots
 
 MAX_SEEN = 1 << 16
-"""Digests of earlier prompts that are remembered."""
+"""Most digests of earlier prompts that are remembered."""
 
 MAX_COMPARED = 256
-"""Waiting requests, the next to be admitted, that a running one is compared with."""
+"""Most waiting requests, next to be admitted first, that a running one is compared with."""
 
 SEVERAL = ""
-"""Owner of a digest that more than one conversation had."""
+"""Owner of a digest that several conversations had."""
 
 
 class PrefillSharing:
-    """Split points of the running prompts: `Sequence.share_at` is the length up to which a running request computes for
-    requests that wait.
+    """Split points of running prompts: `Sequence.share_at` is the length up to which a running request computes for
+    waiting ones.
 
-    A prompt may be split at its ends: those of its full pages, and the token before its last. Each end has a digest of
-    all tokens up to it, so two prompts with the same digest at one end agree at all earlier ends.
+    A prompt may be split at its ends: the ends of its full pages, and the token before its last. Each end has a digest
+    of all tokens up to it, so two prompts with the same digest at one end agree at all earlier ends.
 
     Args:
         states: slots of recurrent state.
@@ -55,15 +55,15 @@ class PrefillSharing:
         self._seen: OrderedDict[bytes, str] = OrderedDict()
 
     def add(self, sequence: Sequence) -> None:
-        """Note a request that has just begun to wait."""
+        """Record a request that has just begun to wait."""
         self._arrived.append(sequence)
 
     def begin_step(self, waiting: Several[Sequence], version: int) -> None:
-        """Copy the states of requests that have reached their split point and choose split points anew.
+        """Copy the states of requests that have reached their split point, and choose new split points.
 
         Args:
-            waiting: all waiting requests, the next to be admitted first.
-            version: of the model's own weights.
+            waiting: all waiting requests, next to be admitted first.
+            version: version of the base model's weights.
         """
         self._waiting, self._leaders, self._leader_ends = waiting, {}, set()
         prefilling, self._prefilling = self._prefilling, []
@@ -80,7 +80,7 @@ class PrefillSharing:
         self._arrived = []
 
     def admit(self, sequence: Sequence) -> None:
-        """Note that a request begins to run, remember its prompt, and choose its split point."""
+        """Record that a request begins to run, remember its prompt, and choose its split point."""
         digests, owner = self._digests(sequence), sequence.conversation or sequence.request.id
         seen = next(
             (index for index, digest in enumerate(digests) if self._seen.get(digest, owner) == owner), len(digests)
@@ -93,8 +93,8 @@ class PrefillSharing:
             self._seen.popitem(last=False)
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """Return True if a running request computes a prefix of this one's prompt, so that it should wait for the state
-        there."""
+        """Return True if a running request computes a prefix of this one's prompt, so that this one should wait for its
+        state."""
         if not self._leaders or self._states.num_tokens(sequence.conversation):
             return False
         digests = self._digests(sequence)
@@ -104,14 +104,14 @@ class PrefillSharing:
         return False
 
     def cached_prefixes(self, sequence: Sequence, version: int) -> list[Prefix]:
-        """Return the prefixes of a request's prompt whose state is cached, the longest first."""
+        """Return the prefixes of a request's prompt whose state is cached, longest first."""
         last = self._before_last(sequence)
         lengths = sorted((length for length in self._states.prefix_lengths if length <= last), reverse=True)
         prefixes = (self._prefix(sequence, length, version) for length in lengths)
         return [prefix for prefix in prefixes if self._states.num_tokens(prefix)]
 
     def _cache_state(self, sequence: Sequence, version: int) -> None:
-        """Cache a copy of the state of a running sequence, and share its last page where that is not full."""
+        """Cache a copy of the state of a running sequence, and share its last page if that is not full."""
         assert sequence.state is not None, "it runs"
         prefix = self._prefix(sequence, sequence.computed, version)
         self._states.cache_prefix(prefix, sequence.state)
@@ -119,8 +119,8 @@ class PrefillSharing:
             self._cache.share_tail(prefix.key, sequence.pages[sequence.computed // self._page_size])
 
     def _choose_split(self, sequence: Sequence, seen: int, waiting: Several[Sequence]) -> None:
-        """Set the split point of a running prompt, past the tokens already computed: the nearest end at which it parts
-        from a request of `waiting`, or from the earlier prompts that had its first `seen` ends."""
+        """Set the split point of a running prompt, after the tokens already computed: the nearest end at which it
+        diverges from a request in `waiting`, or from the earlier prompts that shared its first `seen` ends."""
         digests, begin = self._digests(sequence), sequence.computed // self._page_size
         if sequence.computed >= self._before_last(sequence):
             sequence.share_at = 0
@@ -152,11 +152,11 @@ class PrefillSharing:
         return sequence.prompt_digests
 
     def _before_last(self, sequence: Sequence) -> int:
-        """Return how many tokens of a prompt other requests may reuse: they always compute at least one."""
+        """Return the number of prompt tokens that other requests may reuse: all but the last."""
         return min(sequence.num_prompt, len(sequence.reusable)) - 1
 
     def _digest(self, sequence: Sequence, length: int) -> bytes:
-        """Return the digest of a sequence's first `length` tokens, fewer than its prompt has."""
+        """Return the digest of a sequence's first `length` tokens, fewer than its prompt."""
         pages, rest = divmod(length, self._page_size)
         digests = self._digests(sequence)
         before = digests[pages - 1] if pages else str(_adapter_of(sequence)).encode()
@@ -168,10 +168,10 @@ class PrefillSharing:
 
 
 def _adapter_of(sequence: Sequence) -> Weights:
-    """Name the adapter in a prompt's digests: prompts are the same only where they are computed by the same one."""
+    """Name the adapter in a prompt's digests: equal prompts of different adapters are different."""
     return "" if sequence.adapter is None else sequence.adapter.number
 
 
 def _num_common(a: list[bytes], b: list[bytes]) -> int:
-    """Count the digests at the beginning that two chains have in common."""
+    """Count the leading digests that two chains have in common."""
     return bisect_left(range(min(len(a), len(b))), True, key=lambda index: a[index] != b[index])

@@ -1,4 +1,4 @@
-"""Sizes of an engine's cache: what `[engine]` pays for with a given model."""
+"""Sizes of an engine's cache for a given model and `[engine]`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from sparring.model.states import state_bytes
 
 
 class Sizes(NamedTuple):
-    """Pages of the cache, bytes of each, pages in host memory, and slots of recurrent state (0 for a model without)."""
+    """Sizes of a cache.
+
+    Attributes:
+        num_pages: pages of the cache.
+        page_bytes: bytes of a page.
+        host_pages: pages in host memory.
+        num_states: slots of recurrent state; 0 without recurrent layers.
+    """
 
     num_pages: int
     page_bytes: int
@@ -20,8 +27,8 @@ class Sizes(NamedTuple):
 
     @staticmethod
     def of(model: CausalModel, config: EngineConfig) -> Sizes:
-        """Compute the sizes: no more pages than all running requests of full length could use; states for those that
-        run and as many parked ones."""
+        """Compute the sizes: at most as many pages as all running requests of full length could use; states for all
+        running requests and the same number of parked ones."""
         most = config.max_running * -(-model.max_positions // PAGE_SIZE)
         states = min(2 * config.max_running, config.states(state_bytes(model.recurrent))) if model.recurrent else 0
         size = token_bytes(model.kv_heads, model.dtype)

@@ -1,9 +1,9 @@
-"""Slots of recurrent state: which sequence, parked conversation or cached prefix owns which. Torch-free.
+"""Slots of recurrent state and their owners: running sequences, parked conversations, cached prefixes. Torch-free.
 
-A model with recurrent layers needs one state per sequence beside its pages of keys and values. A state summarises all
-tokens that its sequence has computed and cannot be cut back to an earlier token. A conversation therefore resumes from
-the state of its last turn only where its next prompt begins with all tokens of that turn. Requests with a common prefix
-start from copies of the state behind it (`shared_prefill.py`).
+A model with recurrent layers needs one state per sequence in addition to its pages of keys and values. A state
+summarises all tokens that its sequence has computed, and cannot be cut back to an earlier token. A conversation
+therefore resumes from the state of its last turn only if its next prompt begins with all tokens of that turn. Requests
+with a common prefix start from copies of the state after it (`shared_prefill.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Prefix(NamedTuple):
 
 
 def prefix_of(tokens: list[int], weights: Weights) -> Prefix:
-    """Name all of these tokens as a prefix computed by `weights`."""
+    """Name a sequence of tokens as a prefix computed by `weights`."""
     return Prefix(len(tokens), weights, xxhash.xxh3_128_digest(array("q", tokens).tobytes()))
 
 
@@ -44,13 +44,13 @@ class ParkedState(NamedTuple):
 
 
 class StateSlots:
-    """Pool of slots. Each is free, owned by one sequence, or parked for a conversation or a prefix; where slots run
-    out, the least recently used parked one is evicted.
+    """Pool of slots. Each is free, owned by one sequence, or parked for a conversation or a prefix; if no slot is free,
+    the least recently used parked one is evicted.
 
     Args:
         num_slots: size of the pool.
-        on_evict: called with the conversation, or the key of the prefix, whose state was evicted: its pages cannot be
-            resumed from any more.
+        on_evict: called with the conversation, or the key of the prefix, whose state was evicted: its pages can no
+            longer be resumed from.
     """
 
     def __init__(self, num_slots: int, on_evict: Callable[[str | bytes], object]) -> None:
@@ -64,10 +64,10 @@ class StateSlots:
         return bool(self._free or self._parked)
 
     def take(self) -> int | None:
-        """Take a slot with arbitrary contents, evicting a parked state where none is free.
+        """Take a slot with arbitrary contents; evict a parked state if none is free.
 
         Returns:
-            The slot, None where running sequences own all of them.
+            The slot; None if running sequences own all slots.
         """
         if not self._free and self._parked:
             owner, parked = self._parked.popitem(last=False)
@@ -81,13 +81,13 @@ class StateSlots:
             self._free.append(slot)
 
     def park(self, conversation: str, slot: int, prefix: Prefix) -> None:
-        """Park a sequence's slot for the next turn of its conversation, in place of any state parked before."""
+        """Park a sequence's slot for the next turn of its conversation, replacing an earlier parked state."""
         self.release(conversation)
         self._parked[conversation] = ParkedState(slot, prefix)
 
     def park_copy(self, conversation: str, slot: int, prefix: Prefix) -> None:
-        """Park a copy of a state for a conversation while the sequence that owns it goes on. Without a free slot the
-        conversation counts as evicted."""
+        """Park a copy of a state for a conversation while the sequence that owns the state continues. Without a free
+        slot the conversation counts as evicted."""
         self.release(conversation)
         copy = self.take()
         if copy is None:
@@ -97,8 +97,8 @@ class StateSlots:
             self.park(conversation, copy, prefix)
 
     def cache_prefix(self, prefix: Prefix, slot: int) -> None:
-        """Cache a copy of a state for requests that begin with `prefix`, while the sequence that owns it goes on.
-        Without a free slot nothing is cached."""
+        """Cache a copy of a state for requests that begin with `prefix`, while the sequence that owns the state
+        continues. Without a free slot nothing is cached."""
         copy = None if prefix in self._parked else self.take()
         if copy is not None:
             self._copies.append((slot, copy))
@@ -110,20 +110,20 @@ class StateSlots:
         return {owner.num_tokens for owner in self._parked if isinstance(owner, Prefix)}
 
     def num_tokens(self, owner: str | Prefix | None) -> int:
-        """Return how many tokens the parked state of a conversation or prefix summarises; 0 without one."""
+        """Return the number of tokens that the parked state of a conversation or prefix summarises; 0 without one."""
         parked = self._parked.get(owner) if owner is not None else None
         return 0 if parked is None else parked.prefix.num_tokens
 
     def resume(self, owner: str | Prefix, cached: Prefix) -> int | None:
-        """Take over the state of a parked conversation, or a copy of that of a cached prefix.
+        """Take over the state of a parked conversation, or a copy of the state of a cached prefix.
 
         Args:
             owner: the conversation or prefix.
             cached: the tokens whose pages were found for the request.
 
         Returns:
-            The slot; None where the state summarises other tokens than `cached` or is of other weights. The state of a
-            conversation is dropped then.
+            The slot; None if the state summarises other tokens than `cached` or belongs to other weights. The state of
+                a conversation is then dropped.
         """
         parked = self._parked.get(owner)
         fits = parked is not None and parked.prefix == cached
@@ -143,7 +143,7 @@ class StateSlots:
             self._on_evict(owner.key)
 
     def release_weights(self, weights: Weights) -> None:
-        """Drop the states of all prefixes that were computed by weights no longer served."""
+        """Drop the states of all prefixes that were computed by weights which are no longer served."""
         for owner in [owner for owner in self._parked if isinstance(owner, Prefix) and owner.weights == weights]:
             self.release(owner)
 
@@ -160,8 +160,8 @@ class StateSlots:
         return copies
 
     def _copy(self, owner: str | Prefix, slot: int) -> int | None:
-        """Return a slot with a copy of `slot`. Where that is the only slot left, it is returned itself and the prefix
-        is no longer cached."""
+        """Return a slot with a copy of `slot`. If that is the only slot left, it is returned itself and the prefix is
+        no longer cached."""
         self._parked.move_to_end(owner)
         copy = self.take()
         if copy is not None and copy != slot:

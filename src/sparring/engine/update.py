@@ -1,4 +1,4 @@
-"""Weight update as a transaction: exchange, verify, or exchange back (law 9)."""
+"""Weight update as a transaction: swap, verify, and swap back on failure (law 9)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ OLD_STAYS = "the engine keeps serving the old version"
 
 
 class Update:
-    """Update on its way from its caller to the engine's thread. The side that claims it first decides: the thread to
-    begin it, or the caller to withdraw it."""
+    """Update that its caller passes to the engine's thread. Whoever claims it first decides: the thread to begin it, or
+    the caller to withdraw it."""
 
     def __init__(self, ref: WeightRef, staged: StagedWeights | Adapter) -> None:
         self.ref, self.staged, self.reply = ref, staged, Reply()
@@ -29,11 +29,11 @@ class Update:
 
     @property
     def claimed(self) -> bool:
-        """True if the update was claimed. Claimed before its turn, it was withdrawn by the caller."""
+        """True if the update was claimed; claimed before its turn means withdrawn by the caller."""
         return self._once.locked()
 
     def claim(self) -> bool:
-        """Thread-safe. Claim it; returns False where it was claimed before."""
+        """Claim the update; return False if it was claimed before. Thread-safe."""
         return self._once.acquire(blocking=False)
 
 
@@ -43,8 +43,8 @@ def where(ref: WeightRef) -> str:
 
 
 def stage(model: CausalModel, ref: WeightRef) -> StagedWeights | Adapter:
-    """Copy and pack the verified tensors of a reference, a model's or an adapter's, for `model`. Takes long and writes
-    nothing that a step reads: it runs beside the engine's thread.
+    """Copy and pack the verified tensors of a model's or an adapter's reference for `model`. It takes long and writes
+    nothing that a step reads, so it runs in parallel to the engine's thread.
 
     Raises:
         WeightsError: the tensors are not the ones that were published, or do not fit the model.
@@ -62,17 +62,17 @@ def stage(model: CausalModel, ref: WeightRef) -> StagedWeights | Adapter:
 
 
 class BaseWeights:
-    """Weights of an engine's base model, below any adapter: their version, and the transaction that exchanges them. For
+    """Weights of an engine's base model, without adapters: their version, and the transaction that replaces them. For
     the engine's thread alone.
 
     Args:
-        runner: computes with them.
-        engine: the engine's name, for messages.
-        version: of the weights that the runner's model holds.
+        runner: runner that computes with the weights.
+        engine: name of the engine, for messages.
+        version: version of the weights that the runner's model holds.
 
     Attributes:
-        version: of the served weights.
-        broken: error for all requests after an update failed and the old weights could not be restored; else None.
+        version: version of the served weights.
+        broken: error for all requests after an update failed and the old weights could not be restored; otherwise None.
     """
 
     def __init__(self, runner: Runner, engine: str, version: int) -> None:
@@ -83,25 +83,26 @@ class BaseWeights:
         self._probe: Probe | None = None
 
     def commit(self, ref: WeightRef, staged: StagedWeights, *, has_adapters: bool) -> bool:
-        """Exchange the weights and verify them by the reference's probe. On failure the old ones, which stay untouched,
-        come back.
+        """Swap the weights and verify them by the reference's probe. On failure the old ones, which stay untouched, are
+        restored.
 
         Args:
             ref: the update.
-            staged: its prepared copy.
+            staged: prepared copy of its weights.
             has_adapters: whether adapters are served, which belong to the old weights.
 
         Returns:
-            Whether they changed; False where this very version was served already.
+            Whether the weights changed; False if this very version was served already.
 
         Raises:
             WeightsError: adapters are loaded, the version is not newer, the weights give other log-probabilities than
-                the publisher's, the exchange failed, or the old weights could not be restored: then `broken` is set.
+                the publisher's, the swap failed, or the old weights could not be restored, in which case `broken` is
+                set.
         """
         same = (ref.version, ref.checksum) == (self.version, self._checksum)
         if same and self.broken is None:
             return False
-        if ref.version <= self.version and not same:  # its KV would pass for that of the weights served now
+        if ref.version <= self.version and not same:  # a reused number would make old KV look current
             got = f"{ref.version}; publish every change of the weights under a new version number"
             raise WeightsError(f"{where(ref)}: expected a version above the served {self.version}, got {got}")
         if has_adapters:
@@ -134,20 +135,20 @@ class BaseWeights:
 
 def verify(runner: Runner, what: str, probe: Probe | None, adapter: int = -1) -> None:
     """Compare a probe with the runner's log-probabilities under an adapter, by the trainer's forward and by a
-    generation step: a step reads the weights through pointers of its own, and would silently use other weights if those
-    were not the model's.
+    generation step. A step reads weights through its own pointers, and would silently use other weights if these were
+    wrong.
 
-    Scoring the probe as a scheduled request would add nothing: it is the trainer's forward over pages, which shares
-    every product with the one used here and has no pointers.
+    Scoring the probe as a scheduled request would add nothing: it is the trainer's forward over pages, with the same
+    products and no pointers.
 
     Args:
-        runner: computes the probe.
+        runner: runner that computes the probe.
         what: name of the weights, for messages.
         probe: tokens and expected log-probabilities; None verifies nothing.
         adapter: number of the adapter, -1 for none.
 
     Raises:
-        WeightsError: they differ, under exact numerics in any bit.
+        WeightsError: the log-probabilities differ, under exact numerics in any bit.
     """
     if probe is None:
         return

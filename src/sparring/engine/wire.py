@@ -17,8 +17,8 @@ from sparring.generation import Completion, GenerateRequest, Sampling, ScoreRequ
 from sparring.types import WeightRef
 
 INSTANCE, VERSION, BASE = "x-sparring-instance", "x-sparring-version", "x-sparring-base"
-"""Headers of every answer: one start of the server, the version of the weights it serves, and which version the run
-calls 0."""
+"""Headers of every answer: name of this start of the server, version of the served weights, and the version that the
+run counts as 0."""
 
 EVENTS = "text/event-stream"
 STATUS: Mapping[type[SparringError], int] = {
@@ -36,8 +36,8 @@ T = TypeVar("T")
 
 
 def _form(noun: type, without: tuple[str, ...] = (), **replaced: tuple[Any, Any]) -> type[msgspec.Struct]:
-    """Make a struct with the fields of a noun that refuses unknown ones, so that a misspelt field does not pass for its
-    default. `replaced` fields have another type and default, fields `without` are left out."""
+    """Make a struct with the fields of a noun that refuses unknown fields, so that a misspelt field is not mistaken for
+    its default. `replaced` fields have another type and default; fields in `without` are left out."""
     hints = typing.get_type_hints(noun)
     fields: list[Any] = []
     for field in dataclasses.fields(noun):
@@ -58,52 +58,53 @@ _Generate = _form(GenerateRequest, ("ends", "allowed"), id=(str, ""), sampling=(
 
 
 class GenerateForm(_Generate, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[misc, valid-type]
-    """Request to generate. Without `stream` the answer is a Completion; with it server-sent events: "delta" while
-    tokens are sampled, unless `deltas` is false, at last "completion" or "error"."""
+    """Request to generate. Without `stream` the answer is a Completion. With it, the answer is server-sent events:
+    "delta" while tokens are sampled, unless `deltas` is false, and finally "completion" or "error"."""
 
     stream: bool = False
     deltas: bool = True
 
 
 class WeightForm(_Weights, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[misc, valid-type]
-    """Request to serve other weights. `base` is the version that the run which sends them calls 0; None leaves it."""
+    """Request to serve other weights. `base` is the version that the sending run counts as 0; None leaves it
+    unchanged."""
 
     base: int | None = None
 
 
 class AbortForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request to end the requests of this id with the tokens sampled so far."""
+    """Request to end the requests with this id, keeping the tokens sampled so far."""
 
     id: str
 
 
 class ForkForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request to branch a running one: a seed by the name of each branch."""
+    """Request to branch a running request: the seed of each branch by its name."""
 
     id: str
     seeds: dict[str, int]
 
 
 class ReleaseForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request to forget the keys and values of a conversation."""
+    """Request to drop the keys and values of a conversation."""
 
     conversation: str
 
 
 class DropForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request to serve no new request by this adapter."""
+    """Request to serve no new request with this adapter."""
 
     adapter: str
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Description of a server: the name of its model, the version served now, its dtype, numerics and limits.
+    """Description of a server: name of its model, version served now, dtype, numerics and limits.
 
     Attributes:
         context: most tokens of one conversation.
-        token_bytes: size of one token's keys and values.
+        token_bytes: bytes of one token's keys and values.
         instance: random name of this start of the server.
-        base: version that the run calls 0.
+        base: version that the run counts as 0.
     """
 
     model: str
@@ -140,11 +141,11 @@ POSTS: Mapping[str, tuple[type, Any]] = {
     "weights": (WeightForm, None),
     "drop": (DropForm, None),
 }
-"""By name, what `POST /v1/<name>` takes and what it answers; None is an empty object."""
+"""Types of the body and of the answer of `POST /v1/<name>`, by name; None is an empty object."""
 
 
 def document() -> dict[str, Any]:
-    """Return the OpenAPI document of the server: what each request may hold and each answer holds."""
+    """Return the OpenAPI document of the server: the contents of each request and answer."""
     kinds = [kind for pair in (*POSTS.values(), (ServedModel, Failed)) for kind in pair if kind is not None]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     of = dict(zip(map(str, kinds), schemas, strict=True))
@@ -185,10 +186,10 @@ def decode(data: bytes, kind: type[T], where: str) -> T:
 
 
 def generate_form(request: GenerateRequest, *, stream: bool, deltas: bool) -> GenerateForm:
-    """Write a request as it is sent: its text rules as text, for the server to bind again.
+    """Convert a request to its form, with stop strings and constraint as text, for the server to bind again.
 
     Raises:
-        RequestRefused: it has Python functions whose text is not in its sampling.
+        RequestRefused: the request has Python functions whose text is not in its sampling.
     """
     texts = {"ends": request.sampling.stop_strings, "allowed": request.sampling.constraint}
     functions = [name for name, text in texts.items() if getattr(request, name) is not None and not text]
@@ -207,12 +208,12 @@ def generate_request(form: GenerateForm) -> GenerateRequest:
 
 
 def weight_form(ref: WeightRef, base: int) -> WeightForm:
-    """Write weights as they are sent by a run that calls version `base` 0."""
+    """Convert a weight reference to its form, for a run that counts version `base` as 0."""
     return WeightForm(**_fields(ref), base=base)
 
 
 def weight_ref(form: WeightForm) -> WeightRef:
-    """Turn a form back into what was published."""
+    """Turn a form back into a weight reference."""
     return WeightRef(**{name: getattr(form, name) for name in _Weights.__struct_fields__})
 
 
@@ -222,7 +223,7 @@ def noun(form: msgspec.Struct, kind: type[T]) -> T:
 
 
 def problem(error: SparringError) -> Failed:
-    """Write an error as it is sent."""
+    """Convert an error to the body of an answer."""
     return Failed(error=Problem(type=type(error).__name__, message=str(error)))
 
 
@@ -232,8 +233,8 @@ def status(error: SparringError) -> int:
 
 
 def raised(problem: Problem, where: str) -> SparringError:
-    """Return the error that a server sent, of the class it had there. Bad input to the server is a refused request
-    here; an unknown class becomes an EngineError."""
+    """Return the error that a server sent, of the same class. Bad input to the server becomes a refused request; an
+    unknown class becomes an EngineError."""
     kinds = {kind.__name__: kind for kind in (WeightsError, RequestRefused)} | {BadInput.__name__: RequestRefused}
     return kinds.get(problem.type, EngineError)(f"{where}: {problem.message}")
 

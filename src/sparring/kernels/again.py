@@ -1,4 +1,4 @@
-"""Results that a backward pass computes again instead of keeping them: cheap ones, whose inputs are kept anyway."""
+"""Results that a backward pass recomputes instead of storing: cheap ones whose inputs are stored anyway."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _NAME = "sparring_again"
 
 
 class Again(NamedTuple):
-    """Recipe of a tensor, which is computed once more, to the bit: `function` of `inputs`, without gradients."""
+    """Recomputation of a tensor, equal to the bit: `function` of `inputs`, without gradients."""
 
     function: Callable[..., torch.Tensor]
     inputs: tuple[torch.Tensor, ...]
 
 
 def tell(result: torch.Tensor, function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
-    """Return `result`, which from now on says how it is computed again. A view or a copy of it does not."""
+    """Attach its recomputation to `result`, and return it. Views and copies do not have it."""
     setattr(result, _NAME, Again(function, inputs))
     return result
 
 
 def told(tensor: torch.Tensor) -> Again | None:
-    """Return how a tensor is computed again; None where nobody said so."""
+    """Return the recomputation of a tensor, or None."""
     again: Again | None = getattr(tensor, _NAME, None)
     return again

@@ -38,8 +38,7 @@ def check_kept(kept: KeptRows, rows: int) -> KeptRows:
 
 
 def check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> None:
-    """Refuse queries, keys and values that differ in dtype or do not fit each other, and sinks that are not one a
-    head."""
+    """Refuse queries, keys and values that differ in dtype or do not fit, and sinks that are not one per head."""
     many, few = q.shape, k.shape
     fits = len(many) == len(few) == 3 and few == v.shape and many[0] == few[0] and many[2] == few[2]
     if not fits or many[1] % few[1] or not (q.dtype is k.dtype is v.dtype):
@@ -84,7 +83,7 @@ def check_groups(x: torch.Tensor, packed: PackedStack, biases: torch.Tensor | No
 def check_chosen(
     x: torch.Tensor, gate_up: PackedStack, down: PackedStack, chosen: torch.Tensor, shares: torch.Tensor
 ) -> None:
-    """Refuse experts whose down [D, I] does not fit gate_up [2 I, D] and x[N, D], and choices other than numbers [N, k]
+    """Refuse experts whose down [D, I] does not fit gate_up [2 I, D] and x[N, D], and routing other than indices [N, k]
     int32 below E with shares [N, k] float32."""
     _check_rows("mixture", x, gate_up)
     sizes = (len(gate_up.matrices), gate_up.num_inputs, gate_up.num_outputs, gate_up.dtype)

@@ -1,4 +1,4 @@
-"""Settings that turn the scores of one attention layer into weights."""
+"""Settings of the attention scores of one layer."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from sparring.errors import refusal
 
 @dataclass(frozen=True, slots=True)
 class AttentionForm:
-    """Settings of one layer's causal attention; its sinks, which are weights, travel beside it. Twin of `Form` in
-    attention.h.
+    """Settings of one layer's causal attention, except sinks, which are weights. Twin of `Form` in attention.h.
 
-    scale: factor on q . k.
-    window: a query at position p reads the keys at p - window + 1 to p (Beltagy et al. 2020); None: all up to p.
-    cap: a score becomes cap * tanh(score / cap) (Gemma 2, 2024, section 2); None: it stays.
+    Attributes:
+        scale: factor on q . k.
+        window: a query at position p reads the keys at p - window + 1 to p (Beltagy et al. 2020); None: all up to p.
+        cap: a score becomes cap * tanh(score / cap) (Gemma 2, 2024, section 2); None: no cap.
 
     Raises:
-        BadInput: a window or a cap that is not above 0.
+        BadInput: a window or a cap is not above 0.
     """
 
     scale: float
@@ -32,7 +32,7 @@ class AttentionForm:
 
     @property
     def numbers(self) -> tuple[float, float, int]:
-        """Return scale, cap and window as the compiled kernels take them: 0 for none."""
+        """Return scale, cap and window for the compiled kernels; 0 for None."""
         return self.scale, self.cap or 0.0, self.window or 0
 
     def begin(self, position: int) -> int:

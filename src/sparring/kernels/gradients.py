@@ -14,21 +14,21 @@ from sparring.kernels.path import KernelPath, PackedMatrix
 from sparring.kernels.threads import sum_rows
 
 SLAB = 8192
-"""Outputs of a `Linear` whose gradients are computed at once where that of its weight is added up."""
+"""Outputs of a `Linear` whose gradients are computed at once when the weight's gradient is accumulated."""
 
 
 class WeightSum:
-    """Gradient of one weight [M, K], added up in float32 over all uses of it.
+    """Gradient of one weight [M, K], accumulated in float32 over all its uses.
 
-    Each use alone would make a gradient as large as the weight; autograd would hold two of them.
+    A separate gradient of each use would be as large as the weight, and autograd would hold two.
     """
 
     def __init__(self) -> None:
         self._total: torch.Tensor | None = None
 
     def add(self, path: KernelPath, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """Add the weight's gradient of one use, from the gradient of y[N, M], and return that of x[N, K]. `SLAB`
-        outputs at a time, so that nothing but the sum grows with M."""
+        """Add the weight's gradient of one use, from the gradient of y[N, M], and return the gradient of x[N, K].
+        Computed for `SLAB` outputs at a time, so that only the sum grows with M."""
         if self._total is None:
             self._total = torch.zeros_like(weight, dtype=torch.float32)
         dx = torch.zeros_like(x, dtype=torch.float32)
@@ -39,18 +39,18 @@ class WeightSum:
         return dx.to(x.dtype)
 
     def attach(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return x, for all uses to read. Once the gradients of all of them are there, the sum becomes `weight`'s
-        gradient."""
+        """Return x, for all uses to read. After the backward passes of all uses, the sum becomes the gradient of
+        `weight`."""
         return _ReturnSum.apply(x, weight, self)
 
     def take(self) -> torch.Tensor | None:
-        """Return the sum, and begin a new one."""
+        """Return the sum and reset it."""
         total, self._total = self._total, None
         return total
 
 
 class _ReturnSum(Function):
-    """Identity whose backward runs after all uses of x, to return the accumulated weight gradient."""
+    """Identity whose backward runs after all uses of x and returns the accumulated weight gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, total: WeightSum) -> torch.Tensor:
@@ -66,8 +66,7 @@ class _ReturnSum(Function):
 
 
 class Linear(Function):
-    """Product y = x W^T + b. Which rows are together decides the bits of a weight's gradient, and nothing else
-    (`threads`)."""
+    """Product y = x W^T + b. The bits of a weight's gradient depend only on the set of rows (`threads`)."""
 
     @staticmethod
     def forward(
@@ -80,8 +79,8 @@ class Linear(Function):
         total: WeightSum | None,
         *weights: torch.Tensor,
     ) -> torch.Tensor:
-        """Multiply x[N, K] by `packed` -> y[N, M]; dW goes to `weights`, or to `total` where there is one. An x that
-        says how it is computed again is not kept."""
+        """Multiply x[N, K] by `packed` -> y[N, M]; the gradient of W goes to `weights`, or to `total` if given. An x
+        that can be recomputed (`again`) is not stored."""
         x = x.contiguous()
         again = told(x)
         ctx.save_for_backward(*weights, *((x,) if again is None else again.inputs))
@@ -132,7 +131,7 @@ class RmsNorm(Function):
 
 
 class LayerNorm(Function):
-    """Layer norm of torch. Its own backward adds up the gradients of the parameters thread by thread; this one in
+    """torch's layer norm. Its own backward adds the gradients of the parameters thread by thread; this one in row
     order."""
 
     @staticmethod
@@ -155,7 +154,7 @@ class LayerNorm(Function):
 
 
 class Broadcast(Function):
-    """Tensor repeated to a larger shape, as torch does where the shapes of two operands differ."""
+    """Tensor expanded to a larger shape, as torch does for operands of different shapes."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -175,7 +174,7 @@ class Broadcast(Function):
 
 
 class SiluMul(Function):
-    """silu(gate) * up, or silu(gate) when up is None."""
+    """silu(gate) * up, or silu(gate) without up."""
 
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor | None, path: KernelPath) -> torch.Tensor:
@@ -230,7 +229,7 @@ class Rope(Function):
 
 
 class AddRmsNorm(Function):
-    """A sum and its norm."""
+    """Sum of two tensors, and its root mean square norm."""
 
     @staticmethod
     def forward(
@@ -256,7 +255,7 @@ class AddRmsNorm(Function):
 
 
 class SplitHeads(Function):
-    """Queries and keys, normed and rotated, and values out of one product."""
+    """Split of one product into normalised and rotated queries and keys, and values."""
 
     @staticmethod
     def forward(
@@ -268,7 +267,7 @@ class SplitHeads(Function):
         shape: tuple[int, int, float],
         path: KernelPath,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Cut qkv[N, (H + 2 G) d] into q[N, H, d], k, v[N, G, d]; `angles` cos and sin [N, d], `shape` is H, G,
+        """Split qkv[N, (H + 2 G) d] into q[N, H, d], k, v[N, G, d]; `angles` are cos and sin [N, d], `shape` is H, G,
         epsilon."""
         heads, kv_heads, eps = shape
         norms = None if q_weight is None else (q_weight, k_weight, eps)
@@ -289,7 +288,7 @@ class SplitHeads(Function):
 
 
 class SwiGlu(Function):
-    """Gate silu(gate) * up out of one product."""
+    """silu(gate) * up of one joint product."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: torch.Tensor, path: KernelPath) -> torch.Tensor:
@@ -319,7 +318,7 @@ class AttentionPacked(Function):
         form: AttentionForm,
         path: KernelPath,
     ) -> torch.Tensor:
-        """Attend: q[N, H, d], k, v[N, G, d], sinks[H] -> [N, H, d]; `where` is cu_seqlens and shared."""
+        """Compute attention: q[N, H, d], k, v[N, G, d], sinks[H] -> [N, H, d]; `where` is cu_seqlens and shared."""
         cu_seqlens, shared = where
         out, logsumexp = path.attention_packed(q, k, v, cu_seqlens, form, shared, sinks)
         ctx.save_for_backward(q, k, v, cu_seqlens, shared, out, logsumexp, sinks)
@@ -329,8 +328,8 @@ class AttentionPacked(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Return the gradients of q, k, v and the sinks. A sink weighs no value: each row's gradient pulls against what
-        it weighs."""
+        """Return the gradients of q, k, v and the sinks. A sink has no value: its gradient is minus its weight times
+        grad . out, summed over rows."""
         *saved, out, logsumexp, sinks = ctx.saved_tensors
         grads = ctx.path.attention_packed_backward((*saved, out, logsumexp), grad.contiguous(), ctx.form)
         of_sinks = None

@@ -1,7 +1,7 @@
-"""Kept sets of truncated draws between kernels, engine and trainer: masks over the vocabulary, and ids in ascending
-order.
+"""Kept sets of truncated sampling, exchanged between kernels, engine and trainer: masks over the vocabulary, or
+ascending ids.
 
-N rows, V vocabulary, W = ceil(V / 64) words of a mask, K kept ids in all.
+Shapes: N rows, V vocabulary, W = ceil(V / 64) words of a mask, K kept ids in all.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import numpy as np
 import torch
 
 KeptRows = tuple[torch.Tensor, torch.Tensor]
-"""offsets [N + 1] int64 and ids [K] int32: row n is limited to ids[offsets[n]:offsets[n + 1]], ascending; to nothing
-where these are none."""
+"""offsets [N + 1] int64 and ids [K] int32: row n is limited to ids[offsets[n]:offsets[n + 1]], ascending; a row with no
+ids is not limited."""
 
 
 def no_masks(rows: int, vocabulary: int) -> np.ndarray:
-    """Allocate masks [N, W] uint64 without a bit, for the kernels to set bits in."""
+    """Allocate zero masks [N, W] uint64, in which the kernels set bits."""
     return np.zeros((rows, -(-vocabulary // 64)), np.uint64)
 
 
 def ids_of(masks: np.ndarray) -> list[bytes]:
-    """Return for each row of masks [N, W] its ids as `types.KeptSets` has them; empty where no bit is set."""
+    """Return the ids of each row of masks [N, W] in the form of `types.KeptSets`; empty for a row without bits."""
     rows, words = masks.nonzero()
     bits = np.unpackbits(masks[rows, words].view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
     at, bit = bits.nonzero()
@@ -32,7 +32,7 @@ def ids_of(masks: np.ndarray) -> list[bytes]:
 
 
 def select_rows(values: tuple[torch.Tensor, ...] | None, rows: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-    """Select from offsets [N + 1] and columns [K] of N rows, such as kept sets, the rows where `rows` [N] is true."""
+    """Select the rows where `rows` [N] is true from offsets [N + 1] and columns [K], such as kept sets."""
     if values is None:
         return None
     offsets, *columns = values
@@ -42,8 +42,7 @@ def select_rows(values: tuple[torch.Tensor, ...] | None, rows: torch.Tensor) -> 
 
 
 def split_rows(values: tuple[torch.Tensor, ...] | None, rows: int, size: int) -> list[tuple[torch.Tensor, ...] | None]:
-    """Split offsets [N + 1] and columns [K] of N rows, such as kept sets, into chunks of `size` rows, the last one
-    smaller."""
+    """Split offsets [N + 1] and columns [K], such as kept sets, into chunks of `size` rows; the last may be smaller."""
     bounds = [*range(0, rows, size), rows] if rows else [0, 0]
     if values is None:
         return [None] * (len(bounds) - 1)

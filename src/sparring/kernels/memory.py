@@ -1,4 +1,4 @@
-"""Large blocks of this machine's memory."""
+"""Large allocations of CPU memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 LARGE = 4 << 20
-"""Bytes from which on the system's large pages, of 2 MiB, pay: a first write to one costs little more than to a small
-one."""
+"""Bytes from which the system's large pages, of 2 MiB, pay: the first write to one costs little more than to a small
+page."""
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Allocate zeros on the CPU, at the beginning of a cache line. A large tensor takes memory only where it is
-    written. It may be written whether or not it was made in torch's inference mode."""
+    """Allocate zeros on the CPU, aligned to a cache line. A large tensor occupies memory only where it is written. It
+    may be written in or outside torch's inference mode."""
     with torch.inference_mode(False):
         return _zeros(shape, dtype, math.prod(shape) * dtype.itemsize)
 
@@ -33,15 +33,15 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, size: int) -> torch.Tenso
 
 
 KEPT = 256 << 20
-"""Bytes of freed memory from which on the system gets it back; below, the C library's own rules are cheaper."""
+"""Bytes of freed memory from which it is returned to the system; below, the C library's own rules are cheaper."""
 
 
 def give_back(least: int = KEPT) -> None:
-    """Let the system have what was freed and is still held, if that is at least so many bytes.
+    """Return freed memory that the C library still holds to the system, if there are at least `least` bytes.
 
-    The C library keeps what a thread frees in pieces below 32 MiB, for that thread: gradients and activations, weights
-    that were exchanged. The next phase of a step, on another thread, cannot use it. To take memory anew costs a fault
-    each page; that is little beside work which takes this much.
+    The C library keeps blocks below 32 MiB for the thread that freed them: gradients and activations, replaced weights.
+    The next phase of a step, on another thread, cannot use them. New memory costs one page fault per page, which is
+    little compared with work that needs so much.
     """
     freed, trim = _allocator()
     if trim is not None and freed() >= least:
@@ -49,7 +49,7 @@ def give_back(least: int = KEPT) -> None:
 
 
 class _Counts(ctypes.Structure):
-    """`struct mallinfo2` of glibc (mallinfo(3)); `fordblks` has the freed bytes of all threads."""
+    """`struct mallinfo2` of glibc (mallinfo(3)); `fordblks` is the freed bytes of all threads."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -59,11 +59,11 @@ class _Counts(ctypes.Structure):
 
 @cache
 def _allocator() -> tuple[Callable[[], int], Callable[[int], Any] | None]:
-    """Return what counts freed bytes and what gives them back; None for the latter where the C library has neither."""
+    """Return the functions that count freed bytes and that return them; without glibc 2.33, a count of 0 and None."""
     library = ctypes.CDLL(None)
     try:
         counts, trim = library.mallinfo2, library.malloc_trim
-    except AttributeError:  # another library than glibc, or one before 2.33
+    except AttributeError:  # no glibc, or one before 2.33
         return (lambda: 0), None
     counts.restype, trim.argtypes = _Counts, [ctypes.c_size_t]
     return (lambda: int(counts().fordblks)), trim

@@ -1,6 +1,6 @@
-"""Mixtures of experts as row-invariant operations: the experts of a row, and their outputs for their rows.
+"""Mixtures of experts as row-invariant operations: routing, and the experts' outputs.
 
-N rows, D width, E experts, k experts of one row, I width of an expert, K inputs, M outputs.
+Shapes: N rows, D width, E experts, k experts per row, I width of an expert, K inputs, M outputs.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from sparring.kernels.paths import fused_path, path_name, path_of
 
 
 def route(logits: torch.Tensor, count: int, *, renormalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose the `count` likeliest experts of each row and their shares (Shazeer et al. 2017; Fedus et al. 2021).
+    """Choose the `count` most likely experts of each row and their shares (Shazeer et al. 2017; Fedus et al. 2021).
 
     Args:
         logits: [N, E] float32.
-        count: k, at most E.
-        renormalised: whether shares are of the softmax over the chosen alone, so that they sum to one; else of that
-            over all.
+        count: experts per row, k, at most E.
+        renormalised: whether the softmax of the shares is over the chosen experts, so that shares sum to one, or over
+            all.
 
     Returns:
-        Their numbers [N, k] int32, likeliest first, and shares [N, k] float32, through which gradients flow.
+        Expert indices [N, k] int32, most likely first, and shares [N, k] float32, with gradients.
     """
     check_logits("route", logits)
     if not 0 < count <= logits.shape[1]:
@@ -41,7 +41,7 @@ def _route(logits: torch.Tensor, count: int, renormalised: bool) -> tuple[torch.
     fused = fused_path(logits.device)
     if fused is not None:
         return fused.route(logits, count, renormalised)
-    # in float64: torch's float32 exp treats the tail of a tensor in another way than its middle
+    # in float64: torch's float32 exp computes the tail of a tensor differently
     shares, chosen = logits.double().softmax(-1).topk(count, -1)
     if renormalised:
         shares = shares / shares.sum(-1, keepdim=True)
@@ -49,7 +49,7 @@ def _route(logits: torch.Tensor, count: int, renormalised: bool) -> tuple[torch.
 
 
 class _Route(Function):
-    """`route`; gradients are those of the softmax that the shares are of."""
+    """`route` with the gradients of its softmax."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, count: int, renormalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,8 +63,8 @@ class _Route(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """Return the gradient of the logits: p (g - sum of p g), p the softmax and g zero for experts that were not
-        chosen."""
+        """Return the gradient of the logits: p (g - sum of p g), with p the softmax and g zero for experts that were
+        not chosen."""
         logits, chosen, shares = ctx.saved_tensors
         pulled = grad - (grad * shares).sum(-1, keepdim=True)
         if ctx.renormalised:
@@ -76,8 +76,8 @@ class _Route(Function):
 def linear_groups(
     x: torch.Tensor, packed: PackedStack, biases: torch.Tensor | None, counts: torch.Tensor
 ) -> torch.Tensor:
-    """Multiply x[N, K], of whose rows counts[E] belong to each of E weights in turn, without gradients; biases [E, M].
-    The bits of `linear`."""
+    """Multiply x[N, K] by E weights without gradients: the rows are sorted by weight, counts[E] rows each; biases [E,
+    M]. It computes the bits of `linear`."""
     check_groups(x, packed, biases, counts)
     fused, x = fused_path(x.device), x.contiguous()
     if fused is not None:
@@ -100,20 +100,20 @@ def linear_groups(
 def mixture(
     x: torch.Tensor, gate_up: PackedStack, down: PackedStack, chosen: torch.Tensor, shares: torch.Tensor
 ) -> torch.Tensor:
-    """Compute experts without biases, gated by SiLU, without gradients, as one call of the compiled kernels.
+    """Compute experts gated by SiLU, without biases or gradients, as one call of the compiled kernels.
 
     Args:
         x: [N, D].
-        gate_up: of each expert [2 I, D].
-        down: of each expert [D, I].
-        chosen: the experts of each row, [N, k] int32.
-        shares: what their outputs are weighed by, [N, k] float32.
+        gate_up: weights [2 I, D] of the experts.
+        down: weights [D, I] of the experts.
+        chosen: [N, k] int32, experts of each row.
+        shares: [N, k] float32, weights of their outputs.
 
     Returns:
-        [N, D]: the weighed outputs of a row's experts, added in float32 in the order of its choice.
+        [N, D], weighted outputs of a row's experts, added in float32 in the order of `chosen`.
 
     Raises:
-        BadInput: something does not fit, or the compiled kernels are not in use.
+        BadInput: shapes do not fit, or the compiled kernels are not in use.
     """
     fused = fused_path(x.device)
     if fused is None:

@@ -1,14 +1,16 @@
 """Row-invariant operations: the bits of an output row depend on that row's inputs alone.
 
-Not on the number of rows, the neighbours, the threads, the packing, nor on size and place of the pages. The trainer's
-forward and the engine call the same functions here, which is why their log-probabilities agree to the bit. Gradients do
-not depend on the threads either (`threads`); those of weights are sums over rows, and depend on which rows are
-together.
+They do not depend on the number of rows, the neighbours, the threads, the packing, or size and position of the pages.
+The trainer's forward and the engine call the same functions, so their log-probabilities agree to the bit. Gradients do
+not depend on the threads either (`threads`); gradients of weights are sums over rows, and depend on the set of rows.
 
-Five paths, each with bits of its own: "exact-tiles" (compiled, matrix products on AMX tiles), "exact-pairs" (compiled,
-those of bfloat16 by pairs), "exact-kernels" (compiled, on every processor the same) and "exact-torch" (no compiler:
-slower) on the CPU, and "exact-device" on a GPU. A tensor's device decides; on the CPU, the process. N rows or tokens, D
-width, K inputs, M outputs, H query heads, G key/value heads, d head size, B sequences, V vocabulary.
+There are five paths, each with its own bits. CPU: "exact-tiles" (compiled, matrix products on AMX tiles), "exact-pairs"
+(compiled, bfloat16 products by pairs), "exact-kernels" (compiled, the same bits on every processor) and "exact-torch"
+(without a compiler, slower). GPU: "exact-device". The device of a tensor decides; on the CPU, the setting of the
+process.
+
+Shapes: N rows or tokens, D width, K inputs, M outputs, H query heads, G key/value heads, d head size, B sequences, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -87,9 +89,9 @@ def linear(
 ) -> torch.Tensor:
     """Compute y = x W^T + bias, x[N, K] -> y[N, M].
 
-    Accumulates in float32; `out_dtype` (default: that of x) is float32 or bfloat16, so a bfloat16 head can give float32
-    logits. Gradients flow to x, to `packed.weights` (with `total`, that of the one weight is added there) and to the
-    bias.
+    Accumulates in float32; `out_dtype` (default: the dtype of x) is float32 or bfloat16, so a bfloat16 head can return
+    float32 logits. Gradients flow to x, to the bias and to `packed.weights`; the gradient of a single weight is added
+    to `total` if given.
     """
     if x.dim() != 2 or x.shape[1] != packed.num_inputs or x.dtype is not packed.dtype:
         expected = f"x[N, {packed.num_inputs}] {packed.dtype}"
@@ -106,7 +108,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Compute weight * (x / sqrt(mean(x^2) + eps)) over the last dimension (Zhang and Sennrich 2019, eq. 4), x[..., D],
     weight[D].
 
-    Computed in float32; in bfloat16 the normed value is rounded before the weight multiplies it, as the library does.
+    Computed in float32; in bfloat16 the normalised value is rounded before it is multiplied by the weight, as in
+    transformers.
     """
     if weight.shape[0] != x.shape[-1] or weight.dtype is not x.dtype:
         got = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
@@ -143,8 +146,7 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
-    """Compute cap * tanh(x / cap), any shape: close to x where it is small, never beyond the cap (Gemma 2, 2024,
-    section 2)."""
+    """Compute cap * tanh(x / cap), any shape: close to x for small x, bounded by the cap (Gemma 2, 2024, section 2)."""
     return (_tanh(x.float() / cap) * cap).to(x.dtype)
 
 
@@ -182,7 +184,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + y and rms_norm(x + y), x[N, D], y[N, D], weight[D]: the same bits as the two operations."""
+    """Return x + y and rms_norm(x + y), x[N, D], y[N, D], weight[D], with the bits of the separate operations."""
     if x.dim() != 2 or x.shape != y.shape or weight.shape != x.shape[1:] or not (x.dtype is y.dtype is weight.dtype):
         got = f"x {tuple(x.shape)} {x.dtype}, y {tuple(y.shape)} {y.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
         raise refusal("add_rms_norm", "x[N, D], y[N, D] and weight[D] of one dtype", got, "reshape or cast")
@@ -201,10 +203,10 @@ def split_heads(
     num_heads: int,
     num_kv_heads: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Split queries, keys and values side by side, qkv[N, (H + 2 G) d] -> q[N, H, d], k[N, G, d], v[N, G, d].
+    """Split joint queries, keys and values, qkv[N, (H + 2 G) d] -> q[N, H, d], k[N, G, d], v[N, G, d].
 
-    Each head of q and k goes through `rms_norm` (where there are `norms`: weights [d] for q and k, epsilon) and `rope`
-    with cos[N, d], sin[N, d], to the same bits. No gradient to cos and sin.
+    Each head of q and k goes through `rms_norm` (if `norms` are given: weights [d] for q and k, epsilon) and `rope`
+    with cos[N, d], sin[N, d], with the same bits. No gradient to cos and sin.
     """
     tokens, size = cos.shape
     fits = qkv.shape == (tokens, (num_heads + 2 * num_kv_heads) * size) and sin.shape == cos.shape and size % 2 == 0
@@ -221,7 +223,7 @@ def split_heads(
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """Compute silu(gate) * up (Shazeer 2020, eq. 6) of gate and up side by side, gate_up[N, 2 I] -> [N, I]; the bits of
+    """Compute silu(gate) * up (Shazeer 2020, eq. 6) for joint gate and up, gate_up[N, 2 I] -> [N, I], with the bits of
     `silu_mul`."""
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise refusal("swiglu", "gate_up[N, 2 I]", str(tuple(gate_up.shape)), "check the projections")
@@ -241,16 +243,16 @@ def attention_packed(
     shared: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attend causally within each packed sequence; q[N, H, d], k[N, G, d], v[N, G, d] -> [N, H, d].
+    """Compute causal attention within each packed sequence; q[N, H, d], k[N, G, d], v[N, G, d] -> [N, H, d].
 
     cu_seqlens[B + 1] int32: sequence b is rows cu_seqlens[b]:cu_seqlens[b + 1]; it starts at 0 and ends at N. With
-    shared[B] int32 these rows follow the first shared[b] positions of sequence b - 1, wherever those came from: a walk
-    through a tree of prefixes, in which every row stands once. Its bits are those of the sequences laid out in full.
-    Query head h reads key/value head h // (H / G), as `form` says; sinks[H] are one more logit in each head's softmax,
-    which weighs nothing. Accumulates in float32.
+    shared[B] int32 these rows follow the first shared[b] positions of sequence b - 1, which may themselves be shared: a
+    traversal of a tree of prefixes, in which every row is stored once. Complete sequences have the same bits. Query
+    head h reads key/value head h // (H / G), with the settings of `form`; sinks[H] are an additional logit of each
+    head's softmax, without a value. Accumulates in float32.
     """
     check_attention(q, k, v, sinks)
-    # not on a device, which would have to be waited for in every layer
+    # not checked on a device: each layer would wait for it
     if cu_seqlens.dtype is not torch.int32 or (q.device.type == "cpu" and cu_seqlens[-1] != q.shape[0]):
         got = f"{cu_seqlens.dtype} ending at {int(cu_seqlens[-1])}"
         raise refusal("cu_seqlens", f"int32 offsets that end at {q.shape[0]}", got, "see Packed.of")
@@ -277,7 +279,7 @@ def attention_paged(
     form: AttentionForm,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Write the new keys and values of one layer into their pages, then attend; the same bits as `attention_packed`.
+    """Write the new keys and values of one layer into their pages, then attend, with the bits of `attention_packed`.
 
     q[N, H, d], k[N, G, d], v[N, G, d] -> [N, H, d], without gradients. `rows`: see `PagedRows`. All rows are written
     before any is read.
@@ -315,12 +317,13 @@ def token_logprobs(
     """Compute the log-probability of each target and the entropy of each row under softmax(logits / temperature), both
     [N] float32.
 
-    logits[N, V] float32, targets[N] int64, temperature[N] float32 (0 means greedy: computed at temperature 1). Where
-    `kept` limits a row to some ids, its softmax is over these. Gradients of both flow to the logits. `spent`: nobody
-    else reads the logits, so the backward pass, which then runs once, may write their gradient in their place.
+    logits[N, V] float32, targets[N] int64, temperature[N] float32 (0 means greedy: computed at temperature 1). The
+    softmax of a row is over its `kept` ids, if it has any. Both results have gradients to the logits. `spent`: the
+    logits have no other reader, so the backward pass, which then runs only once, may overwrite them with their
+    gradient.
 
     Raises:
-        BadInput: a target outside the vocabulary or not among the kept ids, or kept ids that do not ascend within it.
+        BadInput: a target is outside the vocabulary or not among the kept ids, or kept ids do not ascend within it.
     """
     check_logits("token_logprobs", logits)
     logits, targets = logits.contiguous(), targets.to(torch.int64).contiguous()
@@ -359,17 +362,16 @@ def sample(
     positions: torch.Tensor,
     limited: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray | None]:
-    """Draw one token for each row of logits[N, V] float32: tokens[N] int64, logprobs[N] float32, and masks[N, W] of the
-    ids that each was drawn from (see `kept`), without a bit where nothing was truncated; None where nothing was in any
-    row.
+    """Sample one token for each row of logits[N, V] float32: tokens[N] int64, logprobs[N] float32, and masks[N, W] of
+    the ids that each was drawn from (see `kept`), with no bit set in a row that was not truncated; None if no row was.
 
     Inverse transform of one uniform number, Philox4x32-10 (Salmon et al. 2011) with key `seeds[n]` (64 bits) and
-    counter `positions[n]`. temperature[n] 0 takes the largest logit (lowest id among equals) and truncates nothing.
-    Else, at that temperature and equal logits lowest id first: the top_k likeliest tokens; of these the shortest prefix
-    that holds top_p of what they have together; of these the ones with at least min_p of the likeliest one's
-    probability. top_k[n] <= 0, top_p[n] >= 1 and min_p[n] <= 0 truncate nothing. Where limited[n], the logits of tokens
-    that may not come are minus infinity, and what is left is a kept set even if nothing else truncates it. The
-    log-probability is that of the distribution sampled from: that of `token_logprobs`, given the kept ids, to the bit.
+    counter `positions[n]`. Temperature 0 takes the largest logit (ties by id) and truncates nothing. Otherwise, at that
+    temperature, with ties by id: the top_k most likely tokens; among these the shortest prefix that holds top_p of
+    their total; among these the ones with at least min_p of the most likely one's probability. top_k[n] <= 0, top_p[n]
+    >= 1 and min_p[n] <= 0 truncate nothing. In a row with limited[n], the logits of forbidden tokens are minus
+    infinity, and the allowed tokens are recorded as a kept set even without other truncation. The log-probability is
+    taken under the sampling distribution, equal to the bit to `token_logprobs` with the kept ids.
     """
     check_logits("sample", logits)
     if seeds.dtype not in (torch.int64, torch.uint64):
@@ -395,8 +397,8 @@ def sample(
 
 
 def decoder_step(plan: Structure, step: Structure, dtype: torch.dtype) -> int:
-    """Compute the step of a `DecoderPlan` and a `StepPlan` in one call (`model.steps.compiled` fills them). -1; or the
-    first bad sequence; or -2 - n for a bad row n."""
+    """Compute the steps of a `DecoderPlan` and a `StepPlan` in one call (`model.steps.compiled` fills them). Return -1,
+    or the index of the first invalid sequence, or -2 - n for an invalid row n."""
     fused = fused_path()
     if fused is None:
         raise refusal("decoder_step", "the compiled kernels", path_name(), "compute operation by operation")
@@ -404,7 +406,7 @@ def decoder_step(plan: Structure, step: Structure, dtype: torch.dtype) -> int:
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:
-    """Round the head size up to 16 with zeros, which add exactly nothing to a score."""
+    """Pad the head size to a multiple of 16 with zeros, which do not change a score."""
     if x.shape[2] % BLOCK:
         x = torch.nn.functional.pad(x, (0, -x.shape[2] % BLOCK))
     return x.contiguous()

@@ -1,6 +1,6 @@
-"""Weights in the order in which the matrix product reads them.
+"""Weights in the layout that the matrix product reads.
 
-K inputs, M outputs, E weights of one shape.
+Shapes: K inputs, M outputs, E weights of one shape.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from sparring.kernels.paths import path_of
 
 
 class PackedWeight:
-    """Weights [M_i, K] of one input, their rows joined to [M, K], in the order in which the matrix product reads them.
+    """Weights [M_i, K] with the same inputs, their rows joined to [M, K], in the layout that the matrix product reads.
 
-    `weights` are the tensors that gradients flow to. `storage`: where the packed numbers go; None for memory of their
-    own.
+    Attributes:
+        weights: tensors that gradients flow to.
+        storage: packed values.
     """
 
     __slots__ = ("storage", "weights", "num_outputs", "num_inputs", "dtype")
@@ -36,7 +37,7 @@ class PackedWeight:
         self.storage = path_of(weights[0]).pack(weights, storage)
 
     def update(self, *weights: torch.Tensor) -> None:
-        """Pack again after the values changed: in place, without an allocation for float32. Shapes stay."""
+        """Pack changed values in place, for float32 without an allocation. Shapes must stay."""
         if [w.shape for w in weights] != [w.shape for w in self.weights] or any(
             w.dtype is not self.dtype for w in weights
         ):
@@ -48,27 +49,28 @@ class PackedWeight:
         self.storage = path_of(weights[0]).pack(weights, self.storage)
 
     def pack_values(self, *weights: torch.Tensor) -> torch.Tensor:
-        """Pack other values beside these, and return their storage."""
+        """Pack other values into new storage, and return it."""
         return path_of(weights[0]).pack(weights, None)
 
     def with_weights(self, *weights: torch.Tensor) -> PackedWeight:
-        """Copy this with the same packed numbers; gradients flow to `weights`, the same values out of another graph."""
+        """Return a copy with the same packed values whose gradients flow to `weights`: the same values in another
+        graph."""
         copied = copy.copy(self)
         copied.weights = weights
         return copied
 
 
 def pack(*weights: torch.Tensor) -> PackedWeight:
-    """Pack weights[M_i, K] (float32 or bfloat16) as one. Call `update` after every in-place change of them."""
+    """Pack weights[M_i, K] (float32 or bfloat16) as one. Call `update` after every in-place change of a weight."""
     return PackedWeight(*weights)
 
 
 class PackedStack:
-    """Weights [M, K] of one shape and dtype, E of them, packed one behind the other in `storage` [E, ...]; `matrices`
-    has each alone.
+    """E packed weights [M, K] of one shape and dtype, contiguous in `storage` [E, ...]; `matrices` are views of single
+    weights.
 
     Raises:
-        BadInput: there is none, or they differ.
+        BadInput: there are no weights, or their shapes or dtypes differ.
     """
 
     __slots__ = ("storage", "matrices", "num_outputs", "num_inputs", "dtype")
@@ -83,13 +85,13 @@ class PackedStack:
         self.matrices = [PackedWeight(weight, storage=part) for weight, part in zip(weights, self.storage, strict=True)]
 
     def update(self, weights: Sequence[torch.Tensor]) -> None:
-        """Pack again, in place, after the values changed."""
+        """Pack changed values in place."""
         for matrix, weight in zip(self.matrices, weights, strict=True):
             matrix.update(weight)
 
     def changes(self, weights: Sequence[torch.Tensor]) -> list[tuple[object, str, Any]]:
-        """Pack other weights beside the old ones; return the assignments (object, attribute, value) that put them in
-        use."""
+        """Pack other weights into new storage; return the assignments (object, attribute, value) that replace the old
+        ones."""
         storage = self._storage_like(self.matrices[0].storage, len(weights))
         changes: list[tuple[object, str, Any]] = [(self, "storage", storage)]
         for matrix, weight, part in zip(self.matrices, weights, storage, strict=True):

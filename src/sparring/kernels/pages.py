@@ -1,5 +1,7 @@
-"""Paged storage for keys and values, and which new rows a call brings. G key/value heads, d head size, B sequences, L
-layers."""
+"""Paged storage of keys and values, and the new rows of a call.
+
+Shapes: G key/value heads, d head size, B sequences, L layers.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,17 @@ from sparring.errors import refusal
 from sparring.kernels.memory import zeros
 
 BLOCK = 16
-"""Keys are stored transposed in blocks of so many positions; a page holds whole blocks."""
+"""Positions of a block in which keys are stored transposed; a page holds whole blocks."""
 
 
 class PagedRows(NamedTuple):
     """New tokens of B sequences. Row cu_rows[b] + i is position context_lengths[b] - (rows of b) + i of sequence b.
 
-    block_tables [B, P] int32: pages of each sequence in order; entries past its length are not read.
-    cu_rows [B + 1] int32: the new rows of sequence b are cu_rows[b]:cu_rows[b + 1]; none is allowed.
-    context_lengths [B] int32: tokens of each sequence after the new rows are appended.
-    most_rows: the most new rows of one sequence, which a device would have to be asked for; None: it is.
+    Attributes:
+        block_tables: [B, P] int32, pages of each sequence in order; entries beyond its length are not read.
+        cu_rows: [B + 1] int32; the new rows of sequence b are cu_rows[b]:cu_rows[b + 1], possibly empty.
+        context_lengths: [B] int32, tokens of each sequence including the new rows.
+        most_rows: most new rows of one sequence, known on the CPU; None if it has to be read from `cu_rows`.
     """
 
     block_tables: torch.Tensor
@@ -31,8 +34,13 @@ class PagedRows(NamedTuple):
 
 
 class KvHeads(NamedTuple):
-    """Keys and values that a layer keeps of a token: `num_heads` heads of `head_dim`, stored by `layer`: itself, or the
-    layer whose keys and values it reads."""
+    """Keys and values that a layer stores for a token.
+
+    Attributes:
+        num_heads: number of heads.
+        head_dim: size of a head.
+        layer: layer that stores them: the layer itself, or the one whose keys and values it reads.
+    """
 
     num_heads: int
     head_dim: int
@@ -40,26 +48,28 @@ class KvHeads(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """Return `head_dim` rounded up to whole blocks, as it is stored."""
+        """Return the stored size of a head: `head_dim` rounded up to whole blocks."""
         return -(-self.head_dim // BLOCK) * BLOCK
 
     @staticmethod
     def uniform(num_layers: int, num_heads: int, head_dim: int) -> dict[int, KvHeads]:
-        """Return the heads of a model whose layers all keep the same."""
+        """Return the heads of a model whose layers are all alike."""
         return {layer: KvHeads(num_heads, head_dim, layer) for layer in range(num_layers)}
 
 
 def token_bytes(heads: Mapping[int, KvHeads], dtype: torch.dtype) -> int:
-    """Return the size of one token's keys and values, over all layers."""
+    """Return the bytes of one token's keys and values in all layers."""
     return sum(2 * h.num_heads * h.depth * dtype.itemsize for layer, h in heads.items() if h.layer == layer)
 
 
 class KvPages:
-    """Keys and values of `num_pages` pages of `page_size` positions for the layers of a model that attend.
+    """Keys and values of a model's attention layers, in pages.
 
-    `layers` has both by the layer's index in the model, as `heads` has their shapes: values [pages, G, page_size, d], d
-    rounded up to 16; keys [pages, G, page_size / 16, d, 16], or, where they are not `transposed`, like the values: see
-    `ops.transposes_keys`. `tensors` are the same, those of layers of one shape together: [L, pages, ...].
+    Attributes:
+        layers: keys and values of each layer by its index. Values are [pages, G, page_size, d], d rounded up to 16;
+            keys are [pages, G, page_size / 16, d, 16] if `transposed` (see `ops.transposes_keys`), otherwise like
+            values.
+        tensors: storage of `layers`, with layers of equal shape in one tensor [L, pages, ...].
 
     Raises:
         BadInput: the page size is not a positive multiple of 16.
@@ -94,11 +104,11 @@ class KvPages:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of keys and values together."""
+        """Return the bytes of keys and values."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copy a page in every layer: for a sequence that goes on from a page it shares."""
+        """Copy a page in every layer, for a sequence that continues from a shared page."""
         for tensor in self.tensors:
             tensor[:, target] = tensor[:, source]
 

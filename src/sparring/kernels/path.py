@@ -1,6 +1,6 @@
-"""The protocol of a path: one set of row-invariant operations on torch tensors, each in one fixed order of additions.
+"""Protocol of a path: a set of row-invariant operations on torch tensors, each with one fixed order of additions.
 
-`ops` checks shapes and adds gradients; a path computes. Its folder is `torch/`, `compiled/`, `device/` or `meta/`, and
+`ops` checks shapes and adds gradients; a path computes. Paths are in `torch/`, `compiled/`, `device/` and `meta/`;
 `paths` chooses one. Every path promises:
 
 - Row invariance: the bits of an output row depend on that row's inputs alone; not on the number of rows, on the
@@ -9,12 +9,12 @@
   together.
 - Sums are in float32; a bfloat16 result is rounded once, at the end. Two paths may differ in their last bits.
 
-Unless it says otherwise, an operation takes contiguous tensors of one dtype, float32 or bfloat16, which its caller has
-checked, allocates its result and records no gradient. A `..._backward` takes gradients of outputs and returns those of
+Unless stated otherwise, an operation takes contiguous tensors of one dtype, float32 or bfloat16, which its caller has
+checked, allocates its result and records no gradient. A `..._backward` maps gradients of outputs to gradients of
 inputs.
 
-N rows or tokens, D width, K inputs, M outputs, E experts of which a row has k, H query heads, G key/value heads, d head
-size (a multiple of 16), I width of an MLP, B sequences, V vocabulary, W = ceil(V / 64) words of a mask.
+Shapes: N rows or tokens, D width, K inputs, M outputs, E experts, k experts per row, H query heads, G key/value heads,
+d head size (a multiple of 16), I width of an MLP, B sequences, V vocabulary, W = ceil(V / 64) words of a mask.
 """
 
 from __future__ import annotations
@@ -37,22 +37,24 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines of the rotary embedding, [N, d] each."""
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Queries [N, H, d], keys [N, G, d] and values [N, G, d], or the gradients of these."""
+"""Queries [N, H, d], keys [N, G, d] and values [N, G, d], or their gradients."""
 
 SavedAttention = tuple[
     torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor
 ]
-"""Saved by the forward of packed attention: q, k, v, cu_seqlens, shared, o and logsumexp."""
+"""Tensors saved by the forward of packed attention: q, k, v, cu_seqlens, shared, o and logsumexp."""
 
 SavedLogprobs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Saved by the forward of `token_logprobs`: logits [N, V], and targets, temperature, entropy, maximum, log_sum [N]."""
+"""Tensors saved by the forward of `token_logprobs`: logits [N, V], and targets, temperature, entropy, maximum, log_sum
+[N]."""
 
 SamplingRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""By row [N]: temperature float32, top_k int64, top_p, min_p float32, seed, position int64, limited uint8."""
+"""Columns [N] of sampling settings: temperature float32, top_k int64, top_p, min_p float32, seed, position int64,
+limited uint8."""
 
 
 class PackedMatrix(Protocol):
-    """A weight [M, K], or E weights of one shape one behind the other, as `pack` laid them out in `storage`."""
+    """Weight [M, K], or E weights of one shape, in the layout of `pack`."""
 
     storage: torch.Tensor
     num_outputs: int
@@ -69,23 +71,25 @@ class KernelPath(Protocol):
 
     @property
     def is_compiled(self) -> bool:
-        """True if this is a `FusedPath`, or stands for one."""
+        """True for a `FusedPath`, and for the meta path of one."""
 
     @property
     def transposes_keys(self) -> bool:
-        """True if pages keep keys in transposed blocks of 16 positions; see `KvPages`."""
+        """True if pages store keys in transposed blocks of 16 positions; see `KvPages`."""
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
-        """Join weights[i] [M_i, K] to one [M, K] in the order in which `linear` reads it.
+        """Join weights[i] [M_i, K] to one [M, K] in the layout that `linear` reads.
 
-        Into `storage`, which an earlier call with these shapes returned, or into new memory where it is None.
+        Args:
+            weights: weights with the same inputs.
+            storage: result of an earlier call with these shapes, which is overwritten; None for new memory.
         """
 
     def packed_layout(
         self, counts: Sequence[int], depth: int, dtype: torch.dtype
     ) -> tuple[tuple[int, ...], torch.dtype]:
-        """Return shape and dtype of what `pack` makes of weights[i] [counts[i], depth] of `dtype`; nothing is
-        computed."""
+        """Return shape and dtype of the result of `pack` for weights[i] [counts[i], depth] of `dtype`, without
+        computing it."""
 
     def linear(
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
@@ -96,15 +100,15 @@ class KernelPath(Protocol):
     def linear_backward(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the gradients of x[N, K] and weight[M, K] from that of y[N, M], all of one dtype; None where `needs`
-        says so. `grad` may be strided."""
+        """Return the gradients of x[N, K] and weight[M, K] from the gradient of y[N, M], all of one dtype; None if not
+        in `needs`. `grad` may be strided."""
 
     def sum_rows(self, grad: torch.Tensor) -> torch.Tensor:
-        """Sum the columns of grad[N, M], which may be strided -> [M] float32. The order hangs on N alone."""
+        """Sum grad[N, M], which may be strided, over rows -> [M] float32. The order depends on N alone."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Normalise x[N, D] by its root mean square, times weight[D] -> [N, D]. In bfloat16 the normed value is rounded
-        before the weight multiplies it."""
+        """Normalise x[N, D] by its root mean square, times weight[D] -> [N, D]. In bfloat16 the normalised value is
+        rounded before it is multiplied by the weight."""
 
     def rms_norm_backward(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, eps: float
@@ -114,16 +118,16 @@ class KernelPath(Protocol):
     def add_rms_norm(
         self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x + y and its `rms_norm`, x[N, D], y[N, D]: the bits of the two operations."""
+        """Return x + y and its `rms_norm`, x[N, D], y[N, D], with the bits of the separate operations."""
 
     def add_rms_norm_backward(
         self, total: torch.Tensor, weight: torch.Tensor, grad_total: torch.Tensor | None, grad: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the gradients of x, which is that of y too, and of weight[D], from those of the sum (None: zero) and
-        of its norm."""
+        """Return the common gradient of x and y, and the gradient of weight[D], from the gradients of the sum (None:
+        zero) and of its norm."""
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
-        """Return silu(gate) * up, of any shape; silu(gate) where `up` is None."""
+        """Return silu(gate) * up, of any shape; silu(gate) without `up`."""
 
     def silu_mul_backward(
         self, gate: torch.Tensor, up: torch.Tensor | None, grad: torch.Tensor
@@ -131,8 +135,8 @@ class KernelPath(Protocol):
         """Return the gradients of gate and up."""
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return silu(gate) * up [N, I] of both side by side, gate_up[N, 2 I], whose rows may be any distance apart:
-        the bits of `silu_mul`."""
+        """Return silu(gate) * up [N, I] for gate_up[N, 2 I], whose rows may have any stride, with the bits of
+        `silu_mul`."""
 
     def swiglu_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         """Return the gradient of gate_up, [N, 2 I]."""
@@ -141,12 +145,12 @@ class KernelPath(Protocol):
         """Return the hyperbolic tangent of x, float32 of any shape."""
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
-        """Rotate x[N, H, d] by cos[N, d], sin[N, d] in the half-split layout; with `transposed` rotate back, which
-        gives the gradient of x from that of the result."""
+        """Rotate x[N, H, d] by cos[N, d], sin[N, d] in the half-split layout; with `transposed` rotate back, as the
+        backward pass does."""
 
     def split_heads(self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, heads: int, kv_heads: int) -> Heads:
-        """Cut qkv[N, (H + 2 G) d], whose rows may be any distance apart, into q, k and v; norm q and k where there are
-        `norms`, then rotate them: the bits of `rms_norm` and `rope`."""
+        """Split qkv[N, (H + 2 G) d], whose rows may have any stride, into q, k and v; normalise q and k if `norms` are
+        given, then rotate them, with the bits of `rms_norm` and `rope`."""
 
     def split_heads_backward(
         self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, grads: Heads
@@ -163,15 +167,15 @@ class KernelPath(Protocol):
         shared: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend causally within packed sequences: q[N, H, d], k, v[N, G, d] -> o[N, H, d], and logsumexp [N, H]
-        float32 of the scores and the sink.
+        """Compute causal attention within packed sequences: q[N, H, d], k, v[N, G, d] -> o[N, H, d], and logsumexp [N,
+        H] float32 of the scores and the sink.
 
-        cu_seqlens [B + 1] int32: sequence b is rows cu_seqlens[b]:cu_seqlens[b + 1]. shared [B] int32: it follows the
-        first shared[b] positions of sequence b - 1. sinks [H] float32.
+        cu_seqlens [B + 1] int32: sequence b is rows cu_seqlens[b]:cu_seqlens[b + 1]. shared [B] int32: these rows
+        follow the first shared[b] positions of sequence b - 1. sinks [H] float32.
         """
 
     def attention_packed_backward(self, saved: SavedAttention, grad: torch.Tensor, form: AttentionForm) -> Heads:
-        """Return the gradients of q, k and v from that of o[N, H, d]."""
+        """Return the gradients of q, k and v from the gradient of o[N, H, d]."""
 
     def attention_paged(
         self,
@@ -183,23 +187,23 @@ class KernelPath(Protocol):
         form: AttentionForm,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int]:
-        """Write k, v[N, G, d] into one layer's pages (keys, values), then attend over them: the bits of
+        """Write k, v[N, G, d] into one layer's pages (keys, values), then attend over them, with the bits of
         `attention_packed`.
 
         Returns:
-            o[N, H, d], and -1 or the first sequence whose table names no page or is too short (then nothing was
-            written). A GPU does not look through tables and always says -1.
+            o[N, H, d], and -1 or the index of the first sequence whose table names no page or is too short (nothing was
+                written). A GPU does not check tables and always returns -1.
         """
 
     def token_logprobs(
         self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
     ) -> tuple[tuple[torch.Tensor, ...], int]:
-        """Compute softmax(logits / temperature) of logits[N, V] float32 for targets[N] int64, over the `kept` ids of
-        a row where it has any; temperature[N] float32, 0 means 1.
+        """Compute softmax(logits / temperature) of logits[N, V] float32 for targets[N] int64, over the `kept` ids of a
+        row if it has any; temperature[N] float32, 0 means 1.
 
         Returns:
-            (logprob, entropy, maximum, log_sum), [N] float32 each; and -1 or the first row whose target is no token or
-            not kept, or whose kept ids do not ascend (then the numbers mean nothing).
+            (logprob, entropy, maximum, log_sum), [N] float32 each; and -1 or the index of the first row whose target is
+                no token or not kept, or whose kept ids do not ascend (the numbers are undefined).
         """
 
     def token_logprobs_backward(
@@ -211,30 +215,29 @@ class KernelPath(Protocol):
         *,
         spent: bool = False,
     ) -> torch.Tensor:
-        """Return the gradient of the logits [N, V] from those of logprob and entropy [N] (None: zero). Where the
-        logits are `spent`, it may stand in their place."""
+        """Return the gradient of the logits [N, V] from the gradients of logprob and entropy [N] (None: zero). If the
+        logits are `spent`, it may overwrite them."""
 
     def sample(
         self, logits: torch.Tensor, requests: SamplingRows, masks: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw one token for each row of logits[N, V] float32 as `ops.sample` says -> tokens [N] int64, logprobs [N]
-        float32. The ids that a truncated draw kept become bits of masks [N, W] uint64; None where no row is
-        truncated."""
+        """Sample one token for each row of logits[N, V] float32 as `ops.sample` -> tokens [N] int64, logprobs [N]
+        float32. The ids that a truncated draw kept become bits of masks [N, W] uint64; no row is truncated without
+        `masks`."""
 
 
 class FusedPath(KernelPath, Protocol):
-    """Operations that the compiled kernels compute in one call, and other paths compose of several."""
+    """Operations that the compiled kernels compute in one call, and that other paths compose."""
 
     def route(self, logits: torch.Tensor, count: int, renormalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choose the `count` likeliest of logits[N, E] float32 -> numbers [N, k] int32, likeliest first and of equal
-        ones the lowest, and shares [N, k] float32: of the softmax over the chosen where `renormalised`, else over
-        all."""
+        """Choose the `count` most likely of logits[N, E] float32 -> indices [N, k] int32, most likely first and ties by
+        index, and shares [N, k] float32 of the softmax over the chosen if `renormalised`, otherwise over all."""
 
     def linear_groups(
         self, x: torch.Tensor, packed: PackedMatrix, biases: torch.Tensor | None, counts: torch.Tensor
     ) -> torch.Tensor:
-        """Multiply x[N, K], of whose rows counts[E] int64 belong to each of E packed weights in turn -> [N, M]; biases
-        [E, M]. The bits of `linear`."""
+        """Multiply x[N, K], whose rows are sorted by weight, counts[E] int64 rows each, by E packed weights -> [N, M];
+        biases [E, M]. It computes the bits of `linear`."""
 
     def mixture(
         self,
@@ -244,9 +247,9 @@ class FusedPath(KernelPath, Protocol):
         chosen: torch.Tensor,
         shares: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute gated MLPs, of which row n of x[N, D] has chosen[n] int32 weighed by shares[n] float32, [N, k] each
-        -> [N, D]; outputs are added in float32 in the order of the choice."""
+        """Compute gated MLPs: row n of x[N, D] uses the experts chosen[n] int32, weighted by shares[n] float32, [N, k]
+        each -> [N, D]; outputs are added in float32 in the order of `chosen`."""
 
     def decoder_step(self, plan: Structure, step: Structure, dtype: torch.dtype) -> int:
-        """Compute steps of generation: a `DecoderPlan` and a `StepPlan` (`compiled/decoder_step.py`), for pages of
-        `dtype`. -1; or the first bad sequence; or -2 - n for a bad row n (then nothing was computed)."""
+        """Compute the steps of a `DecoderPlan` and a `StepPlan` (`compiled/decoder_step.py`), for pages of `dtype`.
+        Return -1, or the index of the first invalid sequence, or -2 - n for an invalid row n (nothing was computed)."""

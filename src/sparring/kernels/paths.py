@@ -1,4 +1,4 @@
-"""Choice of the path that computes: the CPU's is chosen once for the process, a GPU has one of its own."""
+"""Choice of the kernel path: the CPU's is chosen once per process, a GPU has its own."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from sparring.kernels.path import FusedPath, KernelPath
 from sparring.kernels.torch.path import TorchPath
 
 ALL_PATHS = (*COMPILED, TorchPath.name, DevicePath.name)
-"""All paths that there are, those of the CPU best first."""
+"""All paths: first the CPU's, best first."""
 SETTINGS = {"off": TorchPath.name, "portable": NAME, "pairs": PAIRS_NAME, "tiles": TILES_NAME}
-"""Values of SPARRING_KERNELS, each with the path that it selects."""
+"""Values of SPARRING_KERNELS and the paths that they select."""
 
 _SOFTWARE = {TILES_NAME: SOFTWARE_TILES, PAIRS_NAME: SOFTWARE_PAIRS}
 _PROBES = {TILES_NAME: "has_tiles", PAIRS_NAME: "has_pairs"}
@@ -32,10 +32,10 @@ _device_path: DevicePath | None = None
 
 
 def current() -> KernelPath:
-    """Return the CPU's path: the one that SPARRING_KERNELS names, else the best that the processor has.
+    """Return the CPU's path: the one that SPARRING_KERNELS selects, or the best that the processor supports.
 
     Raises:
-        BadInput: SPARRING_KERNELS is no word of `SETTINGS`, or names a path that this machine cannot compute.
+        BadInput: SPARRING_KERNELS is not a key of `SETTINGS`, or selects a path that this machine cannot compute.
     """
     global _path
     if _path is None:
@@ -51,12 +51,12 @@ _meta_path = MetaPath(current)
 
 
 def path_of(x: torch.Tensor) -> KernelPath:
-    """Return the path of the device that holds `x`; torch's meta device holds none and counts as the CPU."""
+    """Return the path of the device that holds `x`; for torch's meta device, a path without values."""
     return _of_device(x.device)
 
 
 def fused_path(device: torch.device | str = "cpu") -> FusedPath | None:
-    """Return the path in use on a device where that is a compiled one; None where operations are to be composed."""
+    """Return the path of a device if it is a compiled one; None if operations are to be composed."""
     path = _of_device(device)
     return path if isinstance(path, CompiledPath) else None
 
@@ -79,26 +79,32 @@ def path_name(device: torch.device | str = "cpu") -> str:
 
 
 def transposes_keys(device: torch.device | str = "cpu") -> bool:
-    """Return True if the path in use on a device keeps keys in transposed blocks; see `KvPages`."""
+    """Return True if the path of a device stores keys in transposed blocks; see `KvPages`."""
     return _of_device(device).transposes_keys
 
 
 def is_compiled(device: torch.device | str = "cpu") -> bool:
-    """Return True if the path in use on a device is a compiled one, which computes a step in one call."""
+    """Return True if the path of a device is a compiled one, which computes a step in one call."""
     return _of_device(device).is_compiled
 
 
 def path_names(*, software: bool = False) -> tuple[str, ...]:
-    """Return the paths that this machine's CPU has, best first; "exact-device" where Triton is interpreted, for tests.
+    """Return the paths that this machine's CPU supports, best first; with Triton's interpreter, for tests, also
+    "exact-device".
 
-    With `software`, also those whose instructions the processor lacks and which it computes slowly all the same.
+    Args:
+        software: whether to include paths whose missing instructions are emulated, slowly.
     """
     return tuple(name for name in ALL_PATHS if not why_not(name, software=software))
 
 
 def why_not(name: str, *, software: bool = True) -> str:
-    """Return the reason why this machine's CPU does not compute a path, `software` counted or not; empty where it
-    does."""
+    """Return the reason why this machine's CPU does not support a path; empty if it does.
+
+    Args:
+        name: name of the path.
+        software: whether emulation of missing instructions counts as support.
+    """
     if name in COMPILED:
         library = _library(name, software)
         return library if isinstance(library, str) else ""
@@ -107,8 +113,7 @@ def why_not(name: str, *, software: bool = True) -> str:
 
 def use(name: str) -> None:
     """Choose the CPU's path for this process, before anything is packed; SPARRING_KERNELS does the same by `SETTINGS`.
-
-    What the processor has no instructions for is computed in software, slowly, where that can be done.
+    Missing instructions are emulated, slowly, where possible.
 
     Raises:
         BadInput: there is no such path, or this machine cannot compute it.
@@ -132,7 +137,7 @@ def _made(name: str, where: str) -> KernelPath:
 
 
 def _library(name: str, software: bool) -> Library | str:
-    """Return the library that computes a compiled path here, or the reason why none does."""
+    """Return the library that computes a compiled path here, or the reason for its absence."""
     native = _loaded(FLAGS)
     if native is None:
         return _NO_COMPILER

@@ -20,15 +20,15 @@ from sparring.model.rowwise import row_invariant
 from sparring.model.states import RecurrentStates
 
 IMPLEMENTATION = "sparring"
-"""The name under which the library's attention interface knows our attention."""
+"""Name of our attention in transformers' attention interface."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Whole sequences end to end. `cu_seqlens[B+1]` int32: sequence b is tokens cu_seqlens[b]:cu_seqlens[b+1].
+    """Whole sequences, concatenated. `cu_seqlens[B+1]` int32: sequence b is tokens cu_seqlens[b]:cu_seqlens[b+1].
 
-    With `shared[B]` int32 these tokens follow the first shared[b] positions of sequence b - 1: a walk through a tree of
-    prefixes, in which every token stands once and is computed once.
+    With `shared[B]` int32, the tokens of sequence b follow the first shared[b] positions of sequence b - 1: a traversal
+    of a tree of prefixes, in which every token is computed once.
     """
 
     cu_seqlens: torch.Tensor
@@ -36,7 +36,7 @@ class Packed:
 
     @staticmethod
     def of(lengths: list[int]) -> Packed:
-        """Return offsets for sequences of these lengths in tokens."""
+        """Return the layout of sequences of these lengths in tokens."""
         return Packed(torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32))
 
     def to(self, device: torch.device) -> Packed:
@@ -46,11 +46,15 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """New tokens of B sequences whose earlier keys and values lie in `pages`; `rows` says which and where. `states`: of
-    a recurrent model, where the sequences' states are kept and in which slots [B] int64.
+    """New tokens of B sequences whose earlier keys and values are in pages.
 
-    A layer first writes all new keys and values, then attends, so a row may attend to what another sequence of the same
-    call writes into a page that both share.
+    A layer first writes all new keys and values, then attends, so a row may attend to keys that another sequence of the
+    same call writes into a shared page.
+
+    Attributes:
+        pages: KV pages of the model.
+        rows: the new tokens of each sequence and their pages.
+        states: recurrent states and the slot [B] int64 of each sequence; None without recurrent layers.
     """
 
     pages: ops.KvPages
@@ -61,14 +65,14 @@ class Paged:
 @dataclass(frozen=True, slots=True)
 class KeyRecording(Packed):
     """Packed sequences whose forward records, in `keys`, the keys and values [1, G, N, d] that each layer attends
-    with."""
+    to."""
 
     keys: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     @property
     def heads(self) -> dict[int, KvHeads]:
-        """Return what each layer has to keep. A layer that attends with the very tensors of another keeps nothing of
-        its own."""
+        """Return the keys and values that each layer stores. A layer that attends to the tensors of another layer
+        stores none."""
         first = {(id(k), id(v)): layer for layer, (k, v) in reversed(self.keys.items())}
         return {layer: KvHeads(k.shape[1], k.shape[3], first[id(k), id(v)]) for layer, (k, v) in self.keys.items()}
 
@@ -78,8 +82,8 @@ Attention = Packed | Paged
 CURRENT_ATTENTION: ContextVar[Attention | None] = ContextVar(
     "attention of the library's forward under way", default=None
 )
-"""Layout of the tokens in this thread's call of the library. It is passed here because not every model hands keywords
-on to its attention."""
+"""Layout of the tokens in this thread's call of transformers. It is a context variable because not every model passes
+keywords on to its attention."""
 
 
 def attend(
@@ -91,16 +95,16 @@ def attend(
     form: AttentionForm,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute causal attention of one layer, the same bits for a token however it is batched.
+    """Compute causal attention of one layer; a token's bits do not depend on the batch.
 
     Args:
         q: [N, H, d].
         k: [N, G, d].
         v: [N, G, d].
-        attention: where the tokens lie.
+        attention: layout of the tokens.
         layer: index of the layer, for the pages.
-        form: how its scores become weights.
-        sinks: [H], one more logit per head that weighs nothing.
+        form: scale, window and cap of the scores.
+        sinks: [H], an additional logit per head without a value.
 
     Returns:
         [N, H, d].
@@ -120,10 +124,10 @@ def library_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend in the form that the library's attention interface calls: q, k, v are [1, heads, N, d].
+    """Compute attention with the signature of transformers' attention interface: q, k, v are [1, heads, N, d].
 
     Raises:
-        BadInput: the layer asks for something that our attention does not compute.
+        BadInput: the layer needs a feature that our attention does not have.
     """
     context = CURRENT_ATTENTION.get()
     if context is None:

@@ -1,6 +1,6 @@
-"""`CausalModel`: a causal LM as trainer and engine see it. Flat tokens in, hidden states and logits out.
+"""`CausalModel`: the causal LM of trainer and engine. Flat tokens in, hidden states and logits out.
 
-N tokens, M rows of interest, D width, V vocabulary.
+Shapes: N tokens, M selected rows, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -25,23 +25,28 @@ from sparring.model.rowwise import RowWise
 from sparring.model.states import RecurrentLayers
 
 ATTENTION = {"full_attention", "sliding_attention"}
-"""The kinds of layers that our attention serves: not attention in chunks."""
+"""Kinds of layers that our attention computes; chunked attention is not among them."""
 CONTEXT_PER_WIDTH = 6
-"""Of the usual shape, a layer has 12 D^2 weights: 24 D^2 operations a token, and 4 D for each position that it attends
-to."""
+"""Context, in multiples of D, at which attention costs as much as the rest of a layer: a typical layer has 12 D^2
+weights, hence 24 D^2 operations per token, and 4 D for each position that the token attends to."""
 
 Forward = Callable[[torch.Tensor, torch.Tensor, Attention, torch.Tensor | None], torch.Tensor]
 
 
 class CausalModel:
-    """Causal LM for trainer and engine alike. Made by `load`; not safe for use from two threads at once.
+    """Causal LM for trainer and engine. Made by `load`; not safe for concurrent use by two threads.
 
-    `path_name` is the numerics actually in use: as `ops.path_name` has it, or "fast". `decoder` is the forward of the
-    Llama family, `library` that of other models, the other one None; `head` gives logits, or, where `is_scalar`, one
-    number a row; logits are multiplied by `logit_scale` and bent towards `logit_cap`, if any. `context` is over how
-    many positions a token attends for that to cost what all else costs, about. `kv_heads` has the layers that attend,
-    and what they keep; `recurrent` those with a recurrent state, if any. State and parameters are the model's own; what
-    stands beside them is in `adapters`.
+    Attributes:
+        path_name: numerics in use: as `ops.path_name`, or "fast".
+        decoder: forward of the Llama family; None for other models.
+        library: forward of all other models; None for the Llama family.
+        head: module that computes logits or, if `is_scalar`, one number per row.
+        logit_scale: factor on logits.
+        logit_cap: soft cap on logits; None without one.
+        context: context length at which attention costs about as much as the rest of the forward.
+        kv_heads: shapes of the keys and values that each attention layer stores.
+        recurrent: layers with a recurrent state; empty in most models.
+        adapters: adapters of the model; `state` and `parameters` exclude them.
     """
 
     def __init__(self, module: nn.Module, forward: Forward, *, path_name: str, max_positions: int) -> None:
@@ -57,7 +62,7 @@ class CausalModel:
         self._forward = forward
         self.decoder = forward if isinstance(forward, LlamaDecoder) else None
         self.kv_heads = {} if self.decoder is None else self.decoder.kv_heads
-        # looked up once: every update walks them several times
+        # cached: every weight update walks them several times
         saved, non_text = module.state_dict().keys(), NonTextParts(module)
         buffers = {name: buffer for name, buffer in module.named_buffers() if name in saved}
         every = {**dict(module.named_parameters()), **buffers}
@@ -65,7 +70,7 @@ class CausalModel:
         self.library = library = forward if isinstance(forward, LibraryForward) else None
         self.recurrent = {} if library is None else library.recurrent
         self.adapters = Adapters(module, self.decoder) if library is None else library.adapters
-        # whatever derives something from parameters, and packs it anew when they change
+        # modules that hold packed copies of parameters
         self.parts = [part for part in module.modules() if isinstance(part, (RowLinear, RowExperts))]
         self.parts += [] if self.decoder is None else self.decoder.joined
         self.is_scalar = module.get_output_embeddings() is None
@@ -75,8 +80,8 @@ class CausalModel:
 
     @property
     def window(self) -> int | None:
-        """Return the most positions, its own included, that a position reads; None where a layer reads all or is the
-        library's."""
+        """Return the most positions that a position attends to, itself included; None if a layer attends to all, or is
+        computed by transformers."""
         windows = [None] if self.decoder is None else [layer.form.window for layer in self.decoder.layers]
         return None if None in windows else max(windows)
 
@@ -87,21 +92,22 @@ class CausalModel:
 
         Args:
             tokens: [N] int64.
-            positions: [N] int64, the place of each token in its own sequence.
-            attention: how the tokens lie.
-            rows: [M] int64, which of the N are wanted, in which order; one may be wanted more than once. None for all.
+            positions: [N] int64, position of each token in its own sequence.
+            attention: layout of the tokens.
+            rows: [M] int64, indices of the tokens whose states are returned, in this order, repeats allowed; None for
+                all.
 
         Returns:
-            [N, D], or [M, D] with `rows`; with a graph when gradients are on.
+            [N, D], or [M, D] with `rows`; with a graph if gradients are on.
         """
         return self._forward(tokens, positions, attention, rows)
 
     def logits(self, hidden: torch.Tensor, total: ops.WeightSum | None = None) -> torch.Tensor:
-        """Compute hidden[M, D] -> [M, V] float32 (in exact numerics never rounded to bfloat16 on the way).
+        """Compute hidden[M, D] -> [M, V] float32; exact numerics never round them to bfloat16.
 
         Args:
-            hidden: of some rows.
-            total: from `weight_sum`: where the gradient of the head's weight is added instead of being returned.
+            hidden: [M, D].
+            total: sum from `weight_sum`, to which the gradient of the head's weight is added.
 
         Raises:
             BadInput: the head is scalar.
@@ -117,17 +123,17 @@ class CausalModel:
         return logits if self.logit_cap is None else torch.tanh(logits / self.logit_cap) * self.logit_cap
 
     def weight_sum(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ops.WeightSum | None]:
-        """Return hidden[M, D], to be cut into chunks, and the sum to which their logits add the gradient of the head's
-        weight. None where it has no gradient, or where the head is the library's, whose every chunk makes a gradient of
-        its own."""
+        """Return hidden[M, D], to be split into chunks, and the sum to which all chunks add their gradient of the
+        head's weight. There is no sum for a weight without a gradient, or for a head that transformers computes, whose
+        chunks have separate gradients."""
         if not isinstance(self.head, RowLinear) or not self.head.weight.requires_grad:
             return hidden, None
         total = ops.WeightSum()
         return total.attach(hidden, self.head.weight), total
 
     def values(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute the scalar head for each row, hidden[M, D] -> [M] float32: a reward, where the row ends a text, or a
-        value.
+        """Compute the scalar head, hidden[M, D] -> [M] float32: a value, or the reward of the text that ends in the
+        row.
 
         Raises:
             BadInput: the head is over tokens.
@@ -139,16 +145,20 @@ class CausalModel:
         return self.head(hidden).float()[:, 0]
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return every parameter by its Hugging Face name, a tied weight once, and the buffers that files hold (such as
-        the biases of a router); the tensors share the module's storage."""
+        """Return every parameter by its Hugging Face name, tied weights once, and the buffers that checkpoints store
+        (such as the biases of a router). The tensors share the module's storage."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of `state` themselves: parameters, and buffers that are kept in files."""
+        """Return the tensors of `state` with their gradients: parameters and stored buffers."""
         return dict(self._parameters)
 
     def check(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Raise WeightsError where `state` has other names or shapes than the parameters."""
+        """Check names and shapes of a state.
+
+        Raises:
+            WeightsError: `state` has other names or shapes than the parameters.
+        """
         own = self._parameters
         if own.keys() != state.keys():
             mismatched = sorted(own.keys() ^ state.keys())
@@ -162,10 +172,10 @@ class CausalModel:
                 )
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Copy every parameter from `state` (values are cast to this model's dtype), then `refresh()`.
+        """Copy every parameter from `state`, cast to this model's dtype, then `refresh()`.
 
         Raises:
-            WeightsError: names or shapes differ; nothing has been copied then.
+            WeightsError: names or shapes differ; nothing was copied.
         """
         self.check(state)
         with torch.no_grad():
@@ -174,14 +184,17 @@ class CausalModel:
         self.refresh()
 
     def refresh(self) -> None:
-        """Derive again what is derived from parameters. Call after any in-place change."""
+        """Recompute everything that is derived from parameters. Call it after any in-place change."""
         for part in self.parts:
             part.refresh()
 
 
 class LibraryForward:
-    """Forward of the library around our attention, for models outside the Llama family and for fast numerics. `rowwise`
-    computes, for exact numerics, what stands between our modules; None for fast."""
+    """Forward of transformers around our attention, for models outside the Llama family and for fast numerics.
+
+    Attributes:
+        rowwise: mode that makes transformers' own code row-invariant, for exact numerics; None for fast.
+    """
 
     def __init__(
         self, module: nn.Module, recurrent: RecurrentLayers, *, exact: bool, gradient_checkpointing: bool
@@ -192,7 +205,7 @@ class LibraryForward:
             # the library renamed it within version 5 and warns of the old name
             enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
             enable({"use_reentrant": False, "context_fn": self._checkpoint_contexts})
-            for part in module.modules():  # the library asks these alone; a router in training might draw lots
+            for part in module.modules():  # only checkpointed layers read the flag; a router in training may sample
                 part.training = hasattr(part, "gradient_checkpointing")
 
     def __call__(
@@ -208,13 +221,13 @@ class LibraryForward:
         return hidden if rows is None else hidden.index_select(0, rows)
 
     def _checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Return the contexts of a layer in the forward, which has one already, and where the backward pass computes it
-        again."""
+        """Return the contexts of a checkpointed layer: in the forward pass, which has one already, and in its
+        recomputation."""
         return nullcontext(), _LibraryCall(CURRENT_ATTENTION.get(), self.rowwise)
 
 
 class _LibraryCall(AbstractContextManager[None]):
-    """Context of a call of the library: the layout of its tokens, and `RowWise` for exact numerics. Reusable, not
+    """Context of a call of transformers: the layout of its tokens, and `RowWise` for exact numerics. Reusable, not
     reentrant."""
 
     def __init__(self, attention: Attention | None, rowwise: RowWise | None) -> None:
@@ -232,7 +245,7 @@ class _LibraryCall(AbstractContextManager[None]):
 def forward_of(
     module: nn.Module, *, lean: bool, exact: bool, gradient_checkpointing: bool, recurrent: RecurrentLayers
 ) -> Forward:
-    """Return the lean decoder for a swapped module of the Llama family, the library's forward for everything else."""
+    """Return the lean decoder for a swapped module of the Llama family, transformers' forward for any other."""
     if lean:
         return LlamaDecoder(module.base_model, gradient_checkpointing=gradient_checkpointing)
     return LibraryForward(module, recurrent, exact=exact, gradient_checkpointing=gradient_checkpointing)

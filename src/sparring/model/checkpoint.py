@@ -17,7 +17,7 @@ def checkpoint_outline(folder: Path) -> Outline:
     """Return the outline of the checkpoint in `folder`, or of an adapter's base, with the defaults of `outline`.
 
     Raises:
-        BadInput: the folder has no config or no weights, or the library makes no model of the config.
+        BadInput: the folder has no config or no weights, or transformers cannot make a model of the config.
     """
     folder = base_folder(folder)
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):

@@ -1,4 +1,4 @@
-"""Settings of a model in a recipe: where it comes from and how it computes. Torch-free."""
+"""Settings of a model in a recipe: its source and its numerics. Torch-free."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class InitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     initializer_range: float = 0.02
     """Standard deviation of the random weights."""
     vocab_size: int = 2048
-    """Number of token ids of the tokenizer that is trained for it."""
+    """Number of ids of the tokenizer that is trained for the model."""
     tokenizer: str | None = None
-    """A checkpoint whose tokenizer and chat format it takes, as a student does of its teachers; None: one is trained
-    for it, of `vocab_size` ids."""
+    """Checkpoint whose tokenizer and chat format the model uses, as a student uses its teacher's; None: a tokenizer of
+    `vocab_size` ids is trained."""
     digits: int = 1
-    """Most digits of a number in one token of that tokenizer. Qwen has 1; a tiny model copies numbers more surely in
-    pairs."""
+    """Most digits of a number in one token of the trained tokenizer. Qwen has 1; a tiny model copies numbers more
+    reliably in pairs."""
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size"):
@@ -61,12 +61,12 @@ class InitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 STACKED = ("gate_up_proj", "down_proj")
-"""The parameters that hold the matrices of all experts of a layer, in the order in which they are applied."""
+"""Parameters that hold the matrices of all experts of a layer, in the order in which they are applied."""
 
 
 class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Low-rank adaptation (Hu et al., arXiv 2106.09685): a linear layer W x becomes W x + scale * B (A x), and only A
-    and B are trained. No dropout: what is trained is what sampled."""
+    and B are trained. There is no dropout: the trained policy is the one that sampled."""
 
     rank: int = 16
     """Rows of A and columns of B."""
@@ -74,7 +74,7 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """scale = alpha / rank."""
     target_modules: str | tuple[str, ...] = "all-linear"
     """Linear layers by the end of their name, such as ["q_proj", "v_proj"]; "all-linear": all but the head; "default":
-    those that the PEFT library takes where it is told none, the query and value projections."""
+    the default of the PEFT library, the query and value projections."""
     target_parameters: tuple[str, ...] = ()
     """Stacked matrices of experts by the end of their name: ["experts.gate_up_proj", "experts.down_proj"] for all.
     Every expert has factors of its own."""
@@ -103,16 +103,16 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ServedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A server that answers for a model; its checkpoint is still named, for tokenizer and chat format."""
+    """Server of a model. The model's checkpoint is still needed, for its tokenizer and chat format."""
 
     kind: Literal["openai", "remote", "chat"] = "openai"
-    """openai: an OpenAI-compatible server that takes and tells token ids, such as vLLM; remote: `sparring serve`; chat:
-    any server of chat completions, in text alone: a judge, or a teacher whose traces are imitated."""
+    """openai: an OpenAI-compatible server that reads and returns token ids, such as vLLM; remote: `sparring serve`;
+    chat: any server of chat completions, text only, for a judge or a teacher whose traces are imitated."""
     url: str
-    """`http://host:port`, or `unix:path` of a socket; for openai with the path up to `/v1`."""
+    """`http://host:port`, or `unix:path` for a socket; for openai including the path up to `/v1`."""
     api_key_env: str = ""
-    """Environment variable with the key that it wants; empty: none. A value such as `Basic dXNlcjpwYXNzd29yZA==` is a
-    user and a password; in the URL they are refused."""
+    """Environment variable with the server's key; empty: none. A value such as `Basic dXNlcjpwYXNzd29yZA==` is a user
+    and a password; in the URL these are refused."""
     served_model: str = ""
     """Name of the model on an openai server; empty: the server's only model."""
 
@@ -127,29 +127,31 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One `[models.<name>]` section: a checkpoint folder or hub name, or a fresh model."""
 
     path: str | None = None
-    """Folder or hub name of a Hugging Face causal LM, or a GGUF file (extra `gguf`); None: made from `init`."""
+    """Folder or hub name of a Hugging Face causal LM, or a GGUF file (extra `gguf`); None: a fresh model from
+    `init`."""
     init: InitConfig | None = None
     """Shape of a fresh model; None: loaded from `path`."""
     dtype: DType = "float32"
     """Number format of forward passes and generation; the trainer keeps float32 masters either way."""
     numerics: Numerics = "exact"
-    """exact: trainer and engine agree to the bit, or the model is refused; fast: whatever computes fastest, nothing
-    promised."""
+    """exact: the log-probabilities of trainer and engine are equal to the bit, or the model is refused; fast: the
+    fastest functions, without that guarantee."""
     renderer: str = "auto"
-    """Renderer, which turns messages into tokens: a name of the `renderers` library, `template` (the checkpoint's own),
-    or auto."""
+    """Renderer, which converts messages to tokens: a name of the `renderers` library, `template` (the checkpoint's own
+    chat template), or auto."""
     template: str | None = None
-    """File with a chat template in Jinja that takes the place of the checkpoint's own, such as for a model whose
-    template has no place for tools; None: the checkpoint's."""
+    """File with a Jinja chat template that replaces the checkpoint's own, for example for a model whose template
+    ignores tools; None: the checkpoint's template."""
     thinking: bool = False
-    """Let the model think before it speaks, if its format has thoughts; `hy3` and `inkling` are told by their effort
-    (`high` and 0.9, else none). `check` says where a format always begins a thought."""
+    """Let the model think before it answers, if its format supports thoughts; `hy3` and `inkling` get an effort instead
+    (`high` and 0.9, or none). `check` reports formats that always begin a thought."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""
     served: ServedConfig | None = None
-    """Server of a teacher or judge that runs elsewhere; None: an engine of this run, as `[engine]` says."""
+    """Server of a teacher or judge that runs elsewhere; None: an engine of this run, with the settings of
+    `[engine]`."""
     lora: LoraConfig | None = None
-    """Train adapters beside frozen weights; None: train the weights."""
+    """Adapters to train while the weights are frozen; None: the weights are trained."""
 
     def __post_init__(self) -> None:
         if self.served is not None and self.served.kind == "chat" and self.path is None and self.init is None:

@@ -25,16 +25,16 @@ def create(
 ) -> Path:
     """Write config, generation config and float32 weights of a random model.
 
-    The weights are a function of `init`, `vocab_size` and `seed` alone: every matrix and embedding is drawn from its
-    own generator in the order of its name, norms are one and biases zero (the initialisation of the Qwen3 family).
+    The weights are a function of `init`, `vocab_size` and `seed`: matrices and embeddings are drawn from one generator
+    in the order of their names, norms are one and biases zero (the initialisation of the Qwen3 family).
 
     Args:
-        init: the shape.
+        init: shape of the model.
         vocab_size: number of token ids.
-        out_path: folder to write; made when missing.
-        seed: decides every weight.
+        out_path: folder to write; created if missing.
+        seed: seed of the weights.
         eos_token_id: id or ids that end a turn, for the generation config.
-        pad_token_id: id for padding, used by other people's tools only.
+        pad_token_id: id for padding, which only other tools use.
         bos_token_id: id that begins a text, if the tokenizer has one.
 
     Returns:
@@ -60,7 +60,7 @@ def create(
 
 
 def config_of(init: InitConfig, vocab_size: int) -> transformers.Qwen3Config:
-    """Return the library's config of this shape with so many token ids, float32."""
+    """Return the transformers config of this shape, in float32."""
     return transformers.Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=init.hidden_size,

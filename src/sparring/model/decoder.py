@@ -1,9 +1,10 @@
-"""Forward of the Llama family (Llama, Mistral, Qwen2, Qwen3, and with experts Mixtral and Qwen3-MoE) over the library's
-own modules, without its wrappers.
+"""Forward of the Llama family (Llama, Mistral, Qwen2, Qwen3, and with experts Mixtral and Qwen3-MoE) over transformers'
+modules, without its wrappers.
 
-At small sizes the library's forward spends more time in decorators, masks and caches than in arithmetic. This one walks
-the same module objects on flat tokens; a parity test holds it to the untouched library in float64.
-N tokens, D width, H query heads, G key/value heads, d head size.
+At small sizes transformers' forward spends more time in decorators, masks and caches than in arithmetic. This one calls
+the same modules on flat tokens; a parity test compares it with the original in float64.
+
+Shapes: N tokens, D width, H query heads, G key/value heads, d head size.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sparring.model.layers import Product
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 FAMILY = (*DENSE, "mixtral", "qwen3_moe")
-"""`model_type`s whose decoder layer is this one, and whose numerics are proven by our own tests."""
+"""`model_type`s with this decoder layer, whose numerics our own tests prove."""
 
 
 class Mlp:
@@ -37,7 +38,7 @@ class Mlp:
 
 
 class Mixture:
-    """Experts of a layer, of which every row has a few."""
+    """Top-k mixture of experts."""
 
     products: tuple[Product, ...] = ()
     joined: tuple[Product, ...] = ()
@@ -53,7 +54,7 @@ class Mixture:
 
 
 class Layer:
-    """Decoder layer: the library's parts, looked up once."""
+    """Decoder layer, with the modules of transformers' layer as attributes."""
 
     def __init__(self, layer: nn.Module, index: int) -> None:
         attention = layer.self_attn
@@ -79,15 +80,14 @@ class Layer:
         attention: Attention,
         rows: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the layer: the residual stream x[N, D] and the term y[N, D] still to be added to it, or None -> both
-        after this layer.
+        """Compute a layer: residual stream x[N, D] and the pending term y[N, D] -> both after this layer.
 
         Args:
-            x: the stream.
-            y: the output of the layer before, which is added where the norm reads the sum anyway.
-            angles: cos and sin, [N, d].
-            attention: how the tokens lie.
-            rows: [M] of the N that go on behind the attention; None for all.
+            x: residual stream.
+            y: output of the previous layer, added to x inside the first norm; None in the first layer.
+            angles: cosines and sines, [N, d].
+            attention: layout of the tokens.
+            rows: [M] indices of the tokens that are computed after the attention; None for all.
         """
         x, h = add_and_norm(x, y, self.input_norm)
         q, k, v = ops.split_heads(self.qkv(h), *angles, self._head_norms(), *self.heads)
@@ -104,21 +104,21 @@ class Layer:
 
 
 def _window(attention: nn.Module) -> int | None:
-    """Return the window of a layer: Mistral's and Mixtral's have that of the config, Qwen's their own, Llama's none."""
+    """Return the window of a layer: the config's for Mistral and Mixtral, the layer's own for Qwen, None for Llama."""
     if attention.config.model_type in ("mistral", "mixtral"):
         return attention.config.sliding_window
     return getattr(attention, "sliding_window", None)
 
 
 def add_and_norm(x: torch.Tensor, y: torch.Tensor | None, norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + y and its norm; x itself where there is nothing to add."""
+    """Return x + y and its norm; x itself without y."""
     if y is None:
         return x, ops.rms_norm(x, norm.weight, norm.variance_epsilon)
     return ops.add_rms_norm(x, y, norm.weight, norm.variance_epsilon)
 
 
 class LlamaDecoder:
-    """tokens -> hidden states for a module of `FAMILY` whose parts have been swapped."""
+    """Forward tokens -> hidden states for a module of `FAMILY` whose parts have been swapped."""
 
     def __init__(self, body: nn.Module, *, gradient_checkpointing: bool) -> None:
         self.embedding = body.embed_tokens
@@ -129,9 +129,9 @@ class LlamaDecoder:
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute tokens[N], positions[N] -> [N, D] after the final norm; with rows[M], only those, [M, D].
+        """Compute tokens[N], positions[N] -> [N, D] after the final norm; with rows[M], only these rows, [M, D].
 
-        The last layer computes keys and values of all tokens, and behind its attention only what `rows` ask for.
+        The last layer computes keys and values of all tokens, but everything after its attention only for `rows`.
         """
         angles = self.rotary.rows(positions)
         x = nn.functional.embedding(tokens, self.embedding.weight, self.embedding.padding_idx)
@@ -144,7 +144,7 @@ class LlamaDecoder:
 
     @property
     def kv_heads(self) -> dict[int, ops.KvHeads]:
-        """Return what each layer keeps of a token."""
+        """Return the keys and values that each layer stores for a token."""
         return {layer.index: ops.KvHeads(layer.heads[1], layer.head_dim, layer.index) for layer in self.layers}
 
     @property
@@ -154,5 +154,5 @@ class LlamaDecoder:
 
     @property
     def joined(self) -> list[Product]:
-        """Return the products that are joined here; the others belong to their modules."""
+        """Return the joint products of this decoder; the other products belong to their modules."""
         return [product for layer in self.layers for product in layer.joined]

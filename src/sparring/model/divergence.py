@@ -1,7 +1,7 @@
-"""Divergences of a model's distributions from a teacher's, in chunks of rows: no [M, V] of a whole micro-batch exists
-at once.
+"""Divergences between a model's distributions and a teacher's, in chunks of rows: the [M, V] logits of a micro-batch
+never exist at once.
 
-M rows, D width of the model, E of the teacher, V vocabulary, K likeliest tokens of a row, O outcomes.
+Shapes: M rows, D width of the model, E width of the teacher, V vocabulary, K most likely tokens of a row, O outcomes.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from sparring.model.head import TargetRows, add_bias, sampling_logits
 from sparring.protocols import Divergence
 
 CHUNK_ROWS = 256
-"""Of each, some [rows, V] exist at once: of the model, of the teacher, and what stands between them."""
+"""Rows of a chunk. A few tensors [rows, V] exist at once: logits of model and teacher, and intermediate results."""
 
 LEAST_REST = 2.0**-24
-"""Least probability of all that is not among a teacher's likeliest tokens: below, float32 log-probabilities cannot
-tell."""
+"""Least probability of the tokens outside a teacher's top K: float32 log-probabilities cannot resolve less."""
 
 
 class Head(Protocol):
-    """Map from a model's output [M, D] to logits [M, V]; a `CausalModel` is one."""
+    """Function from a model's output [M, D] to logits [M, V]; a `CausalModel` is one."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [M, V] of hidden[M, D]."""
@@ -39,20 +38,21 @@ def from_teacher(
     targets: TargetRows,
     form: Divergence,
 ) -> torch.Tensor:
-    """Compute the divergence over the vocabulary, between softmax((logits + bias) / temperature) of the model and of
-    `teacher`; where sampling kept a part of the vocabulary, both over that part, renormalised: the expectation, over
-    what may be drawn there, of the difference of the log-probabilities that `token_quantities` gives of the two.
+    """Compute the divergence over the vocabulary between softmax((logits + bias) / temperature) of the model and of
+    `teacher`. For truncated sampling, both distributions are renormalised over the kept ids. The result is the
+    expectation, over tokens drawn there, of the difference of the log-probabilities that `token_quantities` computes
+    for the two models.
 
-    Where the two heads have different numbers of rows (padding of one tokenizer's vocabulary), both distributions are
-    over the ids that both have.
+    If the two heads have different numbers of rows (padding of one tokenizer's vocabulary), both distributions are over
+    the ids that both have.
 
     Args:
-        model: whose head is applied to `hidden`.
+        model: model whose head is applied to `hidden`.
         hidden: [M, D].
-        teacher: whose head is applied to `teacher_hidden`.
-        teacher_hidden: [M, E], without gradient.
-        targets: the distribution that each of the M tokens was drawn from.
-        form: what is computed.
+        teacher: model whose head is applied to `teacher_hidden`.
+        teacher_hidden: [M, E], no gradient.
+        targets: sampling distribution of each of the M tokens.
+        form: kind of divergence.
 
     Returns:
         [M], with gradient for the model.
@@ -79,15 +79,14 @@ def from_tops(
     tops: tuple[torch.Tensor, torch.Tensor],
     form: Divergence,
 ) -> torch.Tensor:
-    """Compute the divergence over a teacher's likeliest tokens and, as one outcome more, all others together. See
-    `outcomes`.
+    """Compute the divergence over a teacher's most likely tokens and one outcome for all other tokens. See `outcomes`.
 
     Args:
-        model: whose head is applied to `hidden`.
+        model: model whose head is applied to `hidden`.
         hidden: [M, D].
-        temperature: [M] float32, above 0; the teacher's log-probabilities are of the same.
-        tops: ids [M, K] int64 and log-probabilities [M, K], -1 and minus infinity where there are fewer.
-        form: what is computed.
+        temperature: [M] float32, above 0; the teacher's log-probabilities are at the same temperature.
+        tops: ids [M, K] int64 and log-probabilities [M, K], padded with -1 and minus infinity.
+        form: kind of divergence.
 
     Returns:
         [M], with gradient; 0 in a row without a token.
@@ -101,20 +100,21 @@ def from_tops(
 
 
 def outcomes(logits: torch.Tensor, ids: torch.Tensor, logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a teacher's and the model's log-probabilities of K tokens and of the rest, which is one outcome.
+    """Return a teacher's and the model's log-probabilities of K tokens and of all other tokens, merged into one
+    outcome.
 
     Merging outcomes never raises an f-divergence (log-sum inequality: Cover and Thomas, Elements of Information Theory,
-    theorem 2.7.1), so what is found is a lower bound of the divergence over the vocabulary, equal to it where K = V;
-    and unlike the top K alone, renormalised, it is 0 only where the model agrees about the rest, too (the bias of that:
-    arXiv 2503.16870, section 3).
+    theorem 2.7.1), so the result is a lower bound of the divergence over the vocabulary, and equal to it if K = V.
+    Unlike the renormalised top K, it is 0 only if the model also agrees on the rest (on that bias: arXiv 2503.16870,
+    section 3).
 
     Args:
         logits: [M, V], divided by the temperature.
-        ids: [M, K] int64; -1, or one that the model does not have, belongs to the rest.
+        ids: [M, K] int64; -1, or an id that the model does not have, belongs to the rest.
         logprobs: [M, K], the teacher's.
 
     Returns:
-        log p [M, K + 1] and log q [M, K + 1], minus infinity where there is no outcome.
+        log p [M, K + 1] and log q [M, K + 1], minus infinity for a missing outcome.
     """
     there = (ids >= 0) & (ids < logits.shape[1])
     has_ids = there.any(1)
@@ -125,7 +125,7 @@ def outcomes(logits: torch.Tensor, ids: torch.Tensor, logprobs: torch.Tensor) ->
     taken = logits.new_zeros(len(logits), logits.shape[1] + 1, dtype=torch.bool)
     taken = taken.scatter(1, ids.where(there, logits.shape[1]), True)[:, :-1]
     some = (has_ids & ~taken.all(1))[:, None]
-    # where nothing is left, something finite goes through logsumexp, whose gradient there would be no number
+    # a row without a rest passes finite values to logsumexp, whose gradient would otherwise be NaN
     rest = torch.where(some, logits.masked_fill(taken & some, -math.inf).logsumexp(1, keepdim=True) - log_z, nothing)
     log_rest = (1.0 - log_p.exp().sum(1, keepdim=True)).clamp(min=LEAST_REST).log()
     return torch.cat((log_p, torch.where(some, log_rest, nothing)), 1), torch.cat((log_q, rest), 1)
@@ -141,7 +141,7 @@ def between(log_p: torch.Tensor, log_q: torch.Tensor, form: Divergence) -> torch
     Args:
         log_p: [M, O], the teacher's.
         log_q: [M, O], the model's.
-        form: which, and beta.
+        form: kind of divergence, and beta.
 
     Returns:
         [M], with gradient for log_q.
@@ -157,14 +157,14 @@ def between(log_p: torch.Tensor, log_q: torch.Tensor, form: Divergence) -> torch
 
 
 def _kl(log_a: torch.Tensor, log_b: torch.Tensor) -> torch.Tensor:
-    """Compute KL(a || b) [M]. An outcome without probability under `a` adds nothing, whatever `b` says."""
+    """Compute KL(a || b) [M]. An outcome with probability 0 under `a` adds nothing."""
     there = log_a > -math.inf
     a, b = (torch.where(there, values, 0.0) for values in (log_a, log_b))
     return torch.where(there, a.exp() * (a - b), 0.0).sum(1)
 
 
 def _in_chunks(chunk: Callable[..., torch.Tensor], *columns: Iterable[object]) -> torch.Tensor:
-    """Call `chunk` for some rows after the other; where there are gradients, it is computed again for them."""
+    """Call `chunk` for one chunk of rows after another; with gradients, its backward pass recomputes it."""
     again = torch.is_grad_enabled()
     parts = [
         checkpoint(chunk, *rows, use_reentrant=False) if again else chunk(*rows) for rows in zip(*columns, strict=True)

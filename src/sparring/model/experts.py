@@ -1,6 +1,6 @@
-"""Mixtures of experts, row by row: which experts a row takes and what they give depends on that row alone.
+"""Mixtures of experts, row by row: the experts and the output of a row depend on that row alone.
 
-N rows, D width, E experts, k experts of one row, I width of an expert.
+Shapes: N rows, D width, E experts, k experts per row, I width of an expert.
 """
 
 from __future__ import annotations
@@ -16,28 +16,31 @@ from sparring.model.layers import Changes, RowLinear, Values
 from sparring.model.rowwise import row_invariant
 
 Gate = Callable[[torch.Tensor], torch.Tensor]
-"""gate_up[N, 2 I] -> [N, I]."""
+"""Function gate_up[N, 2 I] -> [N, I]."""
 
 AdaptedExpert = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of which of the two products, its x[n, K] and y[n, M] -> [n, M]."""
+"""Function (index of the product, 0 or 1; its input x[n, K]; its output y[n, M]) -> adapted output [n, M]."""
 
 
 class ExpertAdapters(Protocol):
-    """Terms that adapters add to the products of the experts of a layer; `targets` names the two stacked parameters."""
+    """Terms that adapters add to the products of a layer's experts; `targets` names the two stacked parameters."""
 
     targets: Sequence[object]
 
     @property
     def adds(self) -> bool:
-        """True if an adapter adds to any row of the call under way."""
+        """True if an adapter adds to any row of the current call."""
 
     def __call__(self, rows: Sequence[torch.Tensor]) -> list[AdaptedExpert]:
-        """Return, for each expert, the function that adds to its products; rows: of the call under way, those [n] of
-        each expert."""
+        """Return, for each expert, the function that adds to its products.
+
+        Args:
+            rows: indices [n] of each expert's rows in the current call.
+        """
 
 
 class RowRouter(RowLinear):
-    """A row takes the `top_k` likeliest experts; `renormalise` and shares as in `ops.route`."""
+    """Router that selects the `top_k` most likely experts of a row; `renormalise` and shares as in `ops.route`."""
 
     def __init__(self, router: nn.Module, *, renormalise: bool) -> None:
         super().__init__(router)
@@ -46,20 +49,22 @@ class RowRouter(RowLinear):
 
     @row_invariant
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        """Route x[..., D] -> logits[N, E] and shares[N, k], both float32, and the experts' numbers [N, k], likeliest
+        """Route x[..., D] -> logits [N, E] and shares [N, k], both float32, and expert indices [N, k], most likely
         first."""
-        # not rounded to the dtype of x, which would make ties
+        # logits stay float32: rounding to the dtype of x would create ties
         logits = self.product(x.reshape(-1, self.in_features), torch.float32)
         chosen, shares = ops.route(logits, self.top_k, renormalised=self.renormalise)
         return logits, shares, chosen.long()
 
 
 class RowExperts(nn.Module):
-    """Gated MLPs of which every row has its own few: each expert's rows through one row-invariant product.
+    """Experts of a mixture: gated MLPs, computed with one row-invariant product per expert.
 
-    A row's outputs are weighed and added in float32 in the order of its choice, so neither the load of an expert nor
-    what other rows chose enters. `refresh()` after every change of the weights. `adapted` is None where the model has
-    no adapters.
+    The outputs of a row are weighted and added in float32 in the order of its routing, so that neither the load of an
+    expert nor the routing of other rows changes a bit. Call `refresh()` after every change of the weights.
+
+    Attributes:
+        adapted: adapters of the experts; None in a model without adapters.
     """
 
     def __init__(self, experts: nn.Module, gate: Gate) -> None:
@@ -74,7 +79,7 @@ class RowExperts(nn.Module):
 
     @property
     def stacks(self) -> list[ops.PackedStack]:
-        """Return, of both products, the weights of all experts; packed when they are first asked for."""
+        """Return the packed weights of all experts for both products; packed at first use."""
         if not self._stacks:
             self._stacks = [ops.PackedStack(weights) for weights in self._weights()]
         return self._stacks
@@ -105,8 +110,8 @@ class RowExperts(nn.Module):
         return total.to(x.dtype)
 
     def _together(self, x: torch.Tensor, loads: torch.Tensor, adapted: Sequence[AdaptedExpert] | None) -> torch.Tensor:
-        """Compute x[P, D], of whose rows loads[E] are of each expert in turn -> [P, D]; without gradients, all experts
-        in one call."""
+        """Compute x[P, D] -> [P, D] without gradients, all experts in one call. The rows are sorted by expert; loads[E]
+        counts them."""
         stacked = (self.gate_up_proj_bias, self.down_proj_bias)
         for place, (stack, biases) in enumerate(zip(self.stacks, stacked, strict=True)):
             y = ops.linear_groups(x, stack, biases, loads)
@@ -117,9 +122,8 @@ class RowExperts(nn.Module):
         return x
 
     def _each(self, x: torch.Tensor, loads: torch.Tensor, adapted: Sequence[AdaptedExpert] | None) -> torch.Tensor:
-        """Compute `_together` with gradients, expert by expert."""
-        # one node of the graph for each stacked parameter: a slice for each expert would have a whole gradient of its
-        # own
+        """Compute the same as `_together` with gradients, expert by expert."""
+        # one graph node per stacked parameter: the gradient of each slice would be as large as the whole parameter
         pairs = zip(*self._weights(), *(stack.matrices for stack in self.stacks), strict=True)
         packed = [(gate_up.with_weights(one), down.with_weights(other)) for one, other, gate_up, down in pairs]
         biases = list(zip(*self._biases(), strict=True))
@@ -144,7 +148,7 @@ class RowExperts(nn.Module):
         return x
 
     def _weights(self, values: Values = lambda parameter: parameter) -> list[list[torch.Tensor]]:
-        """Return, of both stacked parameters or other values of them, the experts' matrices [outputs, inputs]."""
+        """Return the matrices [outputs, inputs] of all experts for both stacked parameters, or for other `values`."""
         parts = [values(parameter).unbind(0) for parameter in (self.gate_up_proj, self.down_proj)]
         return [[w.t() if self.is_transposed else w for w in part] for part in parts]
 
@@ -153,26 +157,25 @@ class RowExperts(nn.Module):
         return [[None] * len(self.gate_up_proj) if bias is None else list(bias.unbind(0)) for bias in stacked]
 
     def refresh(self) -> None:
-        """Pack the weights anew."""
+        """Pack the weights again."""
         for stack, weights in zip(self._stacks, self._weights(), strict=False):
             stack.update(weights)
 
     def derived(self, values: Values) -> Changes:
-        """Return the assignments that put other values than the parameters have in use; none before the first use."""
+        """Return the assignments that replace the packed weights by packed `values`; empty before the first use."""
         pairs = zip(self._stacks, self._weights(values), strict=False)
         return [change for stack, weights in pairs for change in stack.changes(weights)]
 
 
 def _loads(of_pair: torch.Tensor, experts: int) -> torch.Tensor:
-    """Count how many of the pairs [P] are of each expert [E]; as even as can be on torch's meta device, which has no
-    values."""
+    """Count the pairs [P] of each expert [E]; evenly distributed on torch's meta device, which has no values."""
     if of_pair.is_meta:
         return torch.tensor([len(of_pair) * (e + 1) // experts - len(of_pair) * e // experts for e in range(experts)])
     return torch.bincount(of_pair, minlength=experts)
 
 
 def gates_of(experts: nn.Module) -> list[Gate]:
-    """Return the gates that we can compute row by row; the caller finds the one that is this module's."""
+    """Return the gates that can be computed row by row; the caller selects the one that this module computes."""
     gates: list[Gate] = [ops.swiglu, _gelu_gate]
     limit, alpha = getattr(experts, "limit", None), getattr(experts, "alpha", None)
     if limit is not None and alpha is not None:

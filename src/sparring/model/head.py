@@ -1,6 +1,6 @@
 """Quantities of given tokens under the model, computed in chunks of rows. A loss never sees logits.
 
-M rows, D width, V vocabulary.
+Shapes: M rows, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from sparring.kernels.kept import KeptRows, select_rows, split_rows
 from sparring.model.causal import CausalModel
 
 BiasRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""offsets [M + 1] int64, ids [A] int64 and values [A] float32: to logits of row m are added values offsets[m] to
-offsets[m + 1]; an id beyond the vocabulary stands for nothing."""
+"""offsets [M + 1] int64, ids [A] int64, values [A] float32: values[offsets[m]:offsets[m + 1]] are added to the logits
+of row m at the ids of the same positions; ids beyond the vocabulary are ignored."""
 
 QUANTITIES = frozenset({"logprob", "entropy", "probability_squares"})
 SCALAR_QUANTITIES = frozenset({"value"})
 """Quantities of a scalar head: for each target, the value of the text before it."""
 CHUNK_ROWS, CHUNK_ELEMENTS = 1024, 1 << 24
-"""A chunk is this many rows at most, and 64 MiB of float32 logits, but never fewer than 16 rows."""
+"""A chunk has at most CHUNK_ROWS rows and 64 MiB of float32 logits, but at least 16 rows."""
 KEEP_ELEMENTS = 1 << 25
-"""128 MiB of float32 logits."""
+"""Most logits that are kept for the backward pass: 128 MiB of float32."""
 
 
 class TargetRows(NamedTuple):
-    """Targets of M rows of logits, and the temperature, kept ids and biases that each was drawn with."""
+    """Targets of M rows of logits, with the temperature, kept ids and biases that each was drawn with."""
 
     targets: torch.Tensor
     """[M] int64."""
@@ -63,22 +63,22 @@ def token_quantities(
     *,
     keep_elements: int = KEEP_ELEMENTS,
 ) -> dict[str, torch.Tensor]:
-    """Compute the log-probability of each target, the entropy of its distribution, softmax((logits + bias) /
-    temperature) over the kept ids, and the sum of its squares.
+    """Compute quantities of each target under its distribution, softmax((logits + bias) / temperature) over the kept
+    ids: log-probability, entropy, and sum of squared probabilities.
 
     Args:
-        model: whose head is applied.
+        model: model whose head is applied.
         hidden: [M, D].
         targets: [M] int64.
-        temperature: [M] float32; 0 stands for greedy sampling, as in `Sampling`.
-        needs: names out of `QUANTITIES`; out of `SCALAR_QUANTITIES` where the head is scalar.
-        kept: the ids that truncated sampling left for each of the M; None where it left all of them.
-        bias: what is added to logits; None where it is nothing.
-        keep_elements: up to this many logits are kept for the backward pass; above, each chunk is computed again there,
-            so that [M, V] logits never exist at once: then nothing but the head's weight and its gradient grows with V.
+        temperature: [M] float32; 0 means greedy sampling, as in `Sampling`.
+        needs: names out of `QUANTITIES`, or out of `SCALAR_QUANTITIES` for a scalar head.
+        kept: ids that truncated sampling kept for each row; None without truncation.
+        bias: values added to logits; None for none.
+        keep_elements: most logits that are kept for the backward pass. For more, the backward pass recomputes each
+            chunk, so that [M, V] logits never exist at once: only the head's weight and its gradient grow with V.
 
     Returns:
-        The needed names, each [M] float32, with gradients but for `probability_squares`.
+        The needed names, each [M] float32, with gradients except for `probability_squares`.
 
     Raises:
         BadInput: an unknown name is needed, or a target is not among its kept ids.
@@ -107,8 +107,7 @@ def token_quantities(
 
 
 def _quantities(logits: torch.Tensor, target_rows: TargetRows, needs: Set[str]) -> dict[str, torch.Tensor]:
-    """Compute quantities of the logits of one chunk, logits[M, V], biases added: the one place that does. Each [M,
-    ...]. The logits are the caller's own: their gradient takes their place."""
+    """Compute quantities [M, ...] of a chunk's logits [M, V], biases included. The gradient overwrites the logits."""
     logprob, entropy = ops.token_logprobs(
         logits, target_rows.targets, target_rows.temperature, target_rows.kept, spent=True
     )
@@ -128,8 +127,8 @@ def _squares(logits: torch.Tensor, target_rows: TargetRows) -> torch.Tensor:
 
 
 def sampling_logits(logits: torch.Tensor, target_rows: TargetRows) -> torch.Tensor:
-    """Return logits [M, V], biases added, of the distribution that each token was drawn from: divided by its
-    temperature, minus infinity at ids that were not kept. The softmax of a row is its distribution."""
+    """Return logits [M, V] whose softmax is the sampling distribution of each row: divided by the temperature, and
+    minus infinity at ids that were not kept. `logits` include the biases."""
     scaled = logits / torch.where(target_rows.temperature == 0, 1.0, target_rows.temperature)[:, None]
     if target_rows.kept is None:
         return scaled
@@ -142,12 +141,13 @@ def sampling_logits(logits: torch.Tensor, target_rows: TargetRows) -> torch.Tens
 
 
 def _chunk_rows(vocabulary: int) -> int:
-    """Return how many rows of logits exist at once; a multiple of 16, which matrix products like."""
+    """Return the number of rows of a chunk: a multiple of 16, for the matrix product."""
     return max(16, min(CHUNK_ROWS, CHUNK_ELEMENTS // vocabulary // 16 * 16))
 
 
 class Judged(NamedTuple):
-    """logprob [M], entropy [M] and, of the likeliest tokens, top_ids [M, k] int64 and top_logprobs [M, k]."""
+    """Scores of given tokens: logprob [M], entropy [M] and, for the most likely tokens, top_ids [M, k] int64 and
+    top_logprobs [M, k]."""
 
     logprob: torch.Tensor
     entropy: torch.Tensor
@@ -159,11 +159,11 @@ class Judged(NamedTuple):
 def score_tokens(
     model: CausalModel, hidden: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, top_k: int = 0
 ) -> Judged:
-    """Compute `token_quantities` without gradients, to the bit, together with the `top_k` likeliest tokens of each row:
-    the likeliest first, equal logits by id. A log-probability does not depend on how its token came to be named.
+    """Compute log-probability and entropy as `token_quantities`, to the bit, without gradients, and the `top_k` most
+    likely tokens of each row, best first, ties by id. A token has the same log-probability as target and as top token.
 
     Args:
-        model: whose head is applied.
+        model: model whose head is applied.
         hidden: [M, D].
         targets: [M] int64.
         temperature: [M] float32.
@@ -180,7 +180,7 @@ def score_tokens(
 
 
 def add_bias(logits: torch.Tensor, bias: BiasRows | None) -> torch.Tensor:
-    """Return logits [M, V], each plus its bias: the sum that the engine makes before it draws."""
+    """Return logits [M, V] plus their biases: the sum that the engine computes before it samples."""
     if bias is None:
         return logits
     offsets, ids, values = bias
@@ -190,7 +190,8 @@ def add_bias(logits: torch.Tensor, bias: BiasRows | None) -> torch.Tensor:
 
 
 def _likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the ids [M, count] of the largest of [M, V]. `topk` alone does not say which of equal logits it takes."""
+    """Return the ids [M, count] of the largest logits [M, V], ties by id. `topk` alone does not define which of equal
+    logits it takes."""
     if count == 0:
         return logits.new_empty(len(logits), 0, dtype=torch.int64)
     least = logits.topk(count, dim=1).values[:, -1:]

@@ -1,4 +1,4 @@
-"""A checkpoint by folder, GGUF file or hub name, as a folder on this machine. Torch-free."""
+"""A checkpoint by folder, GGUF file or hub name, as a local folder. Torch-free."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ANSWER_S = 10.0
 
 
 def local_folder(name: str) -> Path:
-    """Return the folder of a checkpoint or an adapter; that of a GGUF file, or of a folder that holds one, is made by
-    converting it once. A hub name (`owner/model`) is looked up in the library's cache;
-    only what is not there is fetched, so that a run that goes on finds the weights it began with.
+    """Return the folder of a checkpoint or an adapter. A GGUF file, or a folder that holds one, is converted at its
+    first use. A hub name (`owner/model`) is looked up in the cache of `huggingface_hub`; only a missing model is
+    downloaded, so that a resumed run finds the weights that it began with.
 
     Raises:
         BadInput: there is no such folder, the GGUF file cannot be converted, or the hub does not have the model or
@@ -62,7 +62,7 @@ def model_folder(spec: ModelConfig) -> Path:
     """Return the folder of a recipe's model that has a path, with the recipe's chat template.
 
     Raises:
-        BadInput: as `local_folder` and `with_template`; or the template is one for an adapter.
+        BadInput: as `local_folder` and `with_template`; or a template is given for an adapter.
     """
     folder = local_folder(str(spec.path))
     if spec.template is not None and is_adapter(folder):
@@ -72,12 +72,12 @@ def model_folder(spec: ModelConfig) -> Path:
 
 
 def with_template(folder: Path, template: str | None) -> Path:
-    """Return a folder of links to a checkpoint's files, in the user's cache, with another chat template. Where there is
-    none, it is the checkpoint's own folder; so it is of an adapter, whose base has the template.
+    """Return a folder of links to a checkpoint's files, in the user's cache, with another chat template. Without a
+    template, and for an adapter, whose base has the template, return `folder` itself.
 
     Args:
-        folder: of the checkpoint.
-        template: a file in Jinja, or None.
+        folder: folder of the checkpoint.
+        template: Jinja file, or None.
 
     Raises:
         BadInput: the template cannot be read.
@@ -98,7 +98,7 @@ def template_text(file: str) -> str:
     """Read a chat template.
 
     Raises:
-        BadInput: it is no text file.
+        BadInput: the file is no text file.
     """
     try:
         return Path(file).read_text(encoding="utf-8-sig")
@@ -115,7 +115,7 @@ def _link(files: dict[str, Path], template: str, out: Path, changed_ns: int) -> 
             for name, file in files.items():
                 (staging / name).symlink_to(file)
             (staging / TEMPLATE).write_text(template, encoding="utf-8")
-            os.utime(staging / TEMPLATE, ns=(changed_ns, changed_ns))  # as if it were the file itself
+            os.utime(staging / TEMPLATE, ns=(changed_ns, changed_ns))  # the time of the original
             if not out.is_dir():
                 os.rename(staging, out)
     except OSError as error:
@@ -123,10 +123,10 @@ def _link(files: dict[str, Path], template: str, out: Path, changed_ns: int) -> 
 
 
 def base_folder(path: str | Path) -> Path:
-    """Return the folder of the checkpoint that an adapter folder was trained on; any other folder itself.
+    """Return the folder of the checkpoint that an adapter was trained on; any other folder itself.
 
     Raises:
-        BadInput: as `local_folder`, or the adapter does not say.
+        BadInput: as `local_folder`, or the adapter does not name its base.
     """
     return local_folder(base_of(path)) if is_adapter(path) else Path(path)
 
@@ -150,7 +150,7 @@ def _fetched(name: str) -> Path:
 
 
 def _complete(folder: Path) -> bool:
-    """Return True if a download is complete: config, tokenizer and every file of weights are there."""
+    """Return True if a download has config, tokenizer and every file of weights."""
     index = folder / "model.safetensors.index.json"
     weights = ["model.safetensors"]
     if index.is_file():

@@ -1,7 +1,9 @@
-"""Modules that replace the library's, sharing its parameters: the same numbers, in an order that ignores the batch.
+"""Replacements of transformers' modules, with shared parameters; each computes a row with bits that do not depend on
+the batch.
 
-torch changes a row's bits with the number of rows: matrix products pick another kernel, vectorised cos, exp and silu
-treat the tail of a tensor differently. Each module here calls one row-invariant operation. N rows, K inputs, M outputs.
+torch changes a row's bits with the number of rows: matrix products choose another kernel, and vectorised cos, exp and
+silu treat the tail of a tensor differently. Each module here calls one row-invariant operation. Shapes: N rows, K
+inputs, M outputs.
 """
 
 from __future__ import annotations
@@ -16,19 +18,19 @@ from sparring.kernels import ops
 from sparring.model.rowwise import row_invariant
 
 Values = Callable[[nn.Parameter], torch.Tensor]
-"""Function that gives the tensor to put in a parameter's place."""
+"""Function from a parameter to the tensor that replaces its values."""
 Changes = list[tuple[object, str, Any]]
-"""Of which objects which attributes are to have which values."""
+"""Assignments: (object, name of an attribute, its new value)."""
 
 Rotary = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Of x, for its dtype, and positions [1, N]: cosines and sines [1, N, d]."""
+"""Function (x, which gives the dtype; positions [1, N]) -> cosines and sines [1, N, d]."""
 
 Adapted = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of x[N, K] and y[N, M] -> [N, M]."""
+"""Function (x[N, K], y[N, M]) -> adapted output [N, M]."""
 
 
 class RowLinear(nn.Module):
-    """`nn.Linear` through our packed matrix product. `refresh()` after every change of the weight."""
+    """`nn.Linear` as a packed matrix product. Call `refresh()` after every change of the weight."""
 
     def __init__(self, linear: nn.Module) -> None:
         super().__init__()
@@ -38,13 +40,13 @@ class RowLinear(nn.Module):
         self._product: Product | None = None
 
     def matrix(self, values: Values) -> torch.Tensor:
-        """Return its weight, or other values of it, [M, K]."""
+        """Return the weight matrix [M, K], with `values` in its place."""
         return values(self.weight)
 
     @property
     def product(self) -> Product:
-        """Return the product, packed when it is first asked for: a weight that only serves as part of a joint product
-        is not packed twice."""
+        """Return the product, packed at first use: a weight that is only part of a joint product is not packed
+        twice."""
         if self._product is None:
             self._product = Product(self)
         return self._product
@@ -53,25 +55,24 @@ class RowLinear(nn.Module):
     def forward(
         self, x: torch.Tensor, out_dtype: torch.dtype | None = None, total: ops.WeightSum | None = None
     ) -> torch.Tensor:
-        """Multiply [..., K] -> [..., M], of `out_dtype` or of the dtype of x. `total`: see `ops.linear`; for x[N,
-        K]."""
+        """Multiply x[..., K] -> [..., M], in `out_dtype` or the dtype of x. For `total`, which needs x[N, K], see
+        `ops.linear`."""
         if x.dim() == 2:
             return self.product(x, out_dtype, total)
         return self.product(x.reshape(-1, self.in_features), out_dtype).view(*x.shape[:-1], self.out_features)
 
     def refresh(self) -> None:
-        """Pack the weight anew."""
+        """Pack the weight again."""
         if self._product is not None:
             self._product.refresh()
 
     def derived(self, values: Values) -> Changes:
-        """Return the assignments that put other values than the parameters have in use; none where no product was asked
-        for."""
+        """Return the assignments that replace the packed weight by packed `values`; empty before the first use."""
         return [] if self._product is None else self._product.derived(values)
 
 
 class RowConv1D(RowLinear):
-    """`RowLinear` of the library's `Conv1D`, whose weight is [K, M] (GPT-2)."""
+    """`RowLinear` for transformers' `Conv1D`, whose weight is [K, M] (GPT-2)."""
 
     def matrix(self, values: Values) -> torch.Tensor:
         """Return the transposed weight, [M, K]."""
@@ -79,11 +80,12 @@ class RowConv1D(RowLinear):
 
 
 class Product:
-    """Linear layers of one input as one matrix product; their outputs stand side by side. `refresh()` as for each of
-    them.
+    """Linear layers with the same input, joined into one matrix product; their outputs are concatenated. Call
+    `refresh()` after every change of a weight.
 
-    `bias` is the joined bias in float32, as the compiled product reads it; None where no layer has one. `adapted` is
-    what adapters make of x[N, K] and the product [N, sum of M]; None where the model has none.
+    Attributes:
+        bias: joined bias in float32, as the compiled product reads it; None if no layer has one.
+        adapted: function of x[N, K] and the product [N, sum of M] that adds adapters; None in a model without adapters.
     """
 
     def __init__(self, *parts: RowLinear) -> None:
@@ -96,7 +98,7 @@ class Product:
     def __call__(
         self, x: torch.Tensor, out_dtype: torch.dtype | None = None, total: ops.WeightSum | None = None
     ) -> torch.Tensor:
-        """Multiply x[N, K] -> [N, sum of M], of `out_dtype` or of the dtype of x. `total`: see `ops.linear`."""
+        """Multiply x[N, K] -> [N, sum of M], in `out_dtype` or the dtype of x. For `total` see `ops.linear`."""
         packed, bias = self.packed, self.bias
         if torch.is_grad_enabled():
             packed = packed.with_weights(*(part.matrix(current_value) for part in self.parts))
@@ -105,12 +107,12 @@ class Product:
         return y if self.adapted is None else self.adapted(x, y)
 
     def refresh(self) -> None:
-        """Pack the weights anew."""
+        """Pack the weights again."""
         self.packed.update(*(part.matrix(current_value) for part in self.parts))
         self.bias = self._joined_bias(current_value)
 
     def derived(self, values: Values) -> Changes:
-        """Return the assignments that put other values than the parameters have in use."""
+        """Return the assignments that replace packed weights and bias by `values`."""
         weights = tuple(part.matrix(values) for part in self.parts)
         changes = [(self.packed, "storage", self.packed.pack_values(*weights)), (self.packed, "weights", weights)]
         return [*changes, (self, "bias", self._joined_bias(values))]
@@ -122,7 +124,7 @@ class Product:
 
 
 def current_value(parameter: nn.Parameter) -> torch.Tensor:
-    """Return the parameter itself, whose values are in use."""
+    """Return the parameter itself; the `Values` function of the current weights."""
     return parameter
 
 
@@ -141,8 +143,8 @@ class RowNorm(nn.Module):
 
 
 class WideNorm(nn.Module):
-    """Root mean square norm times weight + `offset`, rounded only behind the weight (Gemma, where the offset is 1;
-    GPT-OSS)."""
+    """Root mean square norm times weight + `offset`, rounded only after the multiplication by the weight (Gemma, with
+    offset 1; GPT-OSS)."""
 
     def __init__(self, weight: nn.Parameter, eps: float, offset: float) -> None:
         super().__init__()
@@ -156,7 +158,7 @@ class WideNorm(nn.Module):
 
 
 class RowGelu(nn.Module):
-    """GELU by its tanh formula, the same bits for an element wherever it lies."""
+    """GELU by its tanh formula, with the same bits for an element at any position."""
 
     @row_invariant
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -165,7 +167,7 @@ class RowGelu(nn.Module):
 
 
 class RowSilu(nn.Module):
-    """x * sigmoid(x), the same bits for an element wherever it lies."""
+    """x * sigmoid(x), with the same bits for an element at any position."""
 
     @row_invariant
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -174,7 +176,7 @@ class RowSilu(nn.Module):
 
 
 class RotaryTable(nn.Module):
-    """Rotary cosines and sines of every position, computed once by the library's own module and looked up by
+    """Rotary cosines and sines of every position, computed once by transformers' own module and looked up by
     position."""
 
     cos: torch.Tensor
@@ -193,14 +195,14 @@ class RotaryTable(nn.Module):
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Look up position_ids[B, N] -> cos[B, N, d], sin[B, N, d], in the library's signature. Of [axes, B, N] the
-        first is taken: a model that also sees images has three, which are equal in text."""
+        """Look up position_ids[B, N] -> cos[B, N, d], sin[B, N, d], with transformers' signature. For [axes, B, N] the
+        first axis is used: vision models have three axes, which are equal in text."""
         places = position_ids[0] if position_ids.dim() == 3 else position_ids
         return self.cos[places], self.sin[places]
 
 
 class RotaryPhases(nn.Module):
-    """Rotary table of a model that turns by complex numbers (DeepSeek-V2)."""
+    """Rotary table of a model that rotates by complex numbers (DeepSeek-V2)."""
 
     phases: torch.Tensor
 
@@ -213,12 +215,12 @@ class RotaryPhases(nn.Module):
         self.register_buffer("phases", phases[0].contiguous(), persistent=False)
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """Look up position_ids[B, N] -> [B, N, d / 2], in the library's signature."""
+        """Look up position_ids[B, N] -> [B, N, d / 2], with transformers' signature."""
         return self.phases[position_ids]
 
 
 class RotaryTables(nn.Module):
-    """A table for each kind of layer (Gemma 3: local layers turn faster than global ones)."""
+    """One rotary table for each kind of layer (Gemma 3: local layers rotate faster than global ones)."""
 
     def __init__(self, tables: Mapping[str, RotaryTable]) -> None:
         super().__init__()
@@ -227,5 +229,5 @@ class RotaryTables(nn.Module):
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Look up position_ids[B, N] -> cos[B, N, d], sin[B, N, d], in the library's signature."""
+        """Look up position_ids[B, N] -> cos[B, N, d], sin[B, N, d], with transformers' signature."""
         return self.tables[layer_type](x, position_ids)

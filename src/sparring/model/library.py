@@ -1,4 +1,4 @@
-"""Classes of the transformers library: the one that loads a checkpoint, and the part of it that computes text."""
+"""Classes of transformers: the one that loads a checkpoint, and its submodule that computes text."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import Any
 import transformers
 from torch import nn
 
-# its handler writes to what was standard error at its import, escapes and all; so its messages go where all go
+# transformers' own handler writes to standard error as it was at import; its messages go to the root logger instead
 transformers.utils.logging.disable_default_handler()
 transformers.utils.logging.enable_propagation()
 
 
 def class_of(config: Any) -> Any:
-    """Return the library's class over tokens; of a multimodal model, the class over all its inputs."""
+    """Return the transformers class of a causal LM; for a multimodal model, the class over all its inputs."""
     several = transformers.AutoModelForImageTextToText
     composite = config.get_text_config() is not config and type(config) in several._model_mapping
     return several if composite else transformers.AutoModelForCausalLM
 
 
 def text_model(module: nn.Module) -> nn.Module:
-    """Return the part between tokens and head: the language model of a multimodal model, the base of another."""
+    """Return the submodule between tokens and head: the language model of a multimodal model, otherwise the base
+    model."""
     composite = module.config.get_text_config() is not module.config
     return module.get_decoder() if composite else module.base_model
 
@@ -43,7 +44,7 @@ class NonTextParts:
         return any(name == path or name.startswith(f"{path}.") for path in self._paths)
 
     def drop(self) -> None:
-        """Delete them from the module."""
+        """Delete these submodules."""
         for path in self._paths:
             parent, _, name = path.rpartition(".")
             delattr(self._module.get_submodule(parent), name)

@@ -1,4 +1,4 @@
-"""Loading of a checkpoint folder as a `CausalModel`: the library's module, our attention, exact or fast numerics."""
+"""Loading of a checkpoint folder as a `CausalModel`: transformers' module, our attention, exact or fast numerics."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from sparring.model.swap import swap
 transformers.utils.logging.disable_progress_bar()
 
 FAST_ONLY = {"linear_attention", "moe", "mlp"}
-"""Kinds of layers, beside those with our attention, that the library's own forward computes: with a recurrent state, or
-alone."""
+"""Kinds of layers that only fast numerics serve, computed by transformers: layers with a recurrent state, or without
+attention."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -45,21 +45,22 @@ def load(
     head: str = "tokens",
     gradient_checkpointing: bool = False,
 ) -> CausalModel:
-    """Load any Hugging Face causal LM for training or generation, or with a scalar head. Dropout is off. Of a model
-    that sees or hears too, what computes text is kept.
+    """Load any Hugging Face causal LM for training or generation, or with a scalar head. Dropout is off. A multimodal
+    model is reduced to its text part.
 
     Args:
-        path: checkpoint folder or hub name; or an adapter folder, which is loaded beside its base and serves every row.
+        path: checkpoint folder or hub name; or an adapter folder, which is loaded with its base and applied to every
+            row.
         dtype: "float32" or "bfloat16".
-        device: a torch device.
+        device: torch device.
         numerics: "exact": a row's bits do not depend on the batch, or the model is refused; "fast": our compiled layers
-            where we have them, the library's own for the rest and on other devices, and nothing is promised of bits.
-        head: "tokens"; "scalar": one number a row, a checkpoint of the library's sequence classifiers with one label;
-            "new scalar": the same on any checkpoint, beginning at zero.
+            if available, otherwise transformers' own, without any guarantee of bits.
+        head: "tokens"; "scalar": one number per row, from a sequence classifier checkpoint with one label; "new
+            scalar": the same for any checkpoint, initialised to zero.
         gradient_checkpointing: recompute layers in the backward pass.
 
     Raises:
-        BadInput: no model at `path`, or one that cannot run with these numerics.
+        BadInput: there is no model at `path`, or it cannot run with these numerics.
     """
     module = module_of(path, dtype=dtype, device=device, numerics=numerics, head=head)
     return equipped(module, path, numerics, gradient_checkpointing)
@@ -68,10 +69,10 @@ def load(
 def module_of(
     path: str | Path, *, dtype: str = "float32", device: str = "cpu", numerics: str = "exact", head: str = "tokens"
 ) -> nn.Module:
-    """Load the library's module with its weights, before any part of ours is in it.
+    """Load transformers' module with its weights, before any part is replaced.
 
     Raises:
-        BadInput: no model at `path`, or one whose config says that it cannot run with these numerics.
+        BadInput: there is no model at `path`, or its config shows that it cannot run with these numerics.
     """
     where = base_of(path)
     if dtype not in DTYPES:
@@ -91,7 +92,7 @@ def module_of(
             dtype=DTYPES[dtype],
             attn_implementation=IMPLEMENTATION,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # the library's own error does not say which
+            ignore_mismatched_sizes=True,  # transformers' own error does not name the parameters
             **({} if head == "tokens" else {"num_labels": 1}),
         )
     if head == "new scalar":
@@ -115,9 +116,9 @@ def equipped(module: nn.Module, path: str | Path, numerics: str, gradient_checkp
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """Silence the library's table of missing weights: `refuse_incomplete` says it in one line."""
+    """Silence transformers' table of missing weights: `refuse_incomplete` reports them in one line."""
     reporter = logging.getLogger("transformers.modeling_utils")
-    # not by its level, by which the library decides what else to say
+    # a filter, since transformers reads the logger's level to decide on other messages
     reporter.addFilter(_is_error)
     try:
         yield
@@ -130,17 +131,23 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def build_model(module: nn.Module, where: str, *, numerics: str, gradient_checkpointing: bool = False) -> CausalModel:
-    """Put our parts into the library's module, and verify it where our own tests do not know it. On torch's meta device
-    nothing can be verified: the model has the parts that a verified one would have.
+    """Replace parts of transformers' module by ours, and verify the result for models that our own tests do not cover.
+    On torch's meta device nothing is verified: the model gets the parts that a verified one would have.
+
+    Args:
+        module: module of transformers.
+        where: name of the model in refusals.
+        numerics: numerics of `load`.
+        gradient_checkpointing: setting of `load`.
 
     Raises:
-        BadInput: it cannot run with these numerics. `where` names it.
+        BadInput: the model cannot run with these numerics.
     """
     config, exact = module.config, numerics == "exact"
     module.eval()
     _switch_dropout_off(module)
     max_positions = _max_positions(config)
-    # without compiled kernels the library's layers are the faster ones
+    # without compiled kernels transformers' layers are faster
     device = _device_of(module)
     path_name = ops.path_name(device)
     swapped = exact or ops.is_compiled(device)
@@ -148,7 +155,7 @@ def build_model(module: nn.Module, where: str, *, numerics: str, gradient_checkp
         has_own_layers = swapped and swap(module, max_positions, exact=exact)
         with boundary(BadInput, where, "recurrent layers that go on from a cache of states", "choose another model"):
             recurrent = {} if exact else split(module)
-        # the decoder knows one activation; with another one the library's forward does
+        # the lean decoder has one activation; models with another use transformers' forward
         lean = has_own_layers and config.model_type in FAMILY and config.hidden_act in ("silu", "swish")
         model = CausalModel(
             module,
@@ -168,10 +175,10 @@ def build_model(module: nn.Module, where: str, *, numerics: str, gradient_checkp
 
 
 def read_config(where: str, numerics: str) -> Any:
-    """Read the library's config of the checkpoint.
+    """Read the transformers config of the checkpoint.
 
     Raises:
-        BadInput: there is none, or none that can be served with these numerics.
+        BadInput: the config is missing, or its model cannot run with these numerics.
     """
     looks_local = where.startswith((".", "/", "~")) or where.count("/") > 1
     if Path(where).is_dir() or looks_local:
@@ -185,15 +192,15 @@ def read_config(where: str, numerics: str) -> Any:
 
 
 def refuse_incomplete(where: str, missing: Iterable[str], mismatched: Iterable[Sequence[Any]]) -> None:
-    """Refuse a checkpoint that the library would silently complete with random weights.
+    """Refuse a checkpoint that transformers would silently complete with random weights.
 
     Args:
         where: the checkpoint.
-        missing: names of parameters that it does not have.
-        mismatched: (name, its shape, the model's shape) of those that do not fit.
+        missing: names of missing parameters.
+        mismatched: (name, its shape, the model's shape) of each parameter that does not fit.
 
     Raises:
-        BadInput: there are any.
+        BadInput: a parameter is missing or does not fit.
     """
     absent, do = sorted(missing), "take the whole checkpoint, or the config that belongs to it"
     if absent:
@@ -222,7 +229,7 @@ def _max_positions(config: Any) -> int:
 
 
 def _switch_dropout_off(module: nn.Module) -> None:
-    """Set dropout to 0, also under `train()`, which the library needs for gradient checkpointing."""
+    """Set dropout to 0, so that it is off even under `train()`, which transformers needs for gradient checkpointing."""
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0

@@ -1,9 +1,8 @@
-"""Low-rank adapters beside a model's linear layers: y = W x + scale * B (A x) (Hu et al., arXiv 2106.09685, eq. 3).
+"""Low-rank adapters of a model's linear layers: y = W x + scale * B (A x) (Hu et al., arXiv 2106.09685, eq. 3).
 
 Rows of one call may have different adapters, or none. Exact numerics compute A x and B (A x) with the row-invariant
-product and add elementwise, so that a row's bits hang on that row and its adapter alone, not on its neighbours or
-theirs. N rows, K inputs, M outputs, R rank (times the layers that one product joins), E experts, whose matrices a
-parameter stacks: their factors are stacked too.
+product and add elementwise, so that a row's bits depend only on that row and its adapter. Shapes: N rows, K inputs, M
+outputs, R rank (times the number of layers that one product joins), E experts, whose matrices and factors are stacked.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from sparring.model.layers import RowLinear
 from sparring.model.targets import AdaptableWeight, linears_of, shape_of, targets_of, unknown_target
 
 A, B, SCALE = "lora_A.weight", "lora_B.weight", "lora_scale"
-"""Names in a state, behind the layer's name, of its two factors and of the number beside them."""
+"""Names in a state: suffixes of a layer's two factors, and the scale."""
 
 RowGroup = tuple["Adapter", torch.Tensor | None]
-"""An adapter and the rows [n] int64 that have it; None for all."""
+"""Adapter and the rows [n] int64 that have it; None for all rows."""
 
 
 PackedFactors = tuple[ops.PackedWeight, ops.PackedWeight]
-"""Both factors of one matrix."""
+"""Packed factors A and B of one matrix."""
 
 
 class AdapterAssignment(NamedTuple):
-    """Adapters of the rows of a call: numbers[N], -1 for none, and the rows of each adapter together."""
+    """Adapters of the rows of a call: numbers[N], -1 for none, and the rows of each adapter."""
 
     numbers: np.ndarray
     groups: list[RowGroup]
@@ -48,10 +47,10 @@ class Adapter:
     """Factors of one adapter by linear layer, as parameters; `Adapters.fit` prepares them for a model.
 
     Args:
-        state: `<layer>.lora_A.weight` [R, K], `<layer>.lora_B.weight` [M, R] and `lora_scale`, a float64 number. Of
+        state: `<layer>.lora_A.weight` [R, K], `<layer>.lora_B.weight` [M, R] and the float64 number `lora_scale`; for
             stacked experts [E, R, K] and [E, M, R]. Copied.
-        dtype: of the model.
-        device: of the model.
+        dtype: dtype of the model.
+        device: device of the model.
 
     Raises:
         BadInput: a factor lacks its partner, or their ranks differ.
@@ -83,16 +82,16 @@ class Adapter:
         return dict(self._parameters)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the parameters by name, which share their storage, and the scale: an adapter is made of this."""
+        """Return the parameters by name, sharing their storage, and the scale, as the constructor takes them."""
         scale = torch.tensor(self.scale, dtype=torch.float64)
         return {SCALE: scale, **{name: parameter.detach() for name, parameter in self._parameters.items()}}
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Copy every value from `state` (cast to this dtype), then `refresh()`.
+        """Copy every value from `state`, cast to this dtype, then `refresh()`.
 
         Raises:
-            BadInput: names, shapes or the scale differ; nothing has been copied then.
+            BadInput: names, shapes or the scale differ; nothing was copied.
         """
         own = self.state()
         unlike = [
@@ -108,17 +107,17 @@ class Adapter:
         self.refresh()
 
     def refresh(self) -> None:
-        """Pack changed factors anew."""
+        """Pack changed factors again."""
         for delta in self.terms.values():
             delta.refresh()
 
     def merged(
         self, state: Mapping[str, torch.Tensor], targets: Mapping[str, AdaptableWeight]
     ) -> dict[str, torch.Tensor]:
-        """Return a model's state with W + scale * B A in the place of W, computed in float64 and rounded once.
+        """Return a model's state with W replaced by W + scale * B A, computed in float64 and rounded once.
 
         Raises:
-            BadInput: it is another model's adapter.
+            BadInput: the adapter belongs to another model.
         """
         self.check(targets)
         merged = dict(state)
@@ -130,8 +129,11 @@ class Adapter:
         return merged
 
     def check(self, targets: Mapping[str, AdaptableWeight]) -> None:
-        """Raise BadInput where it has factors for a weight that a model with these does not have, or of other
-        shapes."""
+        """Check the factors against the weights of a model.
+
+        Raises:
+            BadInput: a factor belongs to a weight that the model lacks, or has another shape.
+        """
         for name, (a, b) in self.factors.items():
             if name not in targets:
                 raise unknown_target(name, targets)
@@ -142,8 +144,8 @@ class Adapter:
 
 
 class LoraTerm:
-    """Term of one adapter in one product: the layers that the product joins have A one below the other and B as
-    blocks."""
+    """Term of one adapter in one product. For a product that joins layers, their A are stacked and their B form a
+    block-diagonal matrix."""
 
     def __init__(self, adapter: Adapter, target: LoraTarget) -> None:
         self._target, self.scale = target, adapter.scale
@@ -161,13 +163,13 @@ class LoraTerm:
         )
 
     def refresh(self) -> None:
-        """Pack changed factors anew."""
+        """Pack changed factors again."""
         if self.a is not None and self.b is not None:
             self.a.update(*self._inner)
             self.b.update(self._blocks().detach())
 
     def _blocks(self) -> torch.Tensor:
-        """Return B as blocks, [M, R]; rows of zeros for layers without factors."""
+        """Return B as a block-diagonal matrix [M, R], with rows of zeros for layers without factors."""
         if len(self._factors) == 1:
             return self._factors[0][1]
         like = self._inner[0]
@@ -184,14 +186,14 @@ def _low_rank(x: torch.Tensor, a: ops.PackedWeight, b: ops.PackedWeight, scale: 
 
 
 class ExpertLoraTerm:
-    """Terms of one adapter in the products of each expert with one stacked parameter."""
+    """Terms of one adapter in the products of all experts with one stacked parameter."""
 
     def __init__(self, adapter: Adapter, target: ExpertLoraTarget) -> None:
         self._factors, self.scale = adapter.factors[target.name], adapter.scale
         self.a, self.b = (ops.PackedStack(weights) for weights in self._detached())
 
     def pairs(self) -> list[PackedFactors]:
-        """Return both factors of each expert; with gradients on, one node of the graph for each stacked parameter."""
+        """Return both factors of each expert; with gradients on, each stacked parameter is one node of the graph."""
         packed = zip(self.a.matrices, self.b.matrices, strict=True)
         if not torch.is_grad_enabled():
             return list(packed)
@@ -201,7 +203,7 @@ class ExpertLoraTerm:
         ]
 
     def refresh(self) -> None:
-        """Pack changed factors anew."""
+        """Pack changed factors again."""
         for stack, weights in zip((self.a, self.b), self._detached(), strict=True):
             stack.update(weights)
 
@@ -210,19 +212,22 @@ class ExpertLoraTerm:
 
 
 class LoraTarget:
-    """Product of a model to which adapters add: it joins the linear layers `names` of sizes M. `packed`: the product is
-    our own, and so are the adapters'."""
+    """Product of a model to which adapters add. It joins the linear layers `names` of sizes M.
+
+    Attributes:
+        packed: whether the product, and so the adapters' products, are our own.
+    """
 
     def __init__(self, adapters: Adapters, names: Sequence[str], layers: Sequence[nn.Module], *, packed: bool) -> None:
         self._adapters, self.names, self.packed = adapters, names, packed
         self.sizes = [shape_of(layer)[0] for layer in layers]
 
     def term(self, adapter: Adapter) -> LoraTerm:
-        """Make the term of an adapter here."""
+        """Make the term of an adapter for this product."""
         return LoraTerm(adapter, self)
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Add the terms of the rows' adapters, of x[N, K], to the product y[N, M]."""
+        """Add the terms of the rows' adapters, for inputs x[N, K], to the product y[N, M]."""
         for adapter, rows in self._adapters.groups(len(x)):
             delta = adapter.terms.get(self)
             if isinstance(delta, LoraTerm):
@@ -230,7 +235,7 @@ class LoraTarget:
         return y
 
     def hook(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-        """Add the terms behind one of torch's own layers."""
+        """Add the terms to the output of one of torch's own layers."""
         if not self._adapters.used:
             return output
         x = inputs[0]
@@ -243,24 +248,21 @@ class ExpertLoraTarget(NamedTuple):
     name: str
 
     def term(self, adapter: Adapter) -> ExpertLoraTerm:
-        """Make the terms of an adapter here."""
+        """Make the terms of an adapter for these products."""
         return ExpertLoraTerm(adapter, self)
 
 
 class MixtureAdapters:
-    """Terms that adapters add to the products of the experts of one layer, of which every row has its own few."""
+    """Terms that adapters add to the products of one layer's experts. Implements `ExpertAdapters`."""
 
     def __init__(self, adapters: Adapters, targets: Sequence[ExpertLoraTarget]) -> None:
         self._adapters, self.targets = adapters, targets
 
     @property
     def adds(self) -> bool:
-        """True if an adapter adds to any row of the call under way."""
         return any(target in adapter.terms for adapter in self._adapters.active for target in self.targets)
 
     def __call__(self, rows: Sequence[torch.Tensor]) -> list[AdaptedExpert]:
-        """Return, for each expert, the function that adds to its products; rows: of the call under way, those [n] of
-        each expert."""
         pairs: dict[tuple[Adapter, int], list[PackedFactors]] = {}
         for adapter in self._adapters.active:
             for place, target in enumerate(self.targets):
@@ -288,17 +290,20 @@ class MixtureAdapters:
 def _add(
     delta: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor | None, x: torch.Tensor, y: torch.Tensor
 ) -> torch.Tensor:
-    """Add delta(x[N, K]) to y[N, M], in these rows."""
+    """Add delta(x[N, K]) to y[N, M], in the given rows."""
     if rows is None:
         return y + delta(x)
     return y.index_copy_(0, rows, y.index_select(0, rows) + delta(x.index_select(0, rows)))
 
 
 class Adapters:
-    """Adapters of one model by number, and the assignment of the rows of a call to them.
+    """Adapters of one model by number, and the assignment of a call's rows to them.
 
-    `everywhere` is the adapter of every row of a call that tells none apart, as in training. A model without adapters
-    pays nothing for this.
+    A model without adapters pays nothing for this.
+
+    Attributes:
+        everywhere: adapter of all rows of a call without an assignment, as in training.
+        num_changes: counter that changes with `by_number`.
     """
 
     def __init__(self, module: nn.Module, decoder: LlamaDecoder | None) -> None:
@@ -313,19 +318,19 @@ class Adapters:
 
     @property
     def by_number(self) -> Mapping[int, Adapter]:
-        """Return adapters by number. Others after every change of `num_changes`."""
+        """Return the adapters by number."""
         return self._by_number
 
     @property
     def used(self) -> bool:
-        """True if any row of the call under way may have an adapter."""
+        """True if any row of the current call may have an adapter."""
         return self.everywhere is not None if self._current is None else bool(self._current.groups)
 
     def groups(self, num_rows: int) -> Sequence[RowGroup]:
-        """Return which of the rows of a product have which adapter.
+        """Return the groups of rows of a product by adapter.
 
         Raises:
-            BadInput: the rows were told apart, and the product has others: the model has moved them.
+            BadInput: rows were assigned, and the product has another number of rows: the model has moved them.
         """
         if self._current is None:
             return () if self.everywhere is None else ((self.everywhere, None),)
@@ -339,13 +344,13 @@ class Adapters:
 
     @property
     def active(self) -> list[Adapter]:
-        """Return the adapters that a row of the call under way may have."""
+        """Return the adapters that rows of the current call may have."""
         if self._current is None:
             return [] if self.everywhere is None else [self.everywhere]
         return [adapter for adapter, _ in self._current.groups]
 
     def groups_among(self, parts: Sequence[torch.Tensor]) -> list[Sequence[RowGroup]]:
-        """Return the `groups` of products over parts[i][n] of the rows of the call under way."""
+        """Return the `groups` of products over parts[i][n] of the current call's rows."""
         if self._current is None or all(rows is None for _, rows in self._current.groups):
             groups = self.groups(0) if self._current is None else self._current.groups
             return [groups] * len(parts)
@@ -354,16 +359,16 @@ class Adapters:
         return [self._grouped(one).groups if len(one) else () for one in np.split(numbers, bounds)]
 
     def assign_rows(self, numbers: np.ndarray) -> AbstractContextManager[None]:
-        """Give row n the adapter numbers[n], -1 for none, in the calls within; without gradients."""
+        """Give row n the adapter numbers[n], -1 for none, in the calls within the context; without gradients."""
         return self.assigned(self._grouped(numbers))
 
     def assignment_of(self, rows: torch.Tensor) -> AdapterAssignment | None:
-        """Return the assignment of rows[n] of the call under way, for `assigned`; None where that has none."""
+        """Return the assignment of rows[n] of the current call, for `assigned`; None without an assignment."""
         return None if self._current is None else self._grouped(self._current.numbers[rows.cpu().numpy()])
 
     @contextmanager
     def assigned(self, assignment: AdapterAssignment | None) -> Iterator[None]:
-        """Use this assignment in the calls within."""
+        """Use this assignment in the calls within the context."""
         before, self._current = self._current, assignment
         try:
             yield
@@ -383,10 +388,10 @@ class Adapters:
         )
 
     def fit(self, adapter: Adapter) -> Adapter:
-        """Get an adapter ready for this model's products.
+        """Prepare an adapter for this model's products.
 
         Raises:
-            BadInput: it is another model's, or for experts that the library computes.
+            BadInput: the adapter belongs to another model, or has factors for experts that transformers computes.
         """
         targets = self._all_targets()
         adapter.check(targets_of(self._module))
@@ -396,17 +401,17 @@ class Adapters:
         return adapter
 
     def put(self, number: int, adapter: Adapter) -> None:
-        """Let rows have this adapter, which fits, by its number; in place of the one before."""
+        """Register a fitted adapter under a number, replacing an earlier one."""
         self._by_number[number] = adapter
         self.num_changes += 1
 
     def take(self, number: int) -> Adapter | None:
-        """Forget an adapter, and return it where there was one."""
+        """Remove an adapter and return it; None if the number is free."""
         self.num_changes += 1
         return self._by_number.pop(number, None)
 
     def _all_targets(self) -> Mapping[str, LoraTarget | ExpertLoraTarget]:
-        """Return the target of each linear layer; made when the first adapter comes, on whatever thread stages it."""
+        """Return the target of each linear layer; created with the first adapter, on the thread that stages it."""
         with self._once:
             if not self._targets:
                 self._find_targets()
@@ -436,21 +441,21 @@ class Adapters:
 
 
 def library_experts_refusal(name: str) -> Exception:
-    """Make the refusal of an adapter for experts that the library computes."""
+    """Make the refusal of an adapter for experts that transformers computes."""
     do = 'name linear layers alone, or set numerics = "exact" where the model allows it'
     return refusal(f"adapter {name}", "experts that our own layers compute", "the library's layers", do)
 
 
 def fresh_state(module: nn.Module, names: Sequence[str], rank: int, scale: float, seed: int) -> dict[str, torch.Tensor]:
-    """Make the state of an untrained adapter: A uniform within 1 / sqrt(K) (Kaiming's with a = sqrt(5), as the PEFT
-    library begins), B zero, so that the adapted model is the model. A function of the arguments alone.
+    """Make the state of an untrained adapter: A uniform within 1 / sqrt(K) (Kaiming with a = sqrt(5), as PEFT
+    initialises), B zero, so that the adapted model equals the model. A function of the arguments alone.
 
     Args:
-        module: has the layers; its weights do not matter and may be on the meta device.
-        names: as `targeted` has them.
-        rank: R.
-        scale: on B (A x).
-        seed: decides A.
+        module: model with the layers; its weights are not read and may be on the meta device.
+        names: names from `targeted`.
+        rank: rank of the factors, R.
+        scale: factor on B (A x).
+        seed: seed of A.
     """
     generator = torch.Generator().manual_seed(seed)
     state = {SCALE: torch.tensor(scale, dtype=torch.float64)}

@@ -1,4 +1,5 @@
-"""Adapter folders as the PEFT library writes and reads them. Only what touches tensors imports torch."""
+"""Adapter folders in the form that the PEFT library writes and reads. torch is imported only by the functions that
+handle tensors."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""Before a layer's name in the file."""
+"""Prefix of a layer's name in the file."""
 EXPERTS, INNER = "experts", "base_layer"
-"""Name of the module of experts, and of the inner of its two wrappers: if both of its parameters have factors, the
-first's lie there."""
+"""Name of the module of experts, and of the inner of PEFT's two wrappers around it: if both parameters of the experts
+have factors, the first parameter's belong to the inner wrapper."""
 
 UNSERVED = (
     *("modules_to_save", "use_dora", "lora_bias"),
@@ -35,20 +36,19 @@ UNSERVED = (
         "alora_invocation_tokens",
     ),
 )
-"""Settings of that library under which an adapter is more, or something else, than two factors a layer and one
-scale."""
+"""Settings of PEFT under which an adapter is more than two factors per layer and one scale."""
 
 
 def is_adapter(path: str | Path) -> bool:
-    """Return True if a folder holds an adapter in place of a model."""
+    """Return True if a folder holds an adapter instead of a model."""
     return (Path(path) / CONFIG).is_file()
 
 
 def base_of(path: str | Path) -> str:
-    """Return the checkpoint that an adapter folder was trained on; of any other path, the path itself.
+    """Return the checkpoint that an adapter was trained on; for any other path, the path itself.
 
     Raises:
-        BadInput: the folder does not say.
+        BadInput: the adapter folder does not name its base.
     """
     if not is_adapter(path):
         return str(path)
@@ -63,7 +63,7 @@ def read_config(path: str | Path) -> LoraConfig:
     """Read the settings of an adapter folder.
 
     Raises:
-        BadInput: it holds another kind of adapter, or one that we cannot serve.
+        BadInput: the adapter is of another kind, or has a setting that is not supported.
     """
     settings, where = _settings(path), f"{path}/{CONFIG}"
     if settings.get("peft_type") != "LORA":
@@ -81,7 +81,7 @@ def read_config(path: str | Path) -> LoraConfig:
         return LoraConfig(
             rank=settings["r"],
             alpha=settings["lora_alpha"],
-            # a pattern, which names what the tensors name anyway
+            # a pattern is not needed: the tensors name the same layers
             target_modules=tuple(sorted(targets)) if isinstance(targets, list) else "all-linear",
             target_parameters=stacks,
             rslora=bool(settings.get("use_rslora")),
@@ -92,7 +92,7 @@ def read(path: str | Path) -> dict[str, torch.Tensor]:
     """Read the state of an adapter folder, as `model.lora.Adapter` takes it.
 
     Raises:
-        BadInput: as `read_config`; or it has no tensors, or others than factors.
+        BadInput: as `read_config`; or the folder has no tensors, or tensors that are no factors.
     """
     import torch
     from safetensors.torch import load_file
@@ -114,10 +114,10 @@ def read(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def _by_parameter(state: Mapping[str, torch.Tensor], path: str | Path) -> dict[str, torch.Tensor]:
-    """Name factors of stacked experts by their parameter, A [E, R, K] and B [E, M, R]; those of layers stay.
+    """Name factors of stacked experts by their parameter, A [E, R, K] and B [E, M, R]; names of linear layers stay.
 
-    That library wraps the module of the experts once for each of their parameters, and keeps of E experts A as [E R, K]
-    and B as [M, R E].
+    PEFT wraps the module of the experts once for each of their parameters, and stores the factors of E experts as A [E
+    R, K] and B [M, R E].
     """
     config, settings, factors = read_config(path), _settings(path), {}
     for name, tensor in state.items():
@@ -149,7 +149,7 @@ def _means(targets: Sequence[str], name: str) -> bool:
 
 
 def _rank(target: str, config: LoraConfig, settings: Mapping[str, Any], where: str) -> int:
-    """Return the rank of the factors of a layer or a parameter, whose scale must be that of all others."""
+    """Return the rank of the factors of a layer or parameter; refuse a scale that differs from the config's."""
     with boundary(BadInput, where, "rank_pattern and alpha_pattern: numbers by regular expressions", "repair it"):
         patterns = [settings.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
         matching = [next((v for key, v in p.items() if re.match(rf"(.*\.)?({key})$", target)), None) for p in patterns]
@@ -163,7 +163,7 @@ def _rank(target: str, config: LoraConfig, settings: Mapping[str, Any], where: s
 
 
 def _patterns(state: Mapping[str, torch.Tensor], config: LoraConfig) -> dict[str, dict[str, float]]:
-    """Return ranks that are not the config's, and the alphas that make its scale of them."""
+    """Return the ranks that differ from the config's, and the alphas that give them the config's scale."""
     ranks = {name.rpartition(".lora_")[0]: tensor.shape[-1] for name, tensor in state.items() if ".lora_B" in name}
     others = {re.escape(name): rank for name, rank in ranks.items() if rank != config.rank}
     alphas = {name: config.scale * (rank**0.5 if config.rslora else rank) for name, rank in others.items()}
@@ -185,13 +185,13 @@ def _as_kept(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def write(state: Mapping[str, torch.Tensor], config: LoraConfig, base: str | Path, out: str | Path) -> Path:
-    """Write an adapter folder: the two files that the PEFT library reads.
+    """Write an adapter folder: the two files that PEFT reads.
 
     Args:
-        state: of a `model.lora.Adapter`.
-        config: whose rank and scale it has.
-        base: the checkpoint (a folder or a hub name) that it was trained on.
-        out: folder to write; made when missing.
+        state: state of a `model.lora.Adapter`.
+        config: rank and scale of the adapter.
+        base: checkpoint (a folder or a hub name) that the adapter was trained on.
+        out: folder to write; created if missing.
     """
     from safetensors.torch import save_file
 

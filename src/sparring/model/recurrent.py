@@ -1,8 +1,8 @@
-"""Layers with a recurrent state: the library's own mixers, each sequence of a forward computed from its own state.
+"""Layers with a recurrent state: transformers' own mixers, each sequence of a forward computed from its own state.
 
-The library calls a mixer with sequences of one length and a cache of their states. Here the tokens of all sequences lie
-end to end, so a mixer is called once for the sequences of each length: all that generate in one call, each chunk of a
-prompt in another. N tokens, b sequences of n tokens each, S slots.
+transformers calls a mixer with sequences of one length and a cache of their states. Here the tokens of all sequences
+are concatenated, so a mixer is called once per sequence length: once for all sequences that generate, and once for each
+length of a prompt's chunk. Shapes: N tokens, b sequences of n tokens each, S slots.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from sparring.model.lora import AdapterAssignment, Adapters
 from sparring.model.states import MixerCache, RecurrentLayers, RecurrentStates
 
 LAYOUT = "sparring_layout"
-"""The keyword that carries a `MixerLayout` through the library's forward to its mixers."""
+"""Keyword that carries a `MixerLayout` through transformers' forward to its mixers."""
 
 
 class MixerBatch(NamedTuple):
-    """Sequences that a mixer computes side by side.
+    """Sequences of one length that a mixer computes in one call.
 
-    rows [b, n] int64: indices of their tokens; the first `num_shared` are computed for their state alone, because they
-    are in another batch too. slots [b] int64: indices of their states, None for whole sequences. `begun`: a state is
-    there. `assignment`: the adapter of each of their tokens, end to end.
+    Attributes:
+        rows: [b, n] int64, indices of their tokens.
+        num_shared: number of leading tokens that are computed only for the state, because another batch has them too.
+        slots: [b] int64, indices of their states; None for whole sequences.
+        begun: whether earlier tokens left a state.
+        assignment: adapter of each token.
     """
 
     rows: torch.Tensor
@@ -39,8 +42,14 @@ class MixerBatch(NamedTuple):
 
 
 class MixerLayout(NamedTuple):
-    """Batches of all sequences of a forward. order [N] int64: the place of each token in the batches' outputs end to
-    end."""
+    """Batches of all sequences of a forward.
+
+    Attributes:
+        batches: the batches.
+        order: [N] int64, index of each token in the concatenated outputs of the batches.
+        states: states of the sequences; None in training.
+        adapters: adapters of the model.
+    """
 
     batches: list[MixerBatch]
     order: torch.Tensor
@@ -49,7 +58,7 @@ class MixerLayout(NamedTuple):
 
     @staticmethod
     def of(attention: Attention, device: torch.device, adapters: Adapters) -> MixerLayout:
-        """Group sequences of equal length that begin alike into batches."""
+        """Group sequences of equal length and equal beginning into batches."""
         paths, slots, states = _paths(attention)
         members: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
         for index, (rows, num_shared, begun) in enumerate(paths):
@@ -67,8 +76,13 @@ class MixerLayout(NamedTuple):
 
 
 class _SequenceRows(NamedTuple):
-    """Rows [n] of a sequence's tokens. Another sequence has the first `num_shared` too. `begun`: earlier tokens were
-    computed before."""
+    """Token indices of a sequence.
+
+    Attributes:
+        rows: [n].
+        num_shared: number of leading tokens that another sequence has too.
+        begun: whether earlier tokens were computed before.
+    """
 
     rows: torch.Tensor
     num_shared: int
@@ -97,13 +111,13 @@ def _paths(attention: Attention) -> tuple[list[_SequenceRows], torch.Tensor | No
 
 @torch.no_grad()
 def split(module: nn.Module) -> RecurrentLayers:
-    """Let the library's mixers compute flat tokens as a `MixerLayout` says; parameters keep their names.
+    """Make transformers' mixers compute flat tokens by a `MixerLayout`; parameters keep their names.
 
     Args:
         module: a Hugging Face causal LM.
 
     Returns:
-        Its recurrent layers; none in most models.
+        Its recurrent layers; empty in most models.
     """
     recurrent = {}
     token = torch.zeros_like(module.get_input_embeddings().weight[:1]).unsqueeze(0)
@@ -116,19 +130,19 @@ def split(module: nn.Module) -> RecurrentLayers:
 
 
 def _is_mixer(part: nn.Module) -> bool:
-    """Return True if a module takes a cache of states, has a convolution and knows its layer."""
+    """Return True if a module takes a cache of states, has a convolution and has a layer index."""
     convolves = isinstance(getattr(part, "conv1d", None), nn.Conv1d) and hasattr(part, "layer_idx")
     return convolves and bool(_cache_of(part))
 
 
 def _cache_of(part: nn.Module) -> str:
-    """Return the name of the parameter that takes a module's cache of states; empty where it takes none."""
+    """Return the name of the parameter that takes a module's cache of states; empty for a module without one."""
     parameters = inspect.signature(part.forward).parameters
     return next((name for name in ("cache", "cache_params") if name in parameters), "")  # cache since transformers 5.24
 
 
 def _forward(mix: Any, cache_name: str, layer: int, hidden_states: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Compute hidden_states[1, N, D] -> [1, N, D] where a layout is given, else call the library's own forward."""
+    """Compute hidden_states[1, N, D] -> [1, N, D] with a layout; call transformers' own forward without one."""
     layout: MixerLayout | None = options.pop(LAYOUT, None)
     if layout is None:
         return mix(hidden_states, **options)
@@ -138,7 +152,7 @@ def _forward(mix: Any, cache_name: str, layer: int, hidden_states: torch.Tensor,
         if slots is not None:
             carried = layout.states.read(layer, slots) if begun else MixerCache()
         with layout.adapters.assigned(assignment):
-            # not hidden_states[0][rows]: torch adds the gradients of a row that several sequences share as threads come
+            # not hidden_states[0][rows]: torch would add the gradients of a shared row in the order of its threads
             inputs = hidden_states[0].index_select(0, rows.flatten()).unflatten(0, rows.shape)
             output = mix(inputs, **{cache_name: carried})
         if carried is not None:

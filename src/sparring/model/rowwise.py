@@ -1,8 +1,8 @@
-"""Row-invariant computing of the library's own code between our modules.
+"""Row-invariant execution of transformers' own code between our modules.
 
-torch changes an element's bits with the place that it has: vectorised functions treat what is behind the last whole
-vector, or where the next thread begins, in another way; sums and products go in an order that depends on the shape.
-Within `RowWise` such functions are computed so that neither enters, and those that nobody knows are noted, by name.
+torch changes an element's bits with its position: vectorised functions compute the remainder after the last whole
+vector, or the beginning of the next thread's share, in another way; sums and products use an order that depends on the
+shape. Within `RowWise` such functions are computed independently of both, and unknown functions are recorded by name.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from sparring.kernels import gradients, ops
 Result = TypeVar("Result")
 
 WHOLE = 64
-"""Elements, a multiple of two vectors of every dtype and processor: behind so many nothing is left over."""
+"""Elements that hold at least two vectors of every dtype and processor: a multiple leaves no remainder."""
 PIECE = 2048
-"""Elements that torch never divides among threads."""
+"""Most elements that torch never divides among threads."""
 
 POINTWISE = frozenset(
     "sigmoid silu gelu tanh exp expm1 log log1p log2 exp2 erf softplus logsigmoid log_sigmoid mish elu selu celu "
     "hardsigmoid "
     "hardswish sin cos pow rpow sqrt rsqrt reciprocal".split()
 )
-"""Functions of one element whose vectorised form may round in another way than the plain one."""
+"""Functions of one element whose vectorised form may round differently from the scalar one."""
 
 SAFE = frozenset(
     # elementwise, and rounded once as IEEE 754 says
@@ -39,37 +39,37 @@ SAFE = frozenset(
     "masked_fill nan_to_num "
     # exact in any order
     "max min amax amin topk sort argsort kthvalue "
-    # moved and looked up
+    # moves and lookups
     "get set getitem setitem view view_as reshape reshape_as transpose swapaxes movedim permute contiguous t "
     "expand expand_as "
     "repeat repeat_interleave tile unsqueeze squeeze flatten unflatten split split_with_sizes tensor_split chunk "
     "cat concat "
     "concatenate stack unbind narrow select index_select index_copy gather take_along_dim scatter pad roll flip "
     "tril triu broadcast_to broadcast_tensors embedding view_as_real copy clone detach requires_grad fill zero "
-    # of another kind, or new
+    # conversions and new tensors
     "to type type_as float double half bfloat16 cpu cuda zeros zeros_like ones ones_like full full_like "
     "empty empty_like "
     "new_zeros new_ones new_full new_empty new_tensor tensor as_tensor arange linspace scalar_tensor eye "
-    # switched off, or for gradients alone
+    # dropout, which is off
     "dropout alpha_dropout feature_alpha_dropout".split()
 )
-"""Functions that give a row's elements the same bits whatever stands around them."""
+"""Functions that give a row's elements the same bits in every batch."""
 
 PRODUCTS = frozenset("mul rmul imul multiply div rdiv idiv truediv rtruediv itruediv true_divide divide square".split())
-"""Functions that round once, but of complex numbers more than once, and not everywhere alike."""
+"""Functions that round once for real numbers, but several times, and platform-dependently, for complex ones."""
 
 SPREADING = frozenset("add radd sub rsub mul rmul div rdiv rtruediv truediv true_divide".split())
-"""Functions of two operands, one of which may be a weight for many rows."""
+"""Functions of two operands that may broadcast a weight over rows."""
 
 COPYING = frozenset("expand expand_as broadcast_to".split())
-"""Functions that give one value many places."""
+"""Functions that broadcast a value."""
 
 SUMMING = frozenset(("alpha", "reduce", "accumulate"))
-"""Keywords with which some of these multiply and add, or add what falls on one place."""
+"""Keywords with which some safe functions also multiply or sum."""
 
 
 def row_invariant(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Run our own function outside of the mode: the operations that it calls are row-invariant already."""
+    """Run one of our own functions outside of the mode: the operations that it calls are row-invariant already."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Result:
@@ -80,10 +80,15 @@ def row_invariant(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 class RowWise(TorchFunctionMode):
-    """Mode for the library's code within, outside of `row_invariant` functions. `replaced`: functions of torch that
-    were computed in another way. `unknown`: functions that gave numbers and are not known to give a row the same bits
-    in any batch. With `is_proven` a new unknown function is refused: the model calls others than at load. Code that
-    TorchScript has compiled is not seen."""
+    """Mode that computes transformers' code row by row; it does not apply inside `row_invariant` functions, and does
+    not see code that TorchScript compiled.
+
+    Attributes:
+        replaced: functions of torch that were replaced by row-invariant ones.
+        unknown: functions that returned numbers and are not known to be row-invariant.
+        is_proven: whether a new unknown function is refused, because the model calls functions that the self-test did
+            not.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +105,7 @@ class RowWise(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Compute a function of torch row by row, or refuse it; torch calls this for every function."""
+        """Compute one function of torch row by row, or refuse it; torch calls this for every function."""
         named = kwargs or {}
         if (safe := self._safe.get(function)) is None:
             name = function.__name__.strip("_")
@@ -157,7 +162,7 @@ def _is_complex(values: Iterable[Any]) -> bool:
 
 
 def complex_product(a: Any, b: Any) -> torch.Tensor:
-    """Multiply tensors that broadcast, or numbers, one of them complex, in real operations that each round once."""
+    """Multiply broadcastable tensors or numbers, one of them complex, with real operations that each round once."""
     (a, ai), (b, bi) = (_parts(a), _parts(b))
     return torch.complex(a * b - ai * bi, a * bi + ai * b)
 
@@ -171,8 +176,8 @@ def _has_tensors(values: Iterable[Any]) -> bool:
 
 
 def pointwise(function: Callable[..., torch.Tensor], x: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
-    """Compute function(x) of any shape, in whole vectors and without a second thread; on a GPU every element is
-    computed alike."""
+    """Compute function(x) of any shape in whole vectors and on one thread. A GPU computes all elements alike, so it
+    needs neither."""
     if x.device.type != "cpu":
         return function(x, *rest, **named)
     flat = x.reshape(-1)
@@ -181,7 +186,7 @@ def pointwise(function: Callable[..., torch.Tensor], x: torch.Tensor, *rest: Any
 
 
 def row_sums(x: torch.Tensor, dim: int, *, keepdim: bool = False) -> torch.Tensor:
-    """Sum along one dimension, which is halved again and again, so that elements are only added one to one."""
+    """Sum along one dimension by repeated halving, so that elements are only ever added pairwise."""
     sums = x.movedim(dim, -1)
     while sums.shape[-1] > 1:
         half = -(-sums.shape[-1] // 2)
@@ -233,8 +238,8 @@ def _rms_norm(
 
 
 def broadcast_weight(function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """Call function(*args, **named); where it repeats a weight for many rows, the gradient of the weight is added up in
-    a fixed order: see `kernels.threads`."""
+    """Call function(*args, **named). If it broadcasts a weight over rows, the gradient of the weight is summed in a
+    fixed order: see `kernels.threads`."""
     name = function.__name__.strip("_")
     if name in COPYING and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
         return gradients.Broadcast.apply(args[0], function(*args, **named).shape)
@@ -247,8 +252,7 @@ def broadcast_weight(function: Callable[..., Any], args: tuple[Any, ...], named:
 
 
 def _repeats_rows(x: torch.Tensor, shape: torch.Size) -> bool:
-    """Return True if x has gradients and is repeated along another dimension than the last: each row then needs a copy
-    of its own."""
+    """Return True if x has gradients and is broadcast along a dimension other than the last."""
     sizes = (1,) * (len(shape) - x.dim()) + tuple(x.shape)
     return x.requires_grad and any(size < new_size for size, new_size in zip(sizes[:-1], shape[:-1], strict=True))
 
@@ -260,14 +264,14 @@ def _layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor | None:
-    """Call torch's layer norm: each row by one thread, in one order."""
+    """Compute torch's layer norm with each row on one thread, in one order."""
     if len(normalized_shape) != 1:
         return None
     return gradients.LayerNorm.apply(x, weight, bias, eps)
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Multiply by a small weight that is no module's, such as a router's: packed for this one call."""
+    """Multiply by a small weight that belongs to no module, such as a router's; it is packed for this call."""
     if (
         x.dtype is not weight.dtype
         or x.dtype not in (torch.float32, torch.bfloat16)
@@ -283,4 +287,4 @@ REPLACED: dict[str, Callable[..., torch.Tensor | None]] = {
     **{"sum": _sum, "mean": _mean, "softmax": _softmax, "rms_norm": _rms_norm, "layer_norm": _layer_norm},
     "linear": _linear,
 }
-"""Functions with row-invariant ones in their place; these give None for what they do not compute."""
+"""Row-invariant replacements of functions; they return None for arguments that they do not support."""

@@ -20,16 +20,16 @@ COPIED = (".json", ".jinja", ".txt", ".model", ".py")
 
 
 def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_path: str | Path) -> Path:
-    """Write weights together with the config, generation config, tokenizer and chat template of `source_path`, and what
-    else it has: of a model that sees or hears too, the parts that do.
+    """Write weights with the config, generation config, tokenizer and chat template of `source_path`, and, for a
+    multimodal model, the weights of its vision and audio parts.
 
     Args:
-        model_state: parameters by Hugging Face name, a tied weight once, all of one dtype.
-        source_path: the folder (or hub name, then its local copy) that the model came from.
-        out_path: folder to write; made when missing.
+        model_state: parameters by Hugging Face name, tied weights once, all of one dtype.
+        source_path: folder of the original model, or hub name of a model in the local cache.
+        out_path: folder to write; created if missing.
 
     Returns:
-        The folder, which the class that loaded `source_path` loads, `AutoModelForCausalLM` of most.
+        The folder. It is loaded by the class that loaded `source_path`, mostly `AutoModelForCausalLM`.
     """
     source = Path(source_path)
     if not source.is_dir():
@@ -58,14 +58,13 @@ def save(model_state: Mapping[str, torch.Tensor], source_path: str | Path, out_p
         for name, tensor in {**model_state, **_non_text_parts(source, dtype)}.items()
     }
     on_disk = revert_weight_conversion(skeleton(source), state)
-    # what was taken apart is a view of the whole, which the file format does not know
+    # separated experts are views of a stacked tensor, which safetensors cannot write
     save_torch_state_dict({name: tensor if name in state else tensor.clone() for name, tensor in on_disk.items()}, out)
     return out
 
 
 def _non_text_parts(source: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Read the `NonTextParts` of a multimodal checkpoint. In the files' own dtype they are mapped, not read as a
-    whole."""
+    """Read the vision and audio weights of a multimodal checkpoint. In the files' own dtype they are memory-mapped."""
     if text_model(empty := skeleton(source)) is empty.base_model:
         return {}
     module = class_of(empty.config).from_pretrained(source, dtype="auto")
@@ -75,8 +74,8 @@ def _non_text_parts(source: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]
 
 
 def skeleton(source: str | Path) -> transformers.PreTrainedModel:
-    """Make the library's module of a checkpoint without weights: it knows its layers, and how files name them (experts,
-    stacked in memory, lie one by one)."""
+    """Make transformers' module of a checkpoint without weights: it gives the layers, and the names of weights in
+    files, where stacked experts are separate."""
     config = transformers.AutoConfig.from_pretrained(source)
     with torch.device("meta"):
         return class_of(config).from_config(config)

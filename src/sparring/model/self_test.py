@@ -1,4 +1,4 @@
-"""Self-test at load: a model outside our own tests computes what the library computes, and row by row."""
+"""Self-test at load: a model outside our own tests computes what transformers computes, and does so row by row."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from sparring.model.causal import CausalModel
 from sparring.model.states import RecurrentStates
 
 LENGTHS = (5, 1, 17, 2, 8, 30)
-"""Lengths of the sequences that are computed alone and together: odd, single and multiples of the vector width."""
+"""Sequence lengths of the test: odd, single, and multiples of the vector width."""
 
 WINDOW = 7
 
 
 @torch.no_grad()
 def verify_against_library(model: CausalModel, where: str, *, exact: bool) -> None:
-    """Compare with the library's own call (any numerics) and, for exact numerics, each sequence alone with all packed,
-    and one in pieces over pages. Finds the model's `kv_heads`, which configs say in too many ways, and what it does to
-    its logits.
+    """Compare the model with transformers' own call and, for exact numerics, each sequence alone with all packed, and
+    one sequence computed in pieces over pages. Also sets `kv_heads`, `logit_scale` and `logit_cap`, which configs name
+    inconsistently.
 
     Args:
-        model: the freshly loaded model.
-        where: its path, for the refusal.
-        exact: whether bits matter.
+        model: freshly loaded model.
+        where: path of the model, for refusals.
+        exact: whether results must be equal to the bit.
 
     Raises:
-        BadInput: the library's logits are others (a head or an attention that we do not know), sequences see each other
-            or do not go on from their recurrent state, or, for exact numerics, a row's bits change with the batch or
-            might, because the library calls a function that `RowWise` does not know. Functions that only other calls
-            reach (longer ones, or with gradients) are refused when they come, in a model that needed some in another
-            way at load, and else not seen.
+        BadInput: the logits differ from transformers' (an unknown head or attention), sequences see each other or do
+            not continue from their recurrent state, or, for exact numerics, a row's bits depend on the batch or may do
+            so, because transformers calls a function that `RowWise` does not know. A function that only other calls
+            reach (longer ones, or with gradients) is refused at that call if the model needed replacements at load, and
+            otherwise goes unnoticed.
     """
     lengths = [length for length in LENGTHS if length <= model.max_positions]
     generator = torch.Generator().manual_seed(0)
@@ -72,7 +72,7 @@ def verify_against_library(model: CausalModel, where: str, *, exact: bool) -> No
     pairs = [(single_pass, continued), *zip(alone, packed, strict=True)]
     if not exact or (not unknown and all(torch.equal(a, b) for a, b in pairs)):
         if rowwise and not rowwise.replaced:
-            model.library.rowwise = None  # it takes time
+            model.library.rowwise = None  # not needed, and slow
         elif rowwise:
             rowwise.is_proven = True
         return
@@ -83,9 +83,9 @@ def verify_against_library(model: CausalModel, where: str, *, exact: bool) -> No
 
 
 def find_kv_heads(model: CausalModel) -> None:
-    """Find the model's `kv_heads` by one forward of a few tokens, which on torch's meta device have no values."""
+    """Set the model's `kv_heads` by one forward of a few tokens, which works on torch's meta device too."""
     count = min(LENGTHS[0], model.max_positions)
-    on_device = "cpu" if model.device.type == "meta" else model.device  # where what says how tokens lie can be read
+    on_device = "cpu" if model.device.type == "meta" else model.device  # offsets need values
     recording = KeyRecording(Packed.of([count]).cu_seqlens.to(on_device))
     tokens = torch.zeros(count, dtype=torch.int64, device=model.device)
     model.hidden(tokens, torch.arange(count, device=model.device), recording)
@@ -94,8 +94,8 @@ def find_kv_heads(model: CausalModel) -> None:
 
 @contextmanager
 def _short_windows(module: nn.Module) -> Iterator[None]:
-    """Shorten sliding windows so that our sequences leave them: a model may mask by a window that it does not tell the
-    attention interface."""
+    """Shorten sliding windows below the length of the test sequences: a model may apply a window that it does not pass
+    to the attention interface."""
     holders = [module.config.get_text_config(), *module.modules()]
     before = [(holder, window) for holder in holders if (window := getattr(holder, "sliding_window", None))]
     try:
@@ -108,8 +108,8 @@ def _short_windows(module: nn.Module) -> Iterator[None]:
 
 
 def _find_logits(model: CausalModel, row: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Set `logit_scale`, and `logit_cap` to None where no logits fit under it. One name in configs means a factor here
-    and a divisor there, and a model that sees may leave out the cap of the one for text in it."""
+    """Set `logit_scale`, and set `logit_cap` to None if no logits match with it. The same config name means a factor in
+    one model and a divisor in another, and a multimodal model may omit the cap of its text model."""
     if model.is_scalar:
         return
     text, scales = model.config.get_text_config(), [1.0]
@@ -128,15 +128,14 @@ def _find_logits(model: CausalModel, row: torch.Tensor, wanted: torch.Tensor) ->
 
 
 def _outputs(model: CausalModel, rows: list[torch.Tensor]) -> torch.Tensor:
-    """Compute logits; under a scalar head, which may be zero yet, the hidden states that it reads."""
+    """Compute logits; for a scalar head, which may still be zero, the hidden states that it reads."""
     positions = torch.cat([torch.arange(len(row), device=model.device) for row in rows])
     hidden = model.hidden(torch.cat(rows), positions, Packed.of([len(row) for row in rows]).to(model.device))
     return hidden if model.is_scalar else model.logits(hidden)
 
 
 def _continued(model: CausalModel, row: torch.Tensor) -> torch.Tensor:
-    """Compute `_outputs` of one sequence in three pieces, the last of one token, which goes on from pages and
-    states."""
+    """Compute `_outputs` of one sequence in three pieces, the last of one token, continuing from pages and states."""
     num_pages, device = -(-len(row) // BLOCK), model.device
     where = {"device": device, "transposed": ops.transposes_keys(device)}
     pages, states = (

@@ -1,4 +1,4 @@
-"""Preflight of a checkpoint: it is whole, and can be served with the numerics asked for."""
+"""Preflight of a checkpoint: it is complete, and can be served with the requested numerics."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from sparring.model.load import DTYPES, build_model, load, read_config, refuse_i
 from sparring.model.peft import base_of
 
 SMALL_BYTES = 1 << 30
-"""A checkpoint up to here is simply loaded."""
+"""Most bytes of a checkpoint that is simply loaded."""
 
 
 def check_servable(
     path: str | Path, *, dtype: str, device: str, numerics: str, small_bytes: int = SMALL_BYTES
 ) -> CausalModel:
-    """Prove what `load` would, in seconds whatever the size of the checkpoint.
+    """Prove that `load` would succeed, in seconds for a checkpoint of any size.
 
-    Of a large one two layers with random weights are made and proven, and the names and shapes in its files' headers
-    are compared with those that its config asks for (of the dense models of the Llama family; others may rename weights
-    as they load).
+    For a large checkpoint, a model of two layers with random weights is made and verified. Names and shapes in the
+    headers of its files are compared with its config, for the dense models of the Llama family; others may rename
+    weights while loading.
 
     Args:
         path: checkpoint folder, or an adapter's.
-        dtype: as for `load`.
-        device: as for `load`.
-        numerics: as for `load`.
-        small_bytes: up to this size of its files the checkpoint is loaded as a run will load it.
+        dtype: dtype of `load`.
+        device: device of `load`.
+        numerics: numerics of `load`.
+        small_bytes: most bytes of files that are loaded completely.
 
     Returns:
-        The model that was made, which may be the small one.
+        The loaded model, or the small one.
 
     Raises:
-        BadInput: a stage of the run would be refused when it loads the checkpoint.
+        BadInput: a stage of the run would refuse the checkpoint.
     """
     where = base_of(path)
     config = read_config(where, numerics)
@@ -73,7 +73,7 @@ def _check_headers(where: str, config: Any, files: list[Path]) -> None:
 
 
 def _shortened(config: Any) -> Any:
-    """Shorten a config to two layers, or one of every kind, and few token ids."""
+    """Shorten a config to two layers, or one of each kind, and few token ids."""
     text = config.get_text_config()
     if "per_layer_config" in (fields := text.to_dict()):
         short = type(text).from_dict(_with_few_layers(fields))
@@ -91,13 +91,13 @@ def _shortened(config: Any) -> Any:
         if isinstance(getattr(text, name, None), int):
             setattr(text, name, min(getattr(text, name), 512))
     if getattr(text, "pad_token_id", None) is not None:
-        text.pad_token_id = 0  # one of the few; not every config takes none
+        text.pad_token_id = 0  # below the reduced vocabulary; not every config allows None
     return config
 
 
 def _with_few_layers(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of a config whose layers differ by their number: the first layer of each kind, and, where the last
-    ones read the keys of others, the first of each kind of these."""
+    """Reduce a config with per-layer settings to the first layer of each kind and, if the last layers read the keys of
+    others, the first of each kind among these."""
     kinds = fields["layer_types"]
     own = len(kinds) - (fields.get("num_kv_shared_layers") or 0)
     halves = ((0, kinds[:own]), (own, kinds[own:]))

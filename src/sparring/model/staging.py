@@ -11,12 +11,12 @@ from sparring.model.causal import CausalModel
 
 
 class StagedWeights:
-    """Copy of `state` and of all that a model derives from it. Making one touches nothing that the model computes with,
-    so any thread may; `commit` and `undo` are for the thread that computes.
+    """Copy of `state` and of everything that a model derives from it. Building it does not touch the tensors that the
+    model computes with, so any thread may build it; `commit` and `undo` belong to the thread that computes.
 
     Args:
-        model: whose weights these are to be.
-        state: every parameter by name, of any dtype.
+        model: model that will use these weights.
+        state: every parameter by name, in any dtype.
 
     Raises:
         WeightsError: names or shapes differ from the model's.
@@ -30,21 +30,21 @@ class StagedWeights:
                 for name, parameter in model.parameters().items()
             }
             derived = [(part, part.derived(fresh.__getitem__)) for part in model.parts]
-        # what is derived on first use may come into being before the commit
+        # parts that derive at first use may do so before the commit
         self._late = [part for part, changes in derived if not changes]
         self._new: list[tuple[object, str, Any]] = [(parameter, "data", tensor) for parameter, tensor in fresh.items()]
         self._new += [change for _, changes in derived for change in changes]
         self._old: list[tuple[object, str, Any]] = []
 
     def commit(self) -> None:
-        """Let the model compute with these weights. After an exception here, call `undo`."""
+        """Make the model use these weights. After an exception here, call `undo`."""
         for owner, name, value in self._new:
             self._old.append((owner, name, getattr(owner, name)))
             setattr(owner, name, value)
         self._refresh()
 
     def undo(self) -> None:
-        """Give the model back what it had, the same tensors: nothing was written in them."""
+        """Restore the tensors that the model had before; their values were never overwritten."""
         while self._old:
             setattr(*self._old.pop())
         self._refresh()

@@ -1,5 +1,4 @@
-"""Replacement of parts of a library module by the row-invariant ones in `layers` and `experts`: all parts, for exact
-numerics."""
+"""Replacement of submodules of a transformers module by the row-invariant ones in `layers` and `experts`."""
 
 from __future__ import annotations
 
@@ -33,20 +32,21 @@ def swap(module: nn.Module, max_positions: int, *, exact: bool) -> bool:
     """Replace linear layers, norms, activations, rotary embeddings, routers and experts in place; parameters keep their
     names.
 
-    A part is recognised by what it computes, not by its class alone: it is replaced only by one of ours that gives the
-    same values on random input. What is left computes as the library does, within `RowWise`. On torch's meta device,
-    where nothing has values, each is taken for the first of ours.
+    A submodule is recognised by its function, not only by its class: it is replaced only by one of ours that gives the
+    same values on random input. All others run transformers' code, within `RowWise`. On torch's meta device, which has
+    no values, the first candidate is taken.
 
     Args:
         module: a Hugging Face causal LM.
         max_positions: rows of the rotary table.
-        exact: whether a part that can never be row-invariant is refused; if not, it stays the library's.
+        exact: whether a submodule that can never be row-invariant is refused; otherwise it stays.
 
     Returns:
-        Whether every part with arithmetic was replaced.
+        Whether every submodule with arithmetic was replaced.
 
     Raises:
-        BadInput: the rotary frequencies depend on the length of the sequence, so no table can hold them, and `exact`.
+        BadInput: `exact`, and the rotary frequencies depend on the length of the sequence, so that no table can hold
+            them.
     """
     every = True
     computing = {module, *text_model(module).modules()}
@@ -101,8 +101,7 @@ def _router(router: nn.Module) -> RowRouter | None:
     if router.weight.is_meta:
         knows_more = {name for name, _ in [*router.named_parameters(), *router.named_buffers()]} - {"weight", "bias"}
         return None if knows_more else RowRouter(router, renormalise=True)
-    # in float32: theirs rounds its logits to bfloat16, and a row with nearly equal ones may then have other experts
-    # than ours
+    # in float32: transformers' router rounds logits to bfloat16, which may reorder nearly equal ones
     reference = copy.deepcopy(router).float()
     weight = reference.weight
 
@@ -129,7 +128,7 @@ def _alike(reference: nn.Module, candidates: Sequence[nn.Module], x: torch.Tenso
 
 
 def _closest(expected: torch.Tensor, outputs: Sequence[torch.Tensor], dtype: torch.dtype) -> int | None:
-    """Return the index of the first of the closest candidates, None where none is close."""
+    """Return the index of the candidate closest to the expected output, the first on a tie; None if none is close."""
     if expected.is_meta:
         return 0
     scale = float(expected.detach().float().abs().mean())

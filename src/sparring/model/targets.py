@@ -1,6 +1,6 @@
-"""Weights that adapters may add to: the linear layers of a model by name, and the stacked matrices of its experts.
+"""Weights that adapters may add to: linear layers of a model by name, and the stacked matrices of its experts.
 
-K inputs, M outputs, E experts.
+Shapes: K inputs, M outputs, E experts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,17 @@ LYING = (Conv1D, RowConv1D)
 """Linear layers whose weight is [K, M] (GPT-2)."""
 
 DEFAULT = ("q_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn")
-"""Ends of the names of layers that make queries and values, alone or with keys."""
+"""Name endings of the layers that compute queries and values, alone or with keys."""
 
 
 class AdaptableWeight(NamedTuple):
-    """Weight that an adapter may add to: the name of its parameter, its shape (M, K) or (E, M, K), and whether the
-    parameter has the last two the other way round."""
+    """Weight that an adapter may add to.
+
+    Attributes:
+        weight: name of the parameter.
+        shape: (M, K) or (E, M, K).
+        transposed: whether the parameter stores the last two dimensions in the other order.
+    """
 
     weight: str
     shape: tuple[int, ...]
@@ -33,8 +38,8 @@ class AdaptableWeight(NamedTuple):
 
 
 def linears_of(module: nn.Module) -> dict[str, nn.Module]:
-    """Return the linear layers of a Hugging Face model that may have adapters, by name: neither the head nor routers
-    and experts."""
+    """Return the linear layers of a Hugging Face model that may have adapters, by name; the head, routers and experts
+    are excluded."""
     text = {*text_model(module).modules()} - {module.get_output_embeddings(), getattr(module, "score", None)}
     return {
         name: part
@@ -69,11 +74,11 @@ def targets_of(module: nn.Module) -> dict[str, AdaptableWeight]:
 def targeted(
     module: nn.Module, target_modules: str | Sequence[str], target_parameters: Sequence[str] = ()
 ) -> list[str]:
-    """Return the names of the linear layers and of the stacked matrices of experts that a `LoraConfig` means, as the
-    PEFT library understands it.
+    """Return the names of the linear layers and stacked expert matrices that a `LoraConfig` selects, by the rules of
+    PEFT.
 
     Raises:
-        BadInput: an entry means none.
+        BadInput: an entry selects nothing.
     """
     names = list(linears_of(module))
     if target_modules == "default":
@@ -93,7 +98,7 @@ def targeted(
 def unknown_target(
     name: str, available: Sequence[str] | Mapping[str, object], setting: str = "target_modules"
 ) -> Exception:
-    """Make the refusal of an adapter for a weight that the model does not have."""
+    """Make the refusal of an adapter for a weight that the model lacks."""
     ends = ", ".join(sorted({one.rpartition(".")[2] for one in available})) or "none"
     what = "linear layers" if setting == "target_modules" else "stacked matrices of experts"
     return refusal(f"lora {setting}", f"{what} of the model: {ends}", repr(name), "name some of these")

@@ -1,4 +1,4 @@
-"""Places without a bridge: what is told there begins a conversation anew."""
+"""Turns that a renderer cannot bridge: after such a turn the conversation is rendered as a new one."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ ANSWER = "a tool's answer"
 
 
 def without_bridge(renderer: Renderer, tools: Sequence[ToolSpec]) -> list[str]:
-    """Return what may follow a reply and has no bridge, in words; a bridge is tried behind each kind of reply that the
-    format can write.
+    """List the kinds of turn that the renderer cannot bridge, in words. A bridge is tried after every kind of reply
+    that the format can write.
 
     Args:
-        renderer: messages <-> ids.
-        tools: that may be called; without any, no answers are tried.
+        renderer: renderer under test.
+        tools: tools that a reply may call; without any, bridges over a tool's answer are not tried.
     """
     prompt = renderer.render([Message(role="user", content="Who?")], tools).tokens
     missing = []
     for name, reply, new in _turns(tools):
         try:
             sampled = reply_tokens(renderer, reply, tools)
-        except BadInput:  # no thought, or none but a thought, or no second call
+        except BadInput:  # the format cannot write this reply
             continue
         if renderer.bridge(prompt, sampled, new, tools) is None and name not in missing:
             missing.append(name)
@@ -34,7 +34,8 @@ def without_bridge(renderer: Renderer, tools: Sequence[ToolSpec]) -> list[str]:
 
 
 def said_of(missing: Sequence[str]) -> str:
-    """Return what is to be known of places without a bridge, which are some: what happens there, and what to do."""
+    """Describe the turns without a bridge in one sentence: the effect on a conversation, and the setting that avoids
+    it."""
     return (
         f"no bridge over {', '.join(missing)}: a conversation begins anew there, rendered whole, and its samples say "
         "fork = 'template'; render.thoughts = 'kept', or a renderer that knows this model, may keep it one"
@@ -42,7 +43,7 @@ def said_of(missing: Sequence[str]) -> str:
 
 
 def _turns(tools: Sequence[ToolSpec]) -> list[tuple[str, Message, list[Message]]]:
-    """Return what follows which reply, with its name."""
+    """Return pairs of a reply and the messages that follow it, each with a name."""
     user = Message(role="user", content="Are you sure?")
     turns = [
         (f"{QUESTION}{behind}", Message(role="assistant", content="It is 42.", reasoning=thought), [user])

@@ -15,15 +15,24 @@ import jinja2.sandbox
 from sparring.errors import BadInput, boundary
 from sparring.render.tokenizer import read_json
 
-# A template that prints today's date would make a resumed run differ from an uninterrupted one; it prints this day.
+# Templates that print today's date print this one, so that a resumed run does not differ from an uninterrupted one.
 _TODAY = datetime.datetime(2025, 1, 1)
 
 _CHOICE = "{{% if tools +%}}{}{{%+ else +%}}{}{{%+ endif %}}"
 
 
 class ChatTemplate:
-    """One compiled template. `source` is its text, `for_tools` the variant used when tools are given (often the same),
-    `whole_source` one text for both."""
+    """A compiled chat template.
+
+    Args:
+        source: text of the template.
+        special: named special tokens of the checkpoint.
+        for_tools: variant for conversations with tools, if the checkpoint has one.
+        where: file and key of the template, for error messages.
+
+    Attributes:
+        whole_source: one text that holds both variants.
+    """
 
     def __init__(self, source: str, special: Mapping[str, str], *, for_tools: str | None = None, where: str) -> None:
         self.source = source
@@ -43,7 +52,13 @@ class ChatTemplate:
         generation: bool,
         thinking: bool | None,
     ) -> str:
-        """Render the conversation as the template writes it; with `thinking` None as it is by default.
+        """Render a conversation.
+
+        Args:
+            messages: messages in the chat-completions form.
+            tools: tools in the function-calling form.
+            generation: whether to add the generation prompt.
+            thinking: value of `enable_thinking`; None leaves the template's default.
 
         Raises:
             BadInput: the template refuses this conversation.
@@ -63,8 +78,8 @@ class ChatTemplate:
 
 
 def read_chat_template(path: str | Path, special: Mapping[str, str]) -> ChatTemplate | None:
-    """Read the template of a checkpoint folder: chat_template.jinja, else `chat_template` in tokenizer_config.json,
-    else None."""
+    """Read the template of a checkpoint folder from chat_template.jinja, or else from `chat_template` in
+    tokenizer_config.json; None if it has neither."""
     folder = Path(path)
     file = folder / "chat_template.jinja"
     if file.is_file():
@@ -80,7 +95,7 @@ def read_chat_template(path: str | Path, special: Mapping[str, str]) -> ChatTemp
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks assistant text for Hugging Face's masks; here it only has to be transparent."""
+    """Jinja tag `{% generation %}`, which marks assistant text for Hugging Face's masks; here it has no effect."""
 
     tags = {"generation"}
 

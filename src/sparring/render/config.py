@@ -14,11 +14,11 @@ class RenderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     control_tokens: tuple[Literal["system", "user"], ...] = ()
     """Roles whose messages before the first reply may write the tokenizer's added tokens (`<|im_end|>`, `<think>`) as
-    these very tokens. Everywhere else such a text is plain text, and what tools and worlds say can never be allowed
-    to."""
+    these very tokens. Everywhere else such text is plain text; text of tools and environments can never be allowed to
+    write control tokens."""
 
     thoughts: Thoughts = "kept"
-    """Treatment of a reply's thought in later prompts, of a model that thinks: `kept` leaves it where it was
-    sampled, so that a conversation is one sequence of ids, and puts it there where one begins anew; `template` does
-    what the checkpoint's template does, which mostly drops the thoughts before a user's message: the conversation
-    begins anew there, as a fork whose reason is `template`."""
+    """Treatment of a reply's thought in later prompts, for a model that thinks. `kept`: the thought stays where it was
+    sampled, so a conversation is one sequence of ids, and it is written again when a conversation is rendered as a
+    whole. `template`: the checkpoint's template decides, which mostly drops the thoughts before a user's message; the
+    conversation continues there on a new branch whose fork reason is `template`."""

@@ -1,8 +1,8 @@
 """Added tokens in text: control tokens of a format, told apart from text of messages that looks like them.
 
-A chat template puts its own control tokens and the text of messages into one text. So the text of messages is marked
-first, inside every added token that it writes. The template, or a renderer of the library, copies the marks. When the
-text is encoded, a token with a mark in it is plain text; every other one is a control token.
+A chat template joins its own control tokens and the text of messages into one text. So the text of messages is marked
+first: a mark is put inside every added token that it writes. The template, or a renderer of the library, copies the
+marks. When the text is encoded, a token with a mark in it is plain text; every other one is a control token.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tokenizers import AddedToken, Tokenizer
 
 
 def _secret() -> str:
-    """Draw a text that no writer of messages can know. It never leaves the process, and no id depends on it.
+    """Draw a text that no author of a message can know. It never leaves the process, and no id depends on it.
 
-    It has no letters, for the case filters of templates, and nothing that JSON, XML or a URL escapes.
+    It contains no letters, since templates change case, and no character that JSON, XML or a URL escapes.
     """
     return f"^{secrets.randbits(96)}^"
 
@@ -27,13 +27,13 @@ _SPLIT = _secret()
 
 
 class ControlTokens:
-    """The added tokens of one tokenizer, special or not. Those of blanks alone are left out: they control nothing.
+    """The added tokens of one tokenizer, special or not, except tokens of blanks alone.
 
     Args:
-        backend: the tokenizer. Its model and its rules are shared, not copied.
+        backend: the tokenizer. Its model and rules are shared, not copied.
 
     Attributes:
-        ids: text -> id, without the token that stands for unknown text, which any text may become.
+        ids: text -> id, without the token of unknown text, which any text may become.
     """
 
     def __init__(self, backend: Tokenizer) -> None:
@@ -66,12 +66,12 @@ class ControlTokens:
         return MARK.join(text) if hidden else text
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text with marks: those of a token that has a mark in it are never its own."""
+        """Return the ids of a marked text. A token with a mark in it is encoded as plain text, never as its own id."""
         wanted = sum(match[0] in self.ids for match in self._pattern.finditer(text))
         ids = self._encode(text, "")
         if sum(id in self._controls for id in ids) == wanted:
             return ids
-        return self._encode(text, _SPLIT)  # the model itself knows such a text as one piece: its halves are kept apart
+        return self._encode(text, _SPLIT)  # the model's own vocabulary has such a text: its halves are kept apart
 
     def _encode(self, text: str, mark: str) -> list[int]:
         text = self._pattern.sub(lambda match: self._alias.get(match[0], mark), text)
@@ -85,7 +85,7 @@ def _broken(match: re.Match[str]) -> str:
 
 
 def _renamed(backend: Tokenizer, tokens: Iterable[AddedToken], alias: dict[str, str]) -> Tokenizer:
-    """Return the same tokenizer with added tokens under other names, so that their own names are plain text."""
+    """Return a copy of the tokenizer with added tokens renamed, so that their own names are plain text."""
     plain = Tokenizer(backend.model)
     plain.normalizer = backend.normalizer
     plain.pre_tokenizer = backend.pre_tokenizer
@@ -106,8 +106,8 @@ def _like(token: AddedToken, content: str) -> AddedToken:
 
 
 def _any_of(texts: Iterable[str]) -> str:
-    """Return a regular expression of the longest of some texts, as a tree of their beginnings, so that thousands are
-    found as fast as one."""
+    """Return a regular expression that matches the longest of the texts. It is a prefix tree, so that thousands of
+    texts are found as fast as one."""
     tree: dict[str, dict] = {}
     for text in texts:
         node = tree

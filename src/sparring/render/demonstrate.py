@@ -1,4 +1,4 @@
-"""Expert conversations as tokens: exactly those that the engine would have seen and sampled, had it been the expert."""
+"""Expert conversations as tokens: the ids that the engine would have read and sampled if it had been the expert."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _QUESTION = Message(role="user", content="?")
 
 
 def reply_tokens(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
-    """Return the ids that a model would sample for `reply`, its end of turn included: what a render adds to a
-    generation prompt.
+    """Return the ids that a model would sample for `reply`, its end of turn included.
 
     Raises:
-        BadInput: the format does not continue a generation prompt with this reply (a thought where thinking is off).
+        BadInput: the format does not continue a generation prompt with this reply (for example a thought, with thinking
+            off).
     """
     # Surrounding blanks would merge with the prompt's last token, and parsing drops them anyway.
     reply = dataclasses.replace(reply, content=reply.content.strip())
@@ -33,7 +33,7 @@ def reply_tokens(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec] =
             repr(renderer.decode(conversation.tokens)[-120:]),
             "leave out the reasoning, switch thinking, or name a renderer that knows this model",
         )
-    ends = [at for at in marked if conversation.tokens[at] in renderer.stop_ids]  # a newline may stand behind it
+    ends = [at for at in marked if conversation.tokens[at] in renderer.stop_ids]  # a newline may follow it
     tokens = conversation.tokens[len(prompt) : (ends or marked)[-1] + 1]
     if ends:
         return tokens
@@ -49,22 +49,23 @@ def demonstration_tokens(
     imitated: Sequence[int] | None = None,
     prompt: int | None = None,
 ) -> Rendered:
-    """Render a whole conversation for supervised fine-tuning: `sampled` marks the replies, the only tokens to learn.
+    """Render a conversation for supervised fine-tuning; `sampled` marks the ids of the replies, the only ones to train
+    on.
 
-    It is built turn by turn, as a recorded session builds it: the first prompt is rendered, every later one bridges the
-    ids so far. What follows the last reply is left out.
+    The conversation is built turn by turn as a recorded session builds it: the first prompt is rendered, every later
+    prompt is a bridge over the ids so far. Messages after the last reply are left out.
 
     Args:
-        renderer: messages <-> ids.
+        renderer: renderer of the model that imitates.
         messages: the conversation.
-        tools: of its requests.
-        imitated: places of the replies to learn; None: all behind the first prompt.
-        prompt: number of messages of the first prompt, replies among them that no turn of this conversation gave; None:
-            up to the first reply.
+        tools: tools of its requests.
+        imitated: indices of the replies to train on; None for all after the first prompt.
+        prompt: number of messages in the first prompt, which may contain replies of earlier conversations; None for all
+            messages before the first reply.
 
     Raises:
-        BadInput: no reply, a first message that is one, two in a row that cannot be, or a template that rewrites
-            history between turns.
+        BadInput: the conversation has no reply, begins with one, has two in a row that the format cannot join, or the
+            template rewrites history between turns.
     """
     replies = [at for at, message in enumerate(messages) if message.role == "assistant" and at >= (prompt or 0)]
     if not replies or replies[0] == 0:

@@ -1,5 +1,4 @@
-"""Our neutral messages <-> the dictionaries that chat templates and the `renderers` library take. The one place for
-it."""
+"""Conversion of messages and tools to the dictionaries that chat templates and the `renderers` library take."""
 
 from __future__ import annotations
 
@@ -11,13 +10,13 @@ from typing import Any
 from sparring.types import Message, ToolCall, ToolSpec
 
 _NAME = re.compile(r'\s*(?:\{\s*"name"\s*:\s*"([^"\\\s]{1,128})"|<function=([^<>\s]{1,128})>)')
-"""Beginning of a call that names its tool, in JSON and in tags."""
+"""Beginning of a call with the name of its tool, in JSON and in tags."""
 
 _CALL = re.compile(r'\s*(?:\{\s*"name"\s*:|<function=|<invoke name=|function<｜tool▁sep｜>|functions\.|call:)')
-"""Beginning of the text of a whole call, in the formats that have its name there."""
+"""Beginning of the text of a whole call, in the formats that write the name inside that text."""
 
 UNREAD = "INVALID_JSON"
-"""Argument that holds the text of arguments that do not parse."""
+"""Name of the argument that holds arguments which did not parse."""
 
 
 def tool_dicts(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
@@ -36,21 +35,21 @@ def message_dicts(
 ) -> list[dict[str, Any]]:
     """Convert messages to the chat-completions form.
 
-    A malformed call whose text has its tool's name goes back into that text, between the tags of the format, and so
-    does one without a name. Of one whose text is its arguments alone, as clients send them, the name is kept: it is a
-    call of its tool with that text as its one argument, or with none where the text is blank.
+    The text of a malformed call is written back between the tags of the format if it names the tool, or if the call has
+    no name. Otherwise its text is only the arguments, as clients send them: it becomes a call of the named tool with
+    that text as its one argument, or with none if the text is blank.
 
     Args:
-        messages: of a conversation.
-        around: what stands around the text of a malformed call.
+        messages: messages of a conversation.
+        around: text before and after a malformed call.
     """
     return [_message_dict(message, around) for message in messages]
 
 
 def tool_call(id: str, name: Any, arguments: Any, raw: str) -> ToolCall:
-    """Make a call of parsed parts. A call that no tool could be given (no name, arguments that are no JSON object, text
-    that UTF-8 cannot carry) is malformed: `arguments` is None, `raw` keeps what was written, and `name` is what that
-    begins with, where it names a tool."""
+    """Make a call of parsed parts. A call without a name, with arguments that are no JSON object, or with text that
+    UTF-8 cannot carry, is malformed: `arguments` is None, `raw` keeps the written text, and `name` is the name at its
+    beginning, if it has one."""
     named = isinstance(name, str) and bool(name) and _encodes(name)
     if named and isinstance(arguments, Mapping) and _encodes(json.dumps(arguments, ensure_ascii=False, default=str)):
         return ToolCall(id=id, name=name, arguments=arguments)
@@ -60,7 +59,7 @@ def tool_call(id: str, name: Any, arguments: Any, raw: str) -> ToolCall:
 
 
 def _arguments(call: ToolCall) -> Mapping[str, Any] | None:
-    """Return the arguments with which a call is written; None where it is written as it was."""
+    """Return the arguments to write for a call; None if its text is written back verbatim."""
     whole_call = not call.name or _CALL.match(call.raw) or call.raw.lstrip().startswith(call.name)
     if call.arguments is not None or whole_call:
         return call.arguments

@@ -1,12 +1,12 @@
-"""Rendering by difference, with a template of unknown format.
+"""Rendering by difference, for a template of unknown format.
 
-The text that a template adds around a message is found by rendering a dummy conversation with and without it:
+The text that a template adds between a reply and the next one is found by rendering a dummy conversation:
 
     template([user, assistant PLACEHOLDER, new messages], generation prompt)
-      = ... PLACEHOLDER <end of turn> <what the next prompt adds>
+      = ... PLACEHOLDER <end of turn> <bridge>
 
-The text after the end of turn that follows PLACEHOLDER is the bridge, whatever the assistant really wrote.
-`round_trip.py` checks at start, on the template at hand, that this holds.
+The text after the end of turn that follows PLACEHOLDER is the bridge, for any text of the assistant. `round_trip.py`
+checks this for the template at hand before a run starts.
 """
 
 from __future__ import annotations
@@ -28,14 +28,22 @@ from sparring.types import Message, ToolSpec
 
 PLACEHOLDER = "sparring-mark-7f3a"
 _TAIL = 64
-"""Ids at the end of a prompt that hold what a template writes before a reply."""
+"""Number of ids at the end of a prompt that are searched for the beginning of a thought."""
 
 
 class TemplateRenderer:
-    """Renderer of a checkpoint through its own chat template.
+    """Renderer of a checkpoint through its own chat template. Implements `Renderer`.
+
+    Args:
+        template: the checkpoint's template.
+        tokenizer: tokenizer of the checkpoint.
+        escaper: marks control tokens in the text of messages.
+        thinking: value of the template's thinking switch.
+        keeps_thoughts: whether thoughts of earlier replies stay in the prompt even if the template drops them.
+        stop_ids: further ids that end a turn.
 
     Raises:
-        BadInput: the template does not end an assistant's turn with a token of its own, so no reply has an end.
+        BadInput: the template does not end an assistant's turn with an added token, so no reply has an end.
     """
 
     name = "template"
@@ -65,18 +73,15 @@ class TemplateRenderer:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Return the ids that end a turn; the first is the one this template writes."""
+        """Ids that end a turn; the first is the one that this template writes."""
         return self._stop_ids
 
     @property
     def control_ids(self) -> Mapping[str, int]:
-        """Return the added tokens of the tokenizer, text -> id: the text of messages and tools never becomes one of
-        them."""
         return self.tokenizer.control.ids
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered:
-        """Render a whole conversation as ids [T]; replies are encoded apart from the prompt before them, as they are
-        sampled.
+        """Render a conversation as ids [T]. Replies are encoded separately from the prompt before them, as in sampling.
 
         Raises:
             BadInput: the template refuses the conversation, or has no place for tools.
@@ -87,7 +92,7 @@ class TemplateRenderer:
         return rendered or self.plain(messages, tools, generation)
 
     def plain(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
-        """Return a conversation as the template itself writes it. Raises as `render` does."""
+        """Render a conversation as the template does, without keeping thoughts. Raises as `render` does."""
         self._places.check(tools)
         messages = self._places.arranged(messages, tools)
         text = self._text(self._escaper.messages(messages), tools, generation)
@@ -106,9 +111,9 @@ class TemplateRenderer:
         new: Sequence[Message],
         tools: Sequence[ToolSpec],
     ) -> tuple[int, ...] | None:
-        """Return the next prompt: prompt + completion to the id, the template's end of turn where the completion lacks
-        it, then the new messages. None where no difference is found, where the turn ended inside a thought, which
-        nothing can close any more, and where the template drops its thought and is to be followed."""
+        """Return the next prompt: prompt + completion, the template's end of turn if the completion lacks it, and the
+        new messages. None if no difference is found, if the turn ended inside a thought, which no token can close any
+        more, or if the renderer follows a template that drops the reply's thought."""
         if not completion or not new or any(message.role == "assistant" for message in new):
             return None
         ended = completion[-1] == self._added[self._end]
@@ -130,7 +135,7 @@ class TemplateRenderer:
         return parse_reply(text, thinking=self._opens_thought(prompt), calls=bool(tools))
 
     def reader(self, tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> TextReader | HoldingReader:
-        """Return the reader of a reply that is sampled now; of a tokenizer that is not one of bytes, it says nothing
+        """Open the reader of one reply that is sampled now. For a tokenizer that is not byte-level, it emits nothing
         before the end."""
         if not self.tokenizer.decodes_bytes:
             return HoldingReader()
@@ -138,7 +143,7 @@ class TemplateRenderer:
         return TextReader(self.decode, self._stop_ids, thinking=thinking, calls=bool(tools))
 
     def thought_length(self, completion: Sequence[int]) -> int:
-        """Count the ids of a reply's thought, up to and including the id in which its end is written out."""
+        """Count the tokens of a reply's thought, up to and including the one that completes its closing tag."""
         written, end = b"", THINK_END.encode()
         for at, token in enumerate(completion):
             if token in self._stop_ids:
@@ -149,20 +154,16 @@ class TemplateRenderer:
         return len(completion)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of some ids, special tokens included."""
         return self.tokenizer.decode(tokens)
 
     @property
     def longest_token(self) -> int:
-        """Return the bytes of the longest token."""
         return self.tokenizer.longest
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes of one id, which may be a part of a character."""
         return self.tokenizer.bytes_of(token)
 
     def bind(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request with its stop strings and its constraint as rules over ids."""
         return self._text_rules.bind(request)
 
     def _thinks(self, prompt: Sequence[int], completion: Sequence[int]) -> bool:
@@ -171,7 +172,8 @@ class TemplateRenderer:
         return (self._opens_thought(prompt) or reply.lstrip().startswith(THINK)) and THINK_END not in reply
 
     def _opens_thought(self, prompt: Sequence[int]) -> bool:
-        """Return whether a prompt ends inside a thought that the template opened; the text of a message opens none."""
+        """Return whether a prompt ends inside a thought that the template opened. The text of a message cannot open
+        one."""
         tail = list(prompt[-_TAIL:])
         tail = tail[max((at + 1 for at, token in enumerate(tail) if token in self._stop_ids), default=0) :]
         if THINK in self._added and THINK_END in self._added:
@@ -187,8 +189,8 @@ class TemplateRenderer:
         return self._template.text(messages, tools, generation=generation, thinking=self._thinking)
 
     def _encode(self, text: str) -> list[int]:
-        """Encode a text that continues another: some tokenizers add a space at the very start, so an anchor is put
-        before it."""
+        """Encode a text that continues another. It is encoded after an added token, because some tokenizers add a space
+        at the very beginning of a text."""
         anchor = self._added[self._end]
         ids = self.tokenizer.encode(self._end + text)
         return ids[1:] if ids and ids[0] == anchor else self.tokenizer.encode(text)
@@ -206,8 +208,8 @@ class TemplateRenderer:
         return end[1]
 
     def _first_added(self, text: str, start: int) -> tuple[int, str] | None:
-        """Return the first added token at or after `start`: its place and its text (the longest where several begin
-        there)."""
+        """Return the index and the text of the first added token at or after `start`; the longest if several begin
+        there."""
         places = [(at, -len(token), token) for token in self._added if (at := text.find(token, start)) >= 0]
         return (min(places)[0], min(places)[2]) if places else None
 
@@ -217,7 +219,7 @@ class TemplateRenderer:
         for dummy in [calling, plain] if calling["tool_calls"] else [plain]:
             try:
                 text = self._text([_user("hi"), dummy, *new], tools, True)
-            except BadInput:  # some templates take a tool's answer only after a call, some no call without content
+            except BadInput:  # some templates require a call before a tool's answer, some refuse a call without text
                 continue
             at = text.find(PLACEHOLDER)
             end = text.find(self._end, at + len(PLACEHOLDER)) if at >= 0 else -1
@@ -226,7 +228,8 @@ class TemplateRenderer:
         return None
 
     def _pieces(self, messages: Sequence[Message], tools: Sequence[ToolSpec], text: str) -> list[tuple[int, int, bool]]:
-        """Cut `text` into (start, end, sampled): a reply spans from its generation prompt to its end of turn."""
+        """Cut `text` into (start, end, sampled): a reply spans from the end of its generation prompt to its end of
+        turn."""
         pieces: list[tuple[int, int, bool]] = []
         done = 0
         for number, message in enumerate(messages):
@@ -234,9 +237,7 @@ class TemplateRenderer:
                 continue
             prompt = self._text(self._escaper.messages(messages[:number]), tools, True)
             reply = self._text(self._escaper.messages(messages[: number + 1]), tools, False)
-            reply = reply[
-                : reply.rfind(self._end) + len(self._end)
-            ]  # some templates end what they take for the last message
+            reply = reply[: reply.rfind(self._end) + len(self._end)]  # some templates write more after the last message
             if text.startswith(reply) and reply.startswith(prompt) and done < len(prompt) < len(reply):
                 pieces += [(done, len(prompt), False), (len(prompt), len(reply), True)]
                 done = len(reply)
@@ -248,7 +249,7 @@ def _user(content: str) -> dict[str, Any]:
 
 
 def _call(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return a call that this tool answer could belong to; nine characters are what the strictest templates want of an
-    id."""
+    """Return a call that this tool's answer could belong to. Its id has nine characters, which the strictest templates
+    require."""
     function = {"name": answer.get("name") or "tool", "arguments": {"x": PLACEHOLDER}}
     return {"type": "function", "id": answer.get("tool_call_id") or "call00000", "function": function}

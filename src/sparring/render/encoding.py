@@ -1,7 +1,7 @@
-"""Encoding of plain text: by the `tokenizers` library, and by `fastokens` once much text has come.
+"""Encoding of plain text: by the `tokenizers` library, and by `fastokens` after a certain amount of text.
 
 `fastokens` (Apache-2.0) takes a tenth of the time, but a second or two to load a vocabulary of 150,000 tokens. So it is
-loaded beside the work, when that will pay, and is used only if it encodes every text of `proofs` to the same ids.
+loaded in a thread once that is likely to pay, and is used only if it encodes every text of `proofs` to the same ids.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from tokenizers import Tokenizer
 
 try:
     import fastokens
-except ImportError:  # there is no build of it for this machine
+except ImportError:  # no build of it for this machine
     fastokens = None
 
 MUCH_TEXT = 100_000
-"""Characters after which the next ones are expected to pay for loading; of a large vocabulary, two for each token."""
+"""Characters to encode before `fastokens` is loaded; at least two for each token of the vocabulary."""
 
 LONG_TEXT = 200_000
-"""Characters of a text that `fastokens` divides among threads."""
+"""Characters from which `fastokens` divides a text among threads."""
 
 BATCHED_TEXT = 4000
-"""Characters of a text that is encoded as a batch: that alone lets Python's other threads go on meanwhile."""
+"""Characters from which a text is encoded as a batch, since only a batch releases Python's lock."""
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # of batches of one; a process that forks is warned of more
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches have one text; threads would warn at a fork
 
 _TOKENS_OF_A_PROOF = 40
 _HARD = (
@@ -51,7 +51,7 @@ class TextEncoder:
     """Encoder of plain text as ids, without the tokens that a checkpoint puts around a text.
 
     Args:
-        backend: the tokenizer whose ids these are, always.
+        backend: tokenizer that defines the ids.
     """
 
     def __init__(self, backend: Tokenizer) -> None:
@@ -61,7 +61,7 @@ class TextEncoder:
 
     @property
     def quick(self) -> bool:
-        """Return whether the fast encoder is used."""
+        """Return whether `fastokens` encodes."""
         return self._fast is not None
 
     def encode(self, text: str) -> list[int]:
@@ -69,7 +69,7 @@ class TextEncoder:
         if self._fast is not None:
             try:
                 return self._fast.encode(text, add_special_tokens=False).ids
-            except ValueError:  # its search for words gave up
+            except ValueError:  # its regular expression gave up on this text
                 return self._slow(text)
         before, self._left = self._left, self._left - len(text)
         if before > 0 >= self._left:
@@ -77,7 +77,7 @@ class TextEncoder:
         return self._slow(text)
 
     def quicken(self) -> bool:
-        """Load the fast encoder and prove it. Return whether it is used from now on."""
+        """Load `fastokens` and compare it on `proofs`; return whether it is used from now on."""
         if fastokens is None:
             return False
         try:
@@ -85,7 +85,7 @@ class TextEncoder:
             for text in proofs(self._backend):
                 if fast.encode(text, add_special_tokens=False).ids != self._slow(text):
                     return False
-        except ValueError:  # a kind of tokenizer that it does not know
+        except ValueError:  # fastokens does not support this kind of tokenizer
             return False
         self._fast = fast
         return True
@@ -97,7 +97,7 @@ class TextEncoder:
 
 
 def proofs(backend: Tokenizer) -> Iterator[str]:
-    """Yield texts that tell two encoders apart: hard ones, every token once among neighbours by chance, and a long
+    """Yield texts that tell two encoders apart: difficult ones, every token once among random neighbours, and a long
     one."""
     yield from _HARD
     ids = list(range(backend.get_vocab_size()))

@@ -1,6 +1,7 @@
-"""Text of messages and tools in the form that chat templates take, in which no text becomes a control token.
+"""Conversion of messages and tools to the form that chat templates take, such that none of their text becomes a control
+token.
 
-The tags around thoughts and calls are the template's; what stands in a thought or a call is text.
+The tags around thoughts and calls are written by the template; the text inside a thought or a call is plain text.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ TRUSTED = ("system", "user")
 
 
 class TextEscaper:
-    """Escaper of control tokens in the text of messages: it marks them, and `ControlTokens.encode` encodes marked ones
-    as plain text.
+    """Escaper of control tokens in the text of messages: it puts a mark into each, and `ControlTokens.encode` encodes
+    marked ones as plain text.
 
     Args:
-        tokens: of the tokenizer that encodes what is rendered.
-        allowed: roles whose messages may write control tokens before the first reply. What comes after a reply, a
-            tool's answer and a tool's schema are the world's, and never may.
+        tokens: control tokens of the tokenizer that encodes the rendered text.
+        allowed: roles whose messages may write control tokens before the first reply. Messages after a reply and
+            schemas of tools never may.
 
     Raises:
-        BadInput: another role than system and user is allowed.
+        BadInput: a role other than system and user is allowed.
     """
 
     def __init__(self, tokens: ControlTokens, allowed: Sequence[str] = ()) -> None:
@@ -49,13 +50,14 @@ class TextEscaper:
         self._bare = {bare for text in tokens.ids if (bare := text.strip(_BRACKETS)) != text} - {"", *_SCHEMA}
 
     def without_marks(self) -> TextEscaper:
-        """Return the same for a renderer that encodes with a tokenizer of its own, to which a mark is text."""
+        """Return an escaper that sets no marks, for a renderer that encodes with a tokenizer of its own and so would
+        write them."""
         other = TextEscaper(self._tokens, tuple(self._allowed))
         other._marked, other._bare = str, set()
         return other
 
     def between(self, around: tuple[str, str]) -> TextEscaper:
-        """Return the same for a format that has other tags around a call than Hermes'."""
+        """Return an escaper for a format with its own tags around a malformed call."""
         other = copy.copy(self)
         other._around = around
         return other
@@ -71,7 +73,7 @@ class TextEscaper:
         return message_dicts([self._message(message) for message in messages], self._around)
 
     def tools(self, tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
-        """Convert tool schemas. An environment has the same objects in all its rollouts: they are converted once."""
+        """Convert tool schemas. The result is cached: an environment passes the same objects in all its rollouts."""
         before, converted = self._latest
         if len(before) != len(tools) or not all(map(operator.is_, before, tools)):
             marked = [
@@ -98,7 +100,7 @@ class TextEscaper:
             "tool_call_id": message.tool_call_id and self._marked(message.tool_call_id),
         }
         if all(value == getattr(message, key) for key, value in marked.items()):
-            return message  # as nearly all are
+            return message  # most messages write no control token
         return dataclasses.replace(message, **marked)
 
     def _call(self, call: ToolCall) -> ToolCall:
@@ -126,5 +128,6 @@ class TextEscaper:
         return [self._value(inner) for inner in value] if isinstance(value, list | tuple) else value
 
     def _key(self, key: str) -> str:
-        """Mark a key of a schema. Some formats write an unknown one in brackets, which makes a token of `think`."""
+        """Mark a key of a schema. Some formats write an unknown key in brackets, which makes a control token of
+        `think`."""
         return key[:1] + MARK + key[1:] if key.strip(_BRACKETS) in self._bare else self._marked(key)

@@ -1,9 +1,9 @@
-"""Chat template of an exported folder: it writes the prompts of the run without being told the run's settings.
+"""Chat template of an exported folder: it writes the prompts of the run without the run's settings.
 
-A session renders its first prompt whole; every later prompt is the ids so far and what the format adds behind a reply
-(`Renderer.bridge`), so thoughts stay where they were sampled. A checkpoint's own template renders every conversation
-whole, and may drop thoughts or cue none. The template that is written here holds the checkpoint's own as a macro, calls
-it as a session does, and has the run's `thinking` as its default.
+A session renders its first prompt as a whole; every later prompt extends the ids so far by what the format adds after a
+reply (`Renderer.bridge`), so that thoughts stay where they were sampled. A checkpoint's own template renders every
+conversation as a whole, and may drop thoughts. The exported template contains the checkpoint's own as a macro, calls it
+as a session does, and has the run's `thinking` as its default.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from sparring.types import Message, ToolCall, ToolSpec
 
 Form = Literal["own", "switched", "session", "mixed"]
 FORMS: tuple[Form, ...] = ("own", "switched", "session", "mixed")
-"""Forms of an exported template, the plainest first: the checkpoint's own; with the run's `thinking` as its default;
-called as a session does; called so only where no thought would be dropped, as sessions do that follow the template."""
+"""Forms of an exported template, simplest first. `own`: the checkpoint's own template. `switched`: the same with the
+run's `thinking` as its default. `session`: its own template called as a session does. `mixed`: called as a session
+does, except in a conversation in which the template would drop a thought."""
 
 DECIDING = 32
-"""Recorded prompts that decide which form a template takes."""
+"""Number of recorded prompts that decide the form."""
 SWITCH = "enable_thinking"
-"""Variable by which templates are told whether the model thinks."""
+"""Variable that tells a template whether the model thinks."""
 MARK = "sparring-mark-7f3b"
 BEGIN, END = "{#+ sparring: the checkpoint's own template +#}", "{#+ sparring: its end +#}"
-"""Around the checkpoint's own template; the signs keep the blanks beside them."""
+"""Comments around the checkpoint's own template; their plus signs keep adjacent blanks."""
 
 _SESSION = """{%- macro sparring_cut(text, ends) -%}
     {%- set found = namespace(at=-1) -%}
@@ -108,10 +109,10 @@ class Prompt:
     """A prompt as the run wrote it.
 
     Attributes:
-        name: of the turn, for messages; empty for one that was made up to try a template.
+        name: name of the turn, for messages; empty for a made-up prompt.
         messages: the conversation.
-        tools: of the request.
-        tokens: its ids.
+        tools: tools of the request.
+        tokens: ids of the prompt.
     """
 
     name: str
@@ -122,16 +123,16 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TemplateComparison:
-    """Comparison of what a template writes by default with the prompts of a run.
+    """Comparison of the prompts of a run with what a template writes for them by default.
 
     Attributes:
-        same: number of prompts of which every id is the same.
-        spelt: of the same text in other ids: sampled ids are seldom others than a tokenizer's, and text that looks like
-            a control token is no control token.
-        replies: that differ in an earlier reply alone, which a message cannot say as it was sampled: blanks, a
-            malformed call.
-        other: names of those that differ otherwise.
-        shown: recorded and written text of the first of these, where they part.
+        same: number of prompts with the same ids.
+        spelt: number of prompts with the same text in other ids: a sampled reply may be tokenised otherwise, and a
+            message may quote the text of a control token.
+        replies: number of prompts that differ only in an earlier reply, because a message does not preserve its sampled
+            text (blanks, a malformed call).
+        other: names of all other prompts.
+        shown: recorded and written text of the first of `other`, around the point where they part.
     """
 
     same: int
@@ -147,7 +148,7 @@ class TemplateComparison:
 
 
 def own_source(source: str) -> str:
-    """Return the checkpoint's own template within one that was exported before; of any other, itself."""
+    """Return the checkpoint's own template from an exported one; any other template unchanged."""
     if BEGIN in source and END in source:
         return source.partition(BEGIN)[2].rpartition(END)[0]
     return source
@@ -159,14 +160,14 @@ def template_in(form: Form, source: str, *, thinking: bool, ends: Sequence[str],
     Args:
         form: one of `FORMS`.
         source: the checkpoint's own template.
-        thinking: what it takes by default.
+        thinking: default of the thinking switch.
         ends: texts that end a reply.
-        calling: whether a tool's answer is to follow a call, of a format that takes one.
+        calling: whether a stand-in for the reply before a tool's answer is a call.
     """
     if form == "own":
         return source
     default = f"{{%- if {SWITCH} is not defined -%}}{{%- set {SWITCH} = {str(thinking).lower()} -%}}{{%- endif -%}}\n"
-    own = source.removesuffix("\n")  # which Jinja leaves out at the end of a template, and not before a tag
+    own = source.removesuffix("\n")  # Jinja drops a newline at the end of a template, but keeps it before a tag
     if form == "switched":
         return f"{default}{BEGIN}{own}{END}"
     parameters = f"messages, tools, add_generation_prompt, {SWITCH}"
@@ -187,7 +188,7 @@ def template_in(form: Form, source: str, *, thinking: bool, ends: Sequence[str],
 
 
 def ends_of(renderer: Renderer) -> tuple[str, ...]:
-    """Return the texts that end a reply of the format, in words or by a call."""
+    """Return the texts that end a reply of the format."""
     return tuple(dict.fromkeys(text for id in renderer.stop_ids if (text := renderer.decode([id]))))
 
 
@@ -197,10 +198,10 @@ def compare(
     """Compare what a template writes by default with the prompts of a run.
 
     Args:
-        template: as the library would read it.
-        prompts: of the run.
-        encode: text -> ids, as the tokenizer of the folder does.
-        renderer: of the run.
+        template: template as transformers would read it.
+        prompts: prompts of the run.
+        encode: text -> ids, as the tokenizer of the folder encodes.
+        renderer: renderer of the run.
     """
     same = spelt = replies = 0
     other: list[str] = []
@@ -224,7 +225,7 @@ def compare(
 
 
 def written(template: ChatTemplate, prompt: Prompt) -> str | None:
-    """Return a prompt as a template writes it by default; None where the template refuses it."""
+    """Return a prompt as a template writes it by default; None if the template refuses it."""
     try:
         messages, tools = message_dicts(prompt.messages), tool_dicts(prompt.tools)
         return template.text(messages, tools, generation=True, thinking=None)
@@ -233,7 +234,7 @@ def written(template: ChatTemplate, prompt: Prompt) -> str | None:
 
 
 def parting(left: str, right: str, around: int = 40) -> tuple[str, str]:
-    """Return two texts from shortly before they part, cut short."""
+    """Return two texts around the first character in which they differ."""
     at = next((n for n, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), 0)
     start = max(0, min(at, len(left), len(right)) - around)
     return left[start : at + around], right[start : at + around]
@@ -247,12 +248,12 @@ def _anew(renderer: Renderer, prompt: Prompt) -> str | None:
 
 
 def tried_prompts(renderer: Renderer, tools: Sequence[ToolSpec], *, thinking: bool) -> Iterator[Prompt]:
-    """Yield prompts as sessions of this renderer write them, to try a template: first ones, after replies, after calls
-    and one or several answers.
+    """Yield made-up prompts as a session writes them, to try a template: first prompts, prompts after replies, and
+    after calls with one or several answers.
 
     Args:
-        renderer: of the run.
-        tools: of its world.
+        renderer: renderer of the run.
+        tools: tools of the environment.
         thinking: whether replies have thoughts.
     """
     for messages in _conversations(tools, "I think." if thinking else None):
@@ -260,7 +261,7 @@ def tried_prompts(renderer: Renderer, tools: Sequence[ToolSpec], *, thinking: bo
         try:
             rendered = demonstration_tokens(renderer, [*messages, last], tools)
             tokens = rendered.tokens[: _start_of_last(rendered.sampled)]
-        except BadInput:  # the format rewrites history there, or has no such reply: a session begins anew
+        except BadInput:  # the format rewrites history or cannot write the reply: a session begins a new branch
             try:
                 tokens = renderer.render(messages, tools).tokens
             except BadInput:
@@ -269,7 +270,7 @@ def tried_prompts(renderer: Renderer, tools: Sequence[ToolSpec], *, thinking: bo
 
 
 def _start_of_last(sampled: Sequence[bool]) -> int:
-    """Return the place where the last run of sampled ids begins."""
+    """Return the index at which the last run of sampled ids begins."""
     end = max(at for at, own in enumerate(sampled) if own)
     return next((at + 1 for at in range(end, -1, -1) if not sampled[at]), 0)
 
@@ -301,16 +302,17 @@ def settled(
     thinking: bool,
     tools: Sequence[ToolSpec],
 ) -> tuple[str, TemplateComparison]:
-    """Return the plainest form of a checkpoint's template that writes most of the run's prompts, and how it does.
+    """Return the simplest form of a checkpoint's template that writes the most prompts of the run, and its comparison
+    with them.
 
     Args:
         source: the checkpoint's template.
-        special: its named special tokens.
-        prompts: of the run; may be empty.
-        renderer: of the run.
+        special: named special tokens of the checkpoint.
+        prompts: prompts of the run; may be empty.
+        renderer: renderer of the run.
         encode: text -> ids.
-        thinking: the run's.
-        tools: of its world.
+        thinking: whether the run's model thinks.
+        tools: tools of the environment.
     """
     own, ends = own_source(source), ends_of(renderer)
     first = prompts[:DECIDING]

@@ -1,4 +1,4 @@
-"""Reading a reply of a format that no library renderer knows: an optional thought, text, tool calls in Hermes style.
+"""Parsing of a reply in the Hermes format, for models without a library renderer: a thought, text, tool calls.
 
 <think> ... </think> text <tool_call>{"name": ..., "arguments": {...}}</tool_call>
 """
@@ -21,9 +21,9 @@ def parse_reply(text: str, *, thinking: bool, calls: bool = True) -> Message:
     """Parse a reply's text as a message; every text parses.
 
     Args:
-        text: what was sampled, without the token that ended it.
-        thinking: whether the prompt ended inside an open thought.
-        calls: whether there are tools to call; else what looks like a call is text.
+        text: sampled text, without the token that ended it.
+        thinking: whether the prompt ended inside a thought.
+        calls: whether there are tools to call; otherwise text that looks like a call stays text.
     """
     reasoning, text = _thought(text, thinking)
     content, *blocks = text.split(OPEN) if calls else [text]
@@ -32,8 +32,8 @@ def parse_reply(text: str, *, thinking: bool, calls: bool = True) -> Message:
 
 
 def plain_parts(text: str) -> list[tuple[str, bool]]:
-    """Return the text of a reply in order, each part with whether it is plain: the tags of a whole thought at the
-    beginning and of whole calls, which rows of conversations have in their text, are not."""
+    """Split the text of a reply into parts, each with whether it is plain text. The tags of a complete thought at the
+    beginning, and of complete calls, are not plain: data sets write them into the text of a message."""
     parts = []
     if text.lstrip().startswith(THINK) and THINK_END in text:
         thought, _, text = text.partition(THINK_END)
@@ -56,7 +56,7 @@ def _thought(text: str, thinking: bool) -> tuple[str, str]:
 
 
 def call_in(number: int, block: str) -> ToolCall:
-    """Return the call in the text behind its opening tag; what stands behind the closing one is left out."""
+    """Parse the text after an opening tag as a call. Text after the closing tag is left out."""
     body, closed, _ = block.partition(CLOSE)
     raw = body.strip()
     parsed: Any = None

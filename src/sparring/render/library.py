@@ -1,4 +1,4 @@
-"""A renderer of the `renderers` library behind our protocol."""
+"""Adapter to the renderers of the `renderers` library."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _REPLIES = (
 )
 
 _IN_JSON = {"kimi-k2.5": "tool_declare"}
-"""Formats that write tools in TypeScript, and where a schema has no such form (`oneOf`, no type, a reference out of its
-own `$defs`) all of them as JSON, in a message of this role: what Kimi K2.5's own tokenizer does, and the library
-refuses."""
+"""Formats that write tools in TypeScript, with the role of the message that holds all tools as JSON if a schema has no
+TypeScript form (`oneOf`, no type, a reference to a schema outside `$defs`). Kimi K2.5's own tokenizer does this; the
+library refuses such a schema."""
 
 # The rollouts of a group begin with the same prompt, and the library spends a millisecond or more on one.
 _REMEMBERED_RENDERS = 64
@@ -40,9 +40,16 @@ _REMEMBERED_TOKENS = 8192
 
 
 class LibraryRenderer:
-    """Adapter of one hand-written renderer of the library. `name` is the library's own name of it; `keeps_thoughts`:
-    whether the thoughts of earlier replies stay where they are, also where the format itself drops them; `stop_ids`:
-    those that the checkpoint names as ends of a generation, beside the format's own."""
+    """Adapter of one hand-written renderer of the library. Implements `Renderer`.
+
+    Args:
+        library: renderer of the library.
+        tokenizer: tokenizer of the checkpoint.
+        name: the library's name of the renderer.
+        escaper: marks control tokens in the text of messages.
+        keeps_thoughts: whether thoughts of earlier replies stay in the prompt even if the format drops them.
+        stop_ids: ids that the checkpoint names as ends of a generation, in addition to the format's.
+    """
 
     def __init__(
         self,
@@ -73,17 +80,15 @@ class LibraryRenderer:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Return the ids that end a turn; the first is the one this format writes."""
+        """Ids that end a turn; the first is the one that this format writes."""
         return self._stop_ids
 
     @property
     def control_ids(self) -> Mapping[str, int]:
-        """Return the added tokens of the tokenizer, text -> id: the text of messages and tools never becomes one of
-        them."""
         return self.tokenizer.control.ids
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool = True) -> Rendered:
-        """Render a whole conversation as ids [T], ending where the next reply begins when `generation`.
+        """Render a conversation as ids [T]; with `generation`, up to where the next reply begins.
 
         Raises:
             BadInput: the format refuses the conversation, or has no place for tools.
@@ -104,7 +109,7 @@ class LibraryRenderer:
         return rendered
 
     def plain(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
-        """Return a conversation as the format itself writes it. Raises as `render` does."""
+        """Render a conversation as the format does, without keeping thoughts. Raises as `render` does."""
         self._places.check(tools)
         arranged = self._places.arranged(messages, tools)
         return self._rendered(self._escaper.messages(arranged), self._escaper.tools(tools), generation)
@@ -116,12 +121,12 @@ class LibraryRenderer:
         new: Sequence[Message],
         tools: Sequence[ToolSpec],
     ) -> tuple[int, ...] | None:
-        """Return the next prompt: prompt + completion to the id, the format's end of turn where the completion lacks
-        it, then the new messages. None where the format cannot, and where the turn ended inside a thought, which
-        nothing can close any more."""
+        """Return the next prompt: prompt + completion, the format's end of turn if the completion lacks it, and the new
+        messages. None if the format cannot append them, or if the turn ended inside a thought, which no token can close
+        any more."""
         if not completion:
             return None
-        # the library takes any stop id for the end of a turn; one that the format does not write is a cut
+        # the library takes any stop id for the end of a turn; a stop id that the format does not write cuts the turn
         foreign = bool(self._ends) and completion[-1] in self._stop_ids and completion[-1] not in self._ends
         reply = completion[:-1] if foreign else completion
         close = self._parser.left_open(reply, prompt)
@@ -141,35 +146,27 @@ class LibraryRenderer:
 
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> Message:
         """Parse sampled ids as a reply. Every sequence parses: text that no grammar accepts is plain content, and a
-        call that breaks the library's own parser, such as JSON nested past Python's recursion limit, is malformed.
+        call that breaks the library's parser, such as JSON nested beyond Python's recursion limit, is malformed.
         Without tools, nothing is a call."""
         return self._parser.parse(completion, tools, prompt)
 
     def reader(self, tools: Sequence[ToolSpec], *, prompt: Sequence[int] = ()) -> TaggedReader | HoldingReader:
-        """Return the reader of a reply that is sampled now; of formats that have no `FORMAT_TAGS`, it says nothing
-        before the end."""
         return self._parser.reader(tools, prompt)
 
     def thought_length(self, completion: Sequence[int]) -> int | None:
-        """Count the ids of a reply's thought, up to and including its end, or to the end of the reply; None in formats
-        that have no `FORMAT_TAGS`."""
         return self._parser.thought_length(completion)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of some ids, special tokens included."""
         return self.tokenizer.decode(tokens)
 
     @property
     def longest_token(self) -> int:
-        """Return the bytes of the longest token."""
         return self.tokenizer.longest
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes of one id, which may be a part of a character."""
         return self.tokenizer.bytes_of(token)
 
     def bind(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request with its stop strings and its constraint as rules over ids."""
         return self._text_rules.bind(request)
 
     def _rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> Rendered:
@@ -198,8 +195,7 @@ class LibraryRenderer:
         return self.decode(self._rendered(messages, tools, generation).tokens)
 
     def _end(self, reply: dict[str, Any]) -> int | None:
-        """Return the id with which the format itself ends this reply; None where the next turn's beginning is its
-        end."""
+        """Return the id with which the format ends this reply; None if the beginning of the next turn ends it."""
         rendered = self._rendered([*_PROBE, reply], [], False)
         ends = [
             t for t, sampled in zip(rendered.tokens, rendered.sampled, strict=True) if sampled and t in self._stop_ids
@@ -207,8 +203,8 @@ class LibraryRenderer:
         return ends[-1] if ends else None
 
     def _unmark_generation_prompts(self, tokens: Sequence[int], sampled: list[bool]) -> None:
-        """Unmark prefilled blocks (an empty thought), which the library counts as sampled: in a live rollout the prompt
-        holds them."""
+        """Mark prefilled blocks (an empty thought) as not sampled: the library counts them as sampled, but in a live
+        rollout they belong to the prompt."""
         prefix = self._generation_prompt
         for start, token in enumerate(tokens):
             if prefix and token == prefix[0] and tuple(tokens[start : start + len(prefix)]) == prefix:
@@ -216,8 +212,9 @@ class LibraryRenderer:
 
 
 def _key(messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> bytes | None:
-    """Return bytes that differ for all that may render differently (1, 1.0 and True do); None for what has no bytes: an
-    integer beyond 64 bits, a lone surrogate, an argument that is no plain data."""
+    """Return a cache key that differs for all conversations that may render differently (1, 1.0 and True do). None if
+    the conversation has no such bytes: an integer beyond 64 bits, a lone surrogate, an argument that is no plain
+    data."""
     try:
         return msgspec.msgpack.encode((tuple(messages), tuple(tools), generation))
     except (TypeError, ValueError, OverflowError):

@@ -1,8 +1,8 @@
-"""Replies of the formats of the `renderers` library as messages, whole and while they are sampled.
+"""Parsing of replies in the formats of the `renderers` library, as a whole and while they are sampled.
 
-What is a thought, a text and a call is decided here, by the tags of the format (`tags.py`), so that both ways agree,
-and so are arguments between tags (`calls/between_tags.py`). The library reads calls in JSON, and formats without such
-tags.
+The tags of a format (`tags.py`) decide what is a thought, a text and a call, so that both ways agree; arguments between
+tags are read by `calls/between_tags.py`. The library parses JSON calls, and formats that have no entry in
+`FORMAT_TAGS`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ from sparring.types import Message, ToolCall, ToolSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Channel:
-    """Tags of a format without `FORMAT_TAGS`: around a thought, and those without which nothing is a call."""
+    """Tags of a format that has no entry in `FORMAT_TAGS`.
+
+    Attributes:
+        begin: tag before a thought.
+        end: tag after a thought.
+        calls: tags that begin a call.
+    """
 
     begin: str
     end: str
@@ -43,19 +49,19 @@ _CHANNELS: Mapping[str, Channel] = {
 }
 
 LONGEST_BEGINNING = 64
-"""Most ids from the last end of a turn on for which it is remembered whether a reply begins inside a thought."""
+"""Most ids of a prompt's tail, counted from its last end of turn, that serve as a cache key for `thinks`."""
 
 REMEMBERED = 256
-"""Such beginnings that are remembered, the latest ones."""
+"""Size of that cache, in prompt tails."""
 
 
 class LibraryParser:
     """Parser of one format of the library.
 
     Args:
-        library: its renderer.
-        tokenizer: of the model.
-        name: the library's own name of the format.
+        library: renderer of the library.
+        tokenizer: tokenizer of the model.
+        name: the library's name of the format.
         stop_ids: ids that end a turn.
     """
 
@@ -70,7 +76,7 @@ class LibraryParser:
         self._added = added
 
     def parse(self, completion: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int]) -> Message:
-        """Return sampled ids as a reply; every sequence parses. Without tools, nothing is a call."""
+        """Parse sampled ids as a reply; every sequence parses. Without tools, nothing is a call."""
         marks = self._marks
         if marks is None:
             return self._untagged(completion, tools, prompt)
@@ -93,8 +99,8 @@ class LibraryParser:
         return self._in_json(rest, tools, prompt, reasoning, thought is not None)
 
     def reader(self, tools: Sequence[ToolSpec], prompt: Sequence[int]) -> TaggedReader | HoldingReader:
-        """Return the reader of a reply that is sampled now; of formats that have no `FORMAT_TAGS`, and of tokenizers
-        that are not of bytes, it says nothing before the end."""
+        """Return the reader of a reply that is being sampled. It emits nothing before the end if the format has no
+        entry in `FORMAT_TAGS` or the tokenizer is not byte-level."""
         marks = self._marks
         if marks is None or not self._tokenizer.decodes_bytes:
             return HoldingReader()
@@ -115,8 +121,8 @@ class LibraryParser:
         return TaggedReader(shown, self._tokenizer.decode, parse, thinking=thinking)
 
     def thought_length(self, completion: Sequence[int]) -> int | None:
-        """Count the ids of a reply's thought, up to and including its end, or to the end of the reply where it has
-        none; None in formats that have no `FORMAT_TAGS`, and where no id begins or ends a thought."""
+        """Count the ids of a reply's thought, its end included; all ids if no end follows. None for a format that has
+        no entry in `FORMAT_TAGS` or whose thoughts are not ended by an id."""
         marks = self._marks
         if marks is None or marks.think_end is None or not self._tokenizer.decodes_bytes:
             return None
@@ -125,8 +131,8 @@ class LibraryParser:
         return len(ids) if thought is None else min(thought.rest, len(ids))
 
     def left_open(self, completion: Sequence[int], prompt: Sequence[int]) -> int | None:
-        """Return the id that would end the thought in which a reply ended; None where it ended in none, or no id
-        would."""
+        """Return the id that ends the thought in which a reply was cut; None if the reply did not end in a thought, or
+        no id ends one."""
         marks = self._marks
         if marks is None:
             return None
@@ -137,8 +143,8 @@ class LibraryParser:
     def thinks(self, prompt: Sequence[int]) -> bool:
         """Return whether a reply to this prompt begins inside a thought.
 
-        The library reads no further back than to the last end of a turn, and nearly all prompts are the same from there
-        on: it is asked once for each of these beginnings of a reply.
+        The library's answer depends only on the ids after the last end of turn, which are the same for nearly all
+        prompts, so it is cached by these ids.
         """
         for at in range(len(prompt) - 1, max(0, len(prompt) - LONGEST_BEGINNING) - 1, -1):
             if prompt[at] in self._own_stops:
@@ -146,11 +152,10 @@ class LibraryParser:
         return self._asked(prompt)
 
     def _asked(self, prompt: Sequence[int]) -> bool:
-        """Ask the library whether a reply to a prompt begins inside a thought."""
         return bool(self._message(self._word, (), prompt).reasoning)
 
     def _body(self, completion: Sequence[int]) -> Sequence[int]:
-        """Return a reply up to its end, or to the head of another turn that the model wrote itself."""
+        """Return the ids of a reply before its end, or before the head of another turn that the model wrote itself."""
         heads = frozenset() if self._marks is None else self._marks.heads
         if completion and completion[0] in heads:
             heads = frozenset()
@@ -159,7 +164,7 @@ class LibraryParser:
         return completion[:end]
 
     def _text(self, ids: Sequence[int], marks: Marks) -> str:
-        """Return a text without what does not count in it."""
+        """Decode a text, without the blanks and stray ends of thoughts that the format ignores."""
         if marks.tags.thinks_again:
             ids = [token for token in ids if token != marks.think_end]
         text = self._tokenizer.decode(ids)
@@ -168,7 +173,7 @@ class LibraryParser:
     def _between_tags(
         self, ids: Sequence[int], tools: Sequence[ToolSpec], marks: Marks
     ) -> tuple[str, tuple[ToolCall, ...]]:
-        """Return the text and the calls behind a thought, of a format whose arguments stand between tags."""
+        """Parse what follows the thought into text and calls, for a format whose arguments stand between tags."""
         assert self._tagged is not None
         first = next((at for at, token in enumerate(ids) if token in marks.opens), len(ids))
         text, calls = list(ids[:first]), list[ToolCall]()
@@ -188,10 +193,10 @@ class LibraryParser:
         reasoning: str | None,
         thought: bool,
     ) -> Message:
-        """Return what the library reads behind a thought, which it is given as one that is empty and ended."""
+        """Parse what follows the thought with the library, which is given an empty thought instead."""
         marks = self._marks
         assert marks is not None
-        if marks.tags.thinks_again:  # it knows thoughts behind the text
+        if marks.tags.thinks_again:  # the library would parse a thought after the text
             rest = [id for t in rest for id in (self._plain[THINK] if t == marks.think else (t,))]
         ids = [marks.think, marks.think_end, *rest] if thought else rest
         try:
@@ -206,7 +211,7 @@ class LibraryParser:
         )
 
     def _untagged(self, completion: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int]) -> Message:
-        """Return a reply of a format that the library alone knows."""
+        """Parse a reply of a format that has no entry in `FORMAT_TAGS`."""
         foreign = next((at for at, token in enumerate(completion) if token in self._foreign), len(completion))
         ids = self._without_drafts(completion[:foreign], bool(tools), prompt)
         try:
@@ -219,7 +224,7 @@ class LibraryParser:
         return Message(role="assistant", content="".join((read.content, *written)), reasoning=read.reasoning)
 
     def _without_drafts(self, ids: Sequence[int], calls: bool, prompt: Sequence[int]) -> Sequence[int]:
-        """Return a reply in which tags of calls are spelled within thoughts, and everywhere where nothing is a call."""
+        """Replace the tags of calls by ids that spell them, inside thoughts and, unless `calls`, everywhere."""
         channel = _CHANNELS.get(self._name)
         if channel is None or not {channel.begin, channel.end, *channel.calls} <= self._added.keys():
             return ids
@@ -237,7 +242,8 @@ class LibraryParser:
 
     @functools.cached_property
     def _marks(self) -> Marks | None:
-        """The tags of the format; None where they are not known, or are no ids of their own."""
+        """Tags of the format as ids; None if the format has no entry in `FORMAT_TAGS`, or the tags of its calls are no
+        single ids."""
         marks = marks_of(self._name, self._added, tuple(self._stop_ids))
         if marks is None or marks.think is None:
             return marks
@@ -246,19 +252,19 @@ class LibraryParser:
 
     @functools.cached_property
     def _plain(self) -> Mapping[str, tuple[int, ...]]:
-        """The ids that spell a tag, and are not it."""
+        """Ids that spell each tag as plain text."""
         control, channel = self._tokenizer.control, _CHANNELS.get(self._name)
         tags = (THINK, *(() if channel is None else channel.calls))
         return {tag: tuple(control.encode(control.marked(tag))) for tag in tags}
 
     @property
     def _spells_thoughts(self) -> bool:
-        """Return True if the tags of a thought are no ids, and are known by their text."""
+        """Return True if the tags of a thought are no single ids, and are recognised by their text."""
         tags = FORMAT_TAGS[self._name]
         return tags.think is not None and not set(tags.think) <= self._added.keys()
 
     def _is_open(self, ids: Sequence[int], thinking: bool) -> bool:
-        """Return whether a reply whose tags of thoughts are spelled ends inside its thought."""
+        """Return whether a reply ends inside its thought, for a format that spells the tags of thoughts."""
         tags, text = FORMAT_TAGS[self._name], self._tokenizer.decode(ids)
         assert tags.think is not None and self._marks is not None
         if thinking and self._marks.calls_at_once(ids, self._tokenizer.decode):
@@ -274,17 +280,23 @@ class LibraryParser:
     def _message(
         self, ids: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int], calls_before: int = 0
     ) -> Message:
-        """Return what the library's own parser says of a reply. Raises `PolicyFailure` where one breaks it."""
+        """Parse a reply with the library's own parser.
+
+        Raises:
+            PolicyFailure: the reply breaks the library's parser.
+        """
         parsed = self._parsed(ids, tools, prompt)
         return Message(
             role="assistant",
             content=parsed.content or "",
-            reasoning=(parsed.reasoning_content or "").strip() or None,  # of an open thought, the library keeps blanks
+            reasoning=(parsed.reasoning_content or "").strip()
+            or None,  # the library keeps the blanks of an open thought
             tool_calls=tuple(_call(calls_before + number, call) for number, call in enumerate(parsed.tool_calls)),
         )
 
     def _mended(self, ids: Sequence[int], tools: Sequence[ToolSpec], prompt: Sequence[int]) -> Message:
-        """Return what is decided of a reply that breaks the library's parser; the rest is a malformed call."""
+        """Parse a reply that breaks the library's parser: what a reader could decide, and the rest as a malformed
+        call."""
         reader = self.reader(tools, prompt)
         if isinstance(reader, HoldingReader):
             return parse_reply(self._tokenizer.decode(ids), thinking=False)

@@ -16,7 +16,7 @@ from sparring.render.library import LibraryRenderer
 from sparring.render.tokenizer import FileTokenizer, load_tokenizer, read_json
 from sparring.types import Message, ToolCall, ToolSpec
 
-# Families that "auto" recognises: the library's name, the model types that use it, the tokens it cannot do without.
+# Families that "auto" recognises: the library's name, the model types that use it, the tokens that it requires.
 _FAMILIES = (
     (
         "qwen3",
@@ -27,7 +27,7 @@ _FAMILIES = (
 
 
 _EFFORTS: Mapping[str, tuple[str | float, str | float]] = {"hy3": ("no_think", "high"), "inkling": ("none", 0.9)}
-"""Formats that are told by an effort whether to think: the one without and the one with thoughts."""
+"""Formats whose thinking switch is an effort: its value without and with thoughts."""
 
 
 def load_renderer(
@@ -40,17 +40,17 @@ def load_renderer(
     """Load the renderer of a local checkpoint folder. Never imports torch or transformers.
 
     Args:
-        path: folder with tokenizer.json and, for a family that is not recognised, a chat template.
+        path: folder with tokenizer.json and, for an unknown family, a chat template.
         name: `auto`; `template` (the checkpoint's own template, by difference); or a renderer of the `renderers`
             library.
-        thinking: whether the model thinks before it answers, where the format has a switch for it.
-        control_tokens: roles (system, user) in whose messages before the first reply an added token that is written is
-            that token; everywhere else it is plain text.
-        thoughts: what becomes of a model's earlier thoughts: see `RenderConfig.thoughts`.
+        thinking: whether the model thinks before it answers, if the format has a switch for it.
+        control_tokens: roles (system, user) in whose messages before the first reply a written added token is that
+            token; everywhere else it is plain text.
+        thoughts: treatment of earlier thoughts: see `RenderConfig.thoughts`.
 
     Raises:
-        BadInput: another role in `control_tokens`, no tokenizer, no chat template and no known family, an unknown name,
-            or a template without turn ends.
+        BadInput: another role in `control_tokens`, no tokenizer, neither a chat template nor a known family, an unknown
+            name, or a template without turn ends.
     """
     tokenizer = load_tokenizer(path)
     escaper = TextEscaper(tokenizer.control, control_tokens)
@@ -113,8 +113,8 @@ def _recognise(
     thoughts: Thoughts,
     escaper: TextEscaper,
 ) -> LibraryRenderer | None:
-    """Return a family's renderer, when the tokens are there and the checkpoint's template (or its model type) confirms
-    it."""
+    """Return the renderer of a known family if the tokenizer has its tokens, and the checkpoint's template (or its
+    model type, if it has no template) confirms it."""
     model_type = read_json(Path(path) / "config.json").get("model_type")
     for name, types, tokens in _FAMILIES:
         if not set(tokens) <= set(tokenizer.added_tokens):
@@ -126,7 +126,7 @@ def _recognise(
 
 
 def _agrees(renderer: LibraryRenderer, template: ChatTemplate, thinking: bool) -> bool:
-    """Return whether the library's text is that of the checkpoint's template: a fine-tune may have changed it."""
+    """Return whether the library renders as the checkpoint's template does, which a fine-tune may have changed."""
     tool = ToolSpec(name="look", description="Looks.", parameters={"type": "object", "properties": {}})
     call = ToolCall(id="call_0", name="look", arguments={"at": "it"})
     system, user = Message(role="system", content="Be brief."), Message(role="user", content="Who?")
@@ -147,9 +147,9 @@ def _agrees(renderer: LibraryRenderer, template: ChatTemplate, thinking: bool) -
 
 
 def _end_ids(folder: Path, tokenizer: FileTokenizer) -> list[int]:
-    """Return the ids that the checkpoint itself names as ends of a generation, in generation_config.json and in
-    config.json, of which Hugging Face makes a generation config where there is none. Of the latter, those that are no
-    added token are left out: a library's default may be any word."""
+    """Return the ids that the checkpoint names as ends of a generation, in generation_config.json and in config.json,
+    from which Hugging Face derives a missing generation config. Ids of config.json that are no added tokens are left
+    out: a library's default may be any word."""
     config, added = read_json(folder / "config.json"), set(tokenizer.added_tokens.values())
     inner = config.get("text_config")
     named = [*_ids(config), *(_ids(inner) if isinstance(inner, Mapping) else ())]

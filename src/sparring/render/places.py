@@ -1,7 +1,7 @@
-"""Places that a chat template has: for tools, for several system messages, for one in mid-conversation.
+"""Capabilities of a chat template: tools, several system messages, a system message in mid-conversation.
 
 Agent programs send several system messages at the beginning (instructions, then a developer's), and some in
-mid-conversation. Templates that want one at the beginning refuse the others, or leave them out without a word.
+mid-conversation. Many templates take a single one at the beginning, and refuse or silently drop the others.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ _TOOL = {
     "function": {"name": _NAME, "description": "x", "parameters": {"type": "object", "properties": {}}},
 }
 _REMINDER = "<system-reminder>\n{text}\n</system-reminder>"
-"""A system message as a part of a user's: the form in which claude-code says such things where it has no other."""
+"""A system message inside a user's message, in the form that claude-code uses."""
 
 
 class Written(Protocol):
-    """Function that writes a conversation as text. Raises BadInput where the template refuses it."""
+    """Function that writes a conversation as text.
+
+    Raises:
+        BadInput: the template refuses the conversation.
+    """
 
     def __call__(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation: bool) -> str:
         """Return the text of a conversation."""
@@ -36,10 +40,10 @@ class Written(Protocol):
 
 
 class TemplatePlaces:
-    """Places that one template has. Each is tried when it is first asked for.
+    """Capabilities of one template. Each is tried at its first use.
 
     Args:
-        written: writes a conversation.
+        written: writes a conversation as text.
     """
 
     def __init__(self, written: Written) -> None:
@@ -47,21 +51,21 @@ class TemplatePlaces:
         self._systems = _SystemPlaces(written, []), _SystemPlaces(written, [_TOOL])
 
     def check(self, tools: Sequence[ToolSpec]) -> None:
-        """Refuse tools where the template leaves them out.
+        """Refuse tools that the template would silently drop.
 
         Raises:
-            BadInput: there are some, and it does.
+            BadInput: there are tools, and the template does not write them.
         """
         if tools and not self._takes_tools:
             do = "leave the tools out, name a renderer of a format that has a place for them, or repair the template"
             raise refusal("tools", "a chat template that writes them", f"one that has no place for {tools[0].name}", do)
 
     def arranged(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Sequence[Message]:
-        """Return a conversation from its beginning as the template takes it beside tools, or without any.
+        """Return a whole conversation in a form that the template takes.
 
-        System messages at the beginning are one, joined by a blank line, where the template does not write several. One
-        in mid-conversation, where it does not write it there, is a reminder at the end of the user's message before it,
-        else at the beginning of the user's message behind it, else a user's message.
+        Several system messages at the beginning are joined by blank lines if the template does not write several. A
+        system message in mid-conversation, if the template does not write it there, becomes a reminder at the end of
+        the preceding user message, or else at the beginning of the following one, or else a user message of its own.
         """
         leading = list(itertools.takewhile(lambda message: message.role == "system", messages))
         rest = messages[len(leading) :]
@@ -71,7 +75,7 @@ class TemplatePlaces:
         return [*leading, *self.following(rest, tools)]
 
     def following(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Sequence[Message]:
-        """Return messages behind the beginning of a conversation as the template takes them."""
+        """Return later messages of a conversation in a form that the template takes."""
         if all(message.role != "system" for message in messages) or self._systems[bool(tools)].later:
             return messages
         arranged: list[Message] = []
@@ -95,27 +99,28 @@ class TemplatePlaces:
 
     @functools.cached_property
     def _takes_tools(self) -> bool:
-        # some write tools into the system message alone
+        # some templates write tools only into a system message
         conversations = [_USER], [_FIRST, _USER]
         return any(_holds(self._written, messages, [_NAME], [_TOOL]) for messages in conversations)
 
 
 class _SystemPlaces:
-    """Places that a template has for system messages, beside tools or without any: Llama 3's has the tools in the first
-    message behind its one system message, which must be a user's."""
+    """Capabilities of a template for system messages, with or without tools: Llama 3 writes tools into the first
+    message after its single system message, which must be a user's."""
 
     def __init__(self, written: Written, tools: list[dict[str, Any]]) -> None:
         self._written, self._tools = written, tools
 
     @functools.cached_property
     def several(self) -> bool:
-        """Return whether several at the beginning stand there."""
+        """Return whether the template writes several system messages at the beginning."""
         leading = [_FIRST, _SECOND, _USER]
         return _holds(self._written, leading, [message["content"] for message in leading], self._tools)
 
     @functools.cached_property
     def later(self) -> bool:
-        """Return whether one behind a reply stands where it was said, and the reply's prompt behind it."""
+        """Return whether the template writes a system message after a reply where it was sent, followed by a generation
+        prompt."""
         later = [_USER, _REPLY, _USER, _SECOND]
         expected = [message["content"] for message in later[1:]]
         if not all(_holds(self._written, [*first, *later], expected, self._tools) for first in ([], [_FIRST])):
@@ -124,7 +129,7 @@ class _SystemPlaces:
 
 
 def _holds(written: Written, messages: list[dict[str, Any]], texts: Sequence[str], tools: list[dict[str, Any]]) -> bool:
-    """Return whether texts stand in a conversation, in this order."""
+    """Return whether a conversation is written with these texts, in this order."""
     try:
         conversation = written(messages, tools, True)
     except BadInput:

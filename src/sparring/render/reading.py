@@ -1,7 +1,7 @@
-"""Reading a reply while it is sampled: what no later id can change, in pieces.
+"""Parsing of a reply while it is sampled, in pieces that no later id can change.
 
-Together the pieces are a beginning of what `parse` says of the whole reply. What is not decided yet waits: the blanks
-at the end of a text, the beginning of a tag, an unfinished character, a call without its end.
+The pieces together are a prefix of the result of `parse` for the whole reply. Undecided text waits: blanks at the end
+of a text, the beginning of a tag, an incomplete character, a call without its end.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from sparring.types import ReplyPiece, ToolCall
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _FEW = 8
-"""Ids that one character may take; more that do not end a character are looked at ever more rarely."""
+"""Most ids that one character takes; a longer run of undecodable ids is decoded again only when it has doubled."""
 
 
 class HoldingReader:
-    """Reader of a format of which nothing is decided before the end. Implements `ReplyReader`."""
+    """Reader of a format that can only be parsed at the end: it emits nothing. Implements `ReplyReader`."""
 
     def read(self, tokens: Sequence[int]) -> Sequence[ReplyPiece]:
-        """Return nothing."""
         return ()
 
 
 class Decoding:
-    """Text of ids as they come, of a tokenizer of bytes. An unfinished character waits for its last byte."""
+    """Incremental decoding of the ids of a byte-level tokenizer. An incomplete character waits for its last byte."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
@@ -34,7 +33,7 @@ class Decoding:
         self._next = 0
 
     def add(self, tokens: Sequence[int]) -> str:
-        """Return the text that these ids decide."""
+        """Add ids; return the text that they complete."""
         self._waiting += tokens
         if len(self._waiting) < self._next:
             return ""
@@ -47,23 +46,23 @@ class Decoding:
 
     @property
     def waits(self) -> bool:
-        """Return True if ids wait for others."""
+        """Return True while ids of an incomplete character wait."""
         return bool(self._waiting)
 
     def rest(self) -> str:
-        """Return the text of the ids that wait, which no other id follows."""
+        """Return the text of the ids that still wait, at the end of a text."""
         waiting, self._waiting, self._next = self._waiting, [], 0
         return self._decode(waiting) if waiting else ""
 
 
 class Shown:
-    """Text of one kind without what does not count at both its ends, as it comes.
+    """Text of one kind (reasoning or text) as it comes, stripped at both ends.
 
     Args:
-        blanks: characters that do not count; None for all blanks.
+        blanks: characters to strip; None for all whitespace.
 
     Attributes:
-        begun: whether more than blanks came.
+        begun: whether a character other than whitespace came.
     """
 
     def __init__(self, blanks: str | None = None) -> None:
@@ -72,7 +71,7 @@ class Shown:
         self._waiting = ""
 
     def add(self, text: str) -> str:
-        """Return the text that is decided; blanks alone decide nothing."""
+        """Add text; return the part that is decided. Blanks at the end wait."""
         text = self._waiting + text
         if not self.begun:
             text = text.lstrip(self._chars)
@@ -82,22 +81,23 @@ class Shown:
         return body
 
     def rest(self) -> str:
-        """Return what counts of the blanks that waited, when the text is at its end; blanks alone are no text."""
+        """Return the waiting blanks that are not stripped, at the end of the text; a text of blanks alone is empty."""
         waiting, self._waiting = self._waiting, ""
         return waiting.rstrip(self._chars) if self.begun else ""
 
 
 class TaggedReader:
-    """Reader of a format whose tags are single ids: a thought, a text, calls. Implements `ReplyReader`.
+    """Reader of a format whose tags are single ids. Implements `ReplyReader`.
 
     Args:
-        marks: of the format.
-        decode: ids to text, byte by byte.
-        parse: reads the ids of one call, its tags included, and how many calls came before.
+        marks: ids of the format's tags.
+        decode: ids -> text, for a byte-level tokenizer.
+        parse: parses a call, given its ids with tags and the number of earlier calls.
         thinking: whether the prompt ended inside a thought.
 
     Attributes:
-        undecided: how many ids came before those of which nothing is known; None where all of them are.
+        undecided: number of ids before the first undecided one, while a call is open or the rest of the reply is held;
+            otherwise None.
     """
 
     def __init__(
@@ -116,21 +116,20 @@ class TaggedReader:
         self._decoding = Decoding(decode)
         self._shown = {"reasoning": Shown(), "text": Shown(marks.tags.blanks)}
         self._state = "thought" if thinking else "start"
-        self._may_call = thinking  # a reply that begins with a call has thought nothing
+        self._may_call = thinking  # whether a call may still end a thought that the prompt began
         self._num_ids = 0
-        self._beginning = ""  # text of which it is not decided what it begins
+        self._beginning = ""  # undecided text at the beginning of the reply
         self._waiting = ""  # characters that may spell a tag
         self._call: list[int] = []
         self._ends = True  # whether the end of a call would end this one
         self._num_calls = 0
 
     def read(self, tokens: Sequence[int]) -> Sequence[ReplyPiece]:
-        """Take the next ids; return the pieces that they decide."""
         pieces: list[ReplyPiece] = []
         plain: list[int] = []
         for token in tokens:
             if self._num_ids == 0 and token in self._marks.control and token not in self._tags - self._marks.heads:
-                self._hold()  # the head of a turn, which the format may pass over
+                self._hold()  # the head of a turn, which the format's parser may skip
             if self._state in ("held", "ended"):
                 return pieces
             if token in self._tags:
@@ -170,7 +169,7 @@ class TaggedReader:
             self._add([token], pieces)
 
     def _end_text(self, token: int, pieces: list[ReplyPiece]) -> None:
-        """Take a tag that ends the text."""
+        """Handle a tag that ends the text."""
         self._end_run("text", pieces)
         if self._state == "held":
             return
@@ -183,7 +182,7 @@ class TaggedReader:
         self._after(token)
 
     def _after(self, token: int) -> None:
-        """Take a tag behind the text."""
+        """Handle a tag after the text."""
         marks = self._marks
         self._state = "after"
         if token == marks.call:
@@ -194,7 +193,7 @@ class TaggedReader:
 
     def _add_to_call(self, token: int, pieces: list[ReplyPiece]) -> None:
         marks = self._marks
-        if token == marks.section_end:  # it cuts the call
+        if token == marks.section_end:  # the section ends inside a call
             self._state = "held"
             return
         self._call.append(token)
@@ -216,15 +215,15 @@ class TaggedReader:
             self._may_call = False
         elif token in marks.opens and self._nothing_thought():
             self._hold()
-        else:  # a call that is drafted there is text of the thought
+        else:  # a call drafted inside a thought is text of the thought
             self._add([token], pieces)
 
     def _nothing_thought(self) -> bool:
-        """Return whether a thought that the prompt began holds blanks alone so far."""
+        """Return whether a thought that the prompt began is blank so far."""
         return self._may_call and not self._shown["reasoning"].begun and not self._decoding.waits
 
     def _add_tag_to_text(self, token: int, pieces: list[ReplyPiece]) -> None:
-        """Take a tag of a thought, behind no thought that is open."""
+        """Handle a tag of a thought outside an open thought."""
         marks, again = self._marks, self._marks.tags.thinks_again
         if self._state == "start" and token == marks.think:
             self._end_run("text", pieces)
@@ -241,7 +240,7 @@ class TaggedReader:
             self._add([token], pieces)
 
     def _end_run(self, kind: str, pieces: list[ReplyPiece]) -> None:
-        """Show what waited in a text that a tag ends."""
+        """Emit the text that waited for a tag."""
         text = self._decoding.rest()
         if self._state == "start":
             text, self._beginning = self._beginning + text, ""
@@ -252,7 +251,7 @@ class TaggedReader:
             self._piece(kind, waiting, pieces)
 
     def _add(self, tokens: Sequence[int], pieces: list[ReplyPiece]) -> None:
-        """Take ids that are text where they stand."""
+        """Add ids that are plain text."""
         text = self._decoding.add(tokens)
         if self._state == "start":
             text = self._begin(text)
@@ -260,7 +259,7 @@ class TaggedReader:
             self._show("reasoning" if self._state == "thought" else "text", text, pieces)
 
     def _begin(self, text: str) -> str:
-        """Return the text of a reply's beginning when it is decided that it is text."""
+        """Return the text of a reply's beginning once it is known to be text."""
         self._beginning += text
         begun = self._beginning.lstrip()
         if any(begun.startswith(beginning) for beginning in self._marks.undecided):
@@ -298,13 +297,13 @@ class TaggedReader:
 
 
 class TextReader:
-    """Reader of replies that `hermes.parse_reply` parses, whose tags are text. Implements `ReplyReader`.
+    """Reader of the replies that `hermes.parse_reply` parses, whose tags are text. Implements `ReplyReader`.
 
     Args:
-        decode: ids to text, byte by byte.
+        decode: ids -> text, for a byte-level tokenizer.
         stop: ids that end a turn.
         thinking: whether the prompt ended inside a thought.
-        calls: whether there are tools to call; else what looks like a call is text.
+        calls: whether there are tools to call; otherwise text that looks like a call stays text.
     """
 
     def __init__(
@@ -319,12 +318,11 @@ class TextReader:
         self._thinking, self._may_call = thinking, calls
         self._decoding, self._shown = Decoding(decode), Shown()
         self._state = "start"
-        self._text = ""  # that is not decided
-        self._looked = 0  # its characters in which no end of a call is
+        self._text = ""  # undecided text
+        self._looked = 0  # number of its characters that were searched for the end of a call
         self._num_calls = 0
 
     def read(self, tokens: Sequence[int]) -> Sequence[ReplyPiece]:
-        """Take the next ids; return the pieces that they decide."""
         if self._state == "ended":
             return ()
         end = next((at for at, token in enumerate(tokens) if token in self._stop), None)
@@ -337,7 +335,7 @@ class TextReader:
         return pieces
 
     def _step(self, pieces: list[ReplyPiece]) -> bool:
-        """Decide something of the text; return whether more may be decided."""
+        """Advance the parser; return True while it made progress."""
         if self._state == "start":
             return self._start()
         if self._state == "thought":
@@ -348,7 +346,7 @@ class TextReader:
 
     def _start(self) -> bool:
         text = self._text.lstrip()
-        if THINK.startswith(text):  # it may become the tag, and is it where nothing is left out
+        if THINK.startswith(text):  # an incomplete tag waits for its rest
             if text != THINK:
                 return False
         if text.startswith(THINK):
@@ -362,7 +360,7 @@ class TextReader:
         return True
 
     def _until(self, tag: str | None, kind: str, state: str, pieces: list[ReplyPiece]) -> bool:
-        """Show the text before a tag, or what cannot be its beginning; without one, all of it."""
+        """Emit the text before a tag, except for an end that may begin the tag; without a tag, emit all text."""
         text, ended, rest = (self._text, "", "") if tag is None else self._text.partition(tag)
         if tag is not None and not ended:
             waiting = overlap(text, tag)
@@ -376,7 +374,7 @@ class TextReader:
         return bool(ended)
 
     def _calls(self, pieces: list[ReplyPiece]) -> bool:
-        """Show a call that is whole, or that another one ends; look for the next."""
+        """Emit a call that its closing tag, or the next call, ends; look for the next one."""
         if self._state == "after":
             _, begun, rest = self._text.partition(OPEN)
             self._text = rest if begun else self._text[len(self._text) - overlap(self._text, OPEN) :]
@@ -397,7 +395,7 @@ class TextReader:
 
 
 def overlap(text: str, tag: str) -> int:
-    """Return how many characters at the end of a text may begin a tag."""
+    """Count the characters at the end of a text that may begin a tag."""
     for length in range(min(len(text), len(tag) - 1), 0, -1):
         if tag.startswith(text[-length:]):
             return length

@@ -1,4 +1,5 @@
-"""Round trips through a renderer at start: proof that template, tool calls and bridging work for this checkpoint."""
+"""Round trips through a renderer before a run starts: template, tool calls and bridges are proved for this
+checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from sparring.render.unforgeable import unforgeable
 from sparring.types import Message, ToolCall, ToolSpec
 
 _TRICKY = 'Say "no"\n\tor {"x": [1, 2]} \\ <tool_call> 数 é 🙂 it\'s  two   spaces'
-_CLOSING = 3  # ids that may close a cut reply: the end of a thought, the end of the turn
+_CLOSING = 3  # most ids that a bridge writes to close a reply cut short: end of thought, end of turn
 _ANSWER = Message(role="assistant", content="It is 42.")
 _THOUGHT = "So it is."
 
@@ -25,18 +26,18 @@ _THOUGHT = "So it is."
 def check_round_trip(
     renderer: Renderer, tools: Sequence[ToolSpec] = (), control_tokens: Sequence[str] = ()
 ) -> list[str]:
-    """Round-trip texts, tool calls and bridges through a renderer, and try to forge turns.
+    """Round-trip texts, tool calls and bridges through a renderer, and try to forge control tokens.
 
     Args:
-        renderer: the one a run will use.
-        tools: the tools a run will offer; without any, tool calls are not tried.
+        renderer: renderer of the run.
+        tools: tools that the run offers; without any, tool calls are not tried.
         control_tokens: roles that may write control tokens before the first reply.
 
     Returns:
-        What was found true, one sentence each.
+        The facts that were proved, one sentence each.
 
     Raises:
-        BadInput: something does not round-trip, or text of a message becomes a control token; the message shows it.
+        BadInput: something does not round-trip, or the text of a message becomes a control token.
     """
     reply = _writable(renderer, _ANSWER)
     facts = [_turn_ends(renderer, reply), _texts(renderer, tools), unforgeable(renderer, tools, control_tokens)]
@@ -56,27 +57,27 @@ def check_round_trip(
 
 
 def check_tool_calls(renderer: Renderer, tools: Sequence[ToolSpec]) -> str:
-    """Round-trip calls of tools that an agent brings, and their places in a prompt.
+    """Round-trip calls of tools that an agent program brings, and check that a prompt names these tools.
 
     Args:
-        renderer: the one a run will use.
-        tools: of the agent's requests, at least one.
+        renderer: renderer of the run.
+        tools: tools of the agent's requests, at least one.
 
     Returns:
-        What was found true, in a sentence.
+        The fact that was proved, in one sentence.
 
     Raises:
-        BadInput: a tool is not in the prompt, or a call of it is not read as it was written.
+        BadInput: a prompt does not name a tool, or a call is not parsed as it was written.
     """
     _texts(renderer, tools)
     return _tool_calls(renderer, tools)
 
 
 def _writable(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec] = ()) -> Message:
-    """Return a reply with a thought where a prompt of the format leaves no other.
+    """Return the reply, with a thought added if the format writes none without.
 
     Raises:
-        BadInput: it takes neither.
+        BadInput: the format writes neither.
     """
     try:
         reply_tokens(renderer, reply, tools)
@@ -88,7 +89,7 @@ def _writable(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec] = ()
 
 
 def _calling(renderer: Renderer, tool: ToolSpec, arguments: Mapping[str, Any]) -> Message:
-    """Return a call of a tool as a reply, under the id that the format writes."""
+    """Return a reply that calls a tool, with the call id that the format writes."""
     call = ToolCall(id=call_id(renderer.name, tool.name, 0), name=tool.name, arguments=arguments)
     return _writable(renderer, Message(role="assistant", tool_calls=(call,)), (tool,))
 
@@ -112,7 +113,8 @@ def _texts(renderer: Renderer, tools: Sequence[ToolSpec]) -> str:
 
 
 def _tool_calls(renderer: Renderer, tools: Sequence[ToolSpec]) -> str:
-    """Call every tool, with values made from its schema; each alone, for what is read hangs on its schema alone."""
+    """Round-trip a call of every tool, with arguments made from its schema. Each tool is offered alone, since its
+    schema alone decides how its arguments are parsed."""
     for tool in tools:
         prompt = renderer.render([Message(role="user", content=_TRICKY)], (tool,)).tokens
         for arguments in sample_arguments(tool.parameters):
@@ -185,7 +187,7 @@ def _demonstrates(renderer: Renderer, reply: Message, tools: Sequence[ToolSpec])
 
 
 def _next(reply: Message) -> list[Message]:
-    """Return the messages that follow a reply: a tool's answer to each call, otherwise a user's."""
+    """Return messages that may follow a reply: an answer to each of its calls, or else a user's message."""
     if reply.tool_calls:
         return [
             Message(role="tool", content=f"{42 + n}\n<b>é</b>", tool_call_id=call.id, name=call.name)

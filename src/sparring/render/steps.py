@@ -1,4 +1,4 @@
-"""Ends of the steps of a text, in sampled tokens."""
+"""Division of a reply into the steps that a process reward model scores, as positions in its sampled tokens."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from sparring.protocols import Renderer
 
 
 class StepSplitter:
-    """Divider of the sampled tokens of one turn into steps, as the rows of a process reward model are divided.
+    """Divider of a turn's sampled tokens into steps, at the same separator as the training rows of a process reward
+    model.
 
     Args:
-        renderer: of the policy.
+        renderer: renderer of the policy.
         separator: text between two steps.
     """
 
@@ -22,8 +23,8 @@ class StepSplitter:
         self._renderer, self._separator = renderer, separator
 
     def __call__(self, tokens: Sequence[int]) -> list[int]:
-        """Return, ascending, the number of `tokens` read at the end of each step. Blank steps do not count, and several
-        that end in one token are one; the token that ended the turn belongs to no step."""
+        """Return, ascending, the number of `tokens` read at the end of each step. Blank steps do not count, several
+        steps that end in one token count once, and the token that ended the turn belongs to no step."""
         body = tokens[:-1] if tokens and tokens[-1] in self._renderer.stop_ids else tokens
         pieces = self._renderer.decode(body).split(self._separator)
         texts = [
@@ -33,15 +34,21 @@ class StepSplitter:
 
 
 def step_ends(renderer: Renderer, tokens: Sequence[int], start: int, texts: Sequence[str]) -> list[int]:
-    """Return the number of `tokens` read at the end of each of `texts`, every one beginning with the one before it. The
-    reply begins at `start`; where a token ends one step and begins the next, the step ends behind it.
+    """Return the number of `tokens` read at the end of each text. A token that ends one step and begins the next
+    belongs to the first.
+
+    Args:
+        renderer: renderer of the policy.
+        tokens: ids of the conversation.
+        start: index at which the reply begins.
+        texts: the reply up to the end of each step, so that each text begins with the one before it.
 
     Raises:
-        BadInput: the tokens say something else.
+        BadInput: the tokens spell another text.
     """
     counts = []
     for text in texts:
-        # lengths would not do: half a character is more signs than the whole one
+        # text lengths are not monotonic: half a character decodes to more characters than a complete one
         count = bisect_left(range(len(tokens) - start + 1), True, key=partial(_says, renderer, tokens[start:], text))
         if count > len(tokens) - start:
             got = repr(renderer.decode(tokens[start:])[:40])
@@ -51,5 +58,5 @@ def step_ends(renderer: Renderer, tokens: Sequence[int], start: int, texts: Sequ
 
 
 def _says(renderer: Renderer, tokens: Sequence[int], text: str, count: int) -> bool:
-    """Return whether `text` has been read behind `count` tokens."""
+    """Return whether the first `count` tokens spell `text`, and possibly more."""
     return renderer.decode(tokens[:count]).startswith(text)

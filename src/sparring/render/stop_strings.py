@@ -1,4 +1,4 @@
-"""Strings that end a turn. The renderer finds them, because an engine knows ids only."""
+"""Stop strings: strings that end a turn. The renderer finds them, because an engine sees token ids only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sparring.errors import refusal
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _SLACK = 4
-"""Tokens that one character can take: the text of some ids may begin in the middle of one."""
+"""Most tokens that one character takes: a decoded window may begin in the middle of a character."""
 
 
 class TextDecoder(Protocol):
@@ -21,18 +21,17 @@ class TextDecoder(Protocol):
 
 
 class StopStrings:
-    """Finder of the first place where the text of sampled ids holds one of some strings: a `GenerateRequest.ends`.
+    """Finder of the first stop string in the text of sampled ids; the value of `GenerateRequest.ends`.
 
-    A function of the ids alone, without memory: a request that is sent again, or whose work is done twice, ends at the
-    same token. It decodes the last ids only, as many as the longest string has bytes, because a token that is text is
-    at least one.
+    Its result is a function of the ids alone: a request that is sent again ends at the same token. Only the last ids
+    are decoded, as many as the longest string has bytes, since every text token holds at least one byte.
 
     Args:
-        tokenizer: of the model that generates.
-        strings: none of them empty.
+        tokenizer: tokenizer of the model that generates.
+        strings: stop strings, each non-empty.
 
     Raises:
-        BadInput: there is no string, or an empty one.
+        BadInput: `strings` is empty or contains an empty string.
     """
 
     def __init__(self, tokenizer: TextDecoder, strings: Sequence[str]) -> None:
@@ -45,8 +44,8 @@ class StopStrings:
         self._window = max(len(string.encode("utf-8", "replace")) for string in strings) + _SLACK
 
     def __call__(self, tokens: Sequence[int], new: int) -> int | None:
-        """Count the first of a turn's ids that together hold one of the strings, at least one of the last `new` ids
-        among them; None where there is no such string."""
+        """Return the number of ids up to the one that completes a stop string; None if no stop string ends within the
+        last `new` ids."""
         for count in range(len(tokens) - new + 1, len(tokens) + 1):
             first = max(0, count - 1 - self._window)
             before = self._tokenizer.decode(tokens[first : count - 1]).rstrip(_BROKEN)

@@ -1,4 +1,5 @@
-"""Tags between the parts of a reply, of each format of the `renderers` library that says early what they mean."""
+"""Tags between the parts of a reply, for those formats of the `renderers` library that can be parsed while they are
+sampled."""
 
 from __future__ import annotations
 
@@ -13,21 +14,21 @@ _DSML = "<｜DSML｜"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tags:
-    """Tags that tell the parts of a reply apart: a thought, a text, calls.
+    """Tags that separate the parts of a reply: a thought, a text, calls.
 
     Attributes:
-        think: around a thought; None where there is none.
-        thinks_again: whether the end of a thought that nothing began is left out of a text. The library's parser knows
-            thoughts behind the text there, which are text here, as they are in other formats.
-        call: around a call; None where calls are known at the end alone.
-        section: around all calls; None where nothing is.
-        opens: tags that end a text, where these are not the beginning of the section, or of a call.
-        middle: tag of a call without which it does not end; None where there is none.
-        goes_on: whether text may follow a call, so that calls are known at the end alone.
-        blanks: characters that do not count at both ends of a text: None for all blanks.
-        spelled: what may be a tag though it is no id of its own; the first begins a call.
-        undecided: beginnings of replies of which nothing is known before the end.
-        heads: tags of a turn's head; one behind the beginning ends the reply.
+        think: tags around a thought; None for a format without thoughts.
+        thinks_again: whether an end of a thought without a beginning is left out of the text. The library parses
+            thoughts after the text in these formats; here they are text, as in all other formats.
+        call: tags around a call; None if calls are recognised only at the end of the reply.
+        section: tags around all calls; None for a format without such a section.
+        opens: tags that end a text; empty for the beginning of the section, or else of a call.
+        middle: tag inside a call that must come before its end; None for a format without one.
+        goes_on: whether text may follow a call, so that calls are recognised only at the end of the reply.
+        blanks: characters stripped from both ends of a text; None for all whitespace.
+        spelled: tags that the model may write as text, not as one id; the first begins a call.
+        undecided: beginnings of replies that can only be parsed at the end.
+        heads: tags of a turn's head; after the first id of a reply, such a tag ends the reply.
     """
 
     think: tuple[str, str] | None = (THINK, THINK_END)
@@ -74,12 +75,17 @@ FORMAT_TAGS: Mapping[str, Tags] = {
     **dict.fromkeys(("glm-4.5", "glm-5", "glm-5.1", "glm-5.3"), _GLM),
     "llama-3": Tags(think=None, call=None, undecided=("{",), heads=("<|start_header_id|>", "<|end_header_id|>")),
 }
-"""Formats of the library whose replies are read while they are sampled."""
+"""Formats of the library whose replies are parsed while they are sampled."""
 
 
 class Thought(NamedTuple):
-    """Thought of a reply: where it begins and ends, its tags left out, and where the rest of the reply begins, which is
-    behind the reply where nothing ends the thought."""
+    """Thought of a reply, as indices of its ids.
+
+    Attributes:
+        begin: first id after the opening tag.
+        end: index of the closing tag, or the length of the reply.
+        rest: first id after the closing tag; beyond the reply if no tag closes the thought.
+    """
 
     begin: int
     end: int
@@ -88,22 +94,22 @@ class Thought(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Marks:
-    """Ids of the tags of a format, of one tokenizer; None for a tag that is no id, or that is not there.
+    """Ids of a format's tags in one tokenizer; None for a tag that the format lacks or that is no single id.
 
     Attributes:
-        tags: of the format.
+        tags: tags of the format.
         think: begins a thought.
-        think_end: ends it.
-        opens: those that end a text.
-        head: stands before a call, wherever it is read alone.
+        think_end: ends a thought.
+        opens: ids that end a text.
+        head: ids to put before a call that is parsed alone.
         call: begins a call.
-        middle: stands in a call, before its end.
-        call_end: ends it.
+        middle: stands inside a call, before its end.
+        call_end: ends a call.
         section_end: ends all calls.
-        ends: those that end the reply, heads included.
-        heads: those of a turn's head.
-        control: every added token.
-        undecided: beginnings of replies of which nothing is known before the end.
+        ends: ids that end the reply, heads included.
+        heads: ids of a turn's head.
+        control: all added tokens.
+        undecided: beginnings of replies that can only be parsed at the end.
     """
 
     tags: Tags
@@ -121,30 +127,29 @@ class Marks:
     undecided: tuple[str, ...]
 
     def without_thoughts(self) -> Marks:
-        """Return the marks of the same format where the tags of a thought are text."""
+        """Return the marks with the tags of a thought as plain text."""
         return replace(self, think=None, think_end=None)
 
     def without_calls(self) -> Marks:
-        """Return the marks of the same format where the tags of calls are text: of a reply to a request without
-        tools."""
+        """Return the marks with the tags of calls as plain text, for a request without tools."""
         tags = replace(self.tags, call=None, section=None, opens=(), middle=None, goes_on=False, spelled=())
         undecided = tuple(beginning for beginning in self.undecided if beginning not in self.tags.undecided)
         none = {"head": (), "call": None, "middle": None, "call_end": None, "section_end": None}
         return replace(self, tags=tags, opens=frozenset(), undecided=undecided, **none)
 
     def thought(self, ids: Sequence[int], thinking: bool, decode: Callable[[Sequence[int]], str]) -> Thought | None:
-        """Return the thought of a reply; None where it has none.
+        """Return the thought of a reply, or None.
 
-        Nothing but its own tag ends a thought: a call that is drafted in it is a part of it, and one that is never
-        ended is all of the reply. Where the prompt began it, and the reply begins with a call, nothing was thought.
-        (Of several formats, the `renderers` library takes the beginning of a call for the end of an open thought, as
-        other servers do; of GLM and DeepSeek-V4 also where the thought's own end comes later, which
-        PrimeIntellect-ai/renderers pull 80 mended for others.)
+        Only its own tag ends a thought: a call drafted inside belongs to the thought, and a thought that is never ended
+        takes the rest of the reply. If the prompt began the thought and the reply begins with a call, the thought is
+        empty. (For several formats, the `renderers` library takes the beginning of a call for the end of an open
+        thought, as other servers do; for GLM and DeepSeek-V4 even if the thought's own end follows, which
+        PrimeIntellect-ai/renderers pull 80 fixed for others.)
 
         Args:
-            ids: of the reply, without the id that ended it.
+            ids: ids of the reply, without the id that ended it.
             thinking: whether the prompt ended inside a thought.
-            decode: ids to text.
+            decode: ids -> text.
         """
         if self.think is None:
             return None
@@ -169,8 +174,13 @@ class Marks:
         return bool(self.tags.spelled) and decode(ids).lstrip().startswith(self.tags.spelled[0])
 
     def calls(self, ids: Sequence[int], first: int) -> Iterator[tuple[int, int, bool]]:
-        """Yield the calls behind a text that ends at `first`: of each, where the ids between its tags begin and end,
-        and whether the closing tag is there."""
+        """Yield the calls after the text: index of the first id inside the tags, index after the last, and whether the
+        closing tag is there.
+
+        Args:
+            ids: ids of the reply.
+            first: index at which the text ends.
+        """
         begin = None
         for at in range(first, len(ids)):
             if begin is None and ids[at] == self.call:
@@ -183,10 +193,11 @@ class Marks:
 
 
 def around_call(name: str) -> tuple[str, str]:
-    """Return what a format writes around the text of a call; nothing where that is not known.
+    """Return the text that a format writes before and after a malformed call; empty texts for a format without known
+    tags.
 
     Args:
-        name: the library's own name of the format.
+        name: the library's name of the format.
     """
     tags = FORMAT_TAGS.get(name)
     if tags is None or tags.call is None:
@@ -197,10 +208,10 @@ def around_call(name: str) -> tuple[str, str]:
 
 
 def marks_of(name: str, added: Mapping[str, int], stop: Sequence[int]) -> Marks | None:
-    """Return the marks of a format; None where it has none that are known, or its calls have no ids of their own.
+    """Return the marks of a format; None if it has no entry in `FORMAT_TAGS`, or a tag of its calls is no single id.
 
     Args:
-        name: the library's own name of it.
+        name: the library's name of the format.
         added: added tokens of the tokenizer, text -> id.
         stop: ids that end a turn.
     """
@@ -243,4 +254,4 @@ CALL_TAGS = frozenset(
         *(_DSML, "<function=", "<function_calls>", "<invoke name=", "<|tool_call>", "<|python_tag|>", "[TOOL_CALLS]"),
     )
 )
-"""Beginnings of calls in any format that is known, those included that no renderer here reads."""
+"""Beginnings of calls in all known formats, including formats that no renderer here parses."""

@@ -1,4 +1,4 @@
-"""Rules of a request that are written as text, stop strings and a constraint, as rules over ids."""
+"""Binding of a request's stop strings and constraint, which are text, to rules over token ids."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class TextRules:
     """Binding of requests to one tokenizer.
 
     Args:
-        tokenizer: of the model that generates.
+        tokenizer: tokenizer of the model that generates.
         stop_ids: ids that end a turn.
-        renderer: writes the calls of tools; without one, no turn can be held to a call.
+        renderer: renderer that writes the calls of tools; without one, a constraint to calls is refused.
     """
 
     def __init__(self, tokenizer: FileTokenizer, stop_ids: Sequence[int], renderer: Renderer | None = None) -> None:
@@ -28,11 +28,11 @@ class TextRules:
         self._renderer = renderer
 
     def bind(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request with `ends` made of its stop strings and `allowed` of its constraint; where that is calls
-        of tools, with `grammar` too, unless it has one.
+        """Return the request with `ends` made of its stop strings and `allowed` of its constraint; for a constraint to
+        calls of tools also `grammar`, unless it is set.
 
         Raises:
-            BadInput: the constraint does not compile, or there is an empty stop string.
+            BadInput: the constraint does not compile, or a stop string is empty.
         """
         strings, constraint = request.sampling.stop_strings, request.sampling.constraint
         if strings:

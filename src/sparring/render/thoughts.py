@@ -1,4 +1,4 @@
-"""Whole renders that keep the thoughts of earlier replies, of formats that drop them before a user's message."""
+"""Whole renders that keep the thoughts of earlier replies, for formats that drop them before a user's message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _THOUGHT = "sparring thinks 7f3a"
 
 
 class Format(Protocol):
-    """Format of conversations: its own whole render, and its bridge."""
+    """Format of conversations: its render of a whole conversation, and its bridge."""
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -23,7 +23,7 @@ class Format(Protocol):
         ...
 
     def plain(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
-        """Return a conversation as the format writes it."""
+        """Render a conversation as the format does."""
         ...
 
     def bridge(
@@ -33,12 +33,12 @@ class Format(Protocol):
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of some ids."""
+        """Return the text of ids."""
         ...
 
 
 def drops_thoughts(format: Format) -> bool:
-    """Return whether a format leaves the thought of a reply, in words or a call, out before a user's next message."""
+    """Return whether a format drops the thought of a reply (a text or a call) before the next user message."""
     spoken = Message(role="assistant", content="hi", reasoning=_THOUGHT)
     call = ToolCall(id="call_0", name="look", arguments={"at": "it"})
     answer = Message(role="tool", content="it", tool_call_id=call.id, name=call.name)
@@ -54,20 +54,25 @@ def drops_thoughts(format: Format) -> bool:
 
 
 def followers(reply: Message) -> list[Message]:
-    """Return what may follow a reply: an answer to each call, otherwise a user's message."""
+    """Return messages that may follow a reply: an answer to each of its calls, or else a user's message."""
     calls = reply.tool_calls
     answers = [Message(role="tool", content="?", tool_call_id=call.id, name=call.name) for call in calls]
     return answers or [_QUESTION]
 
 
 def last_stop(tokens: Sequence[int], stop_ids: Sequence[int]) -> tuple[int, ...]:
-    """Return the end of a reply that its format ends with the head of the next message, as GLM's: the last id of both
-    that ends a turn; none where no id does."""
+    """Return the last id that ends a turn, for a reply that the head of the next message ends, as in GLM; empty if no
+    id does.
+
+    Args:
+        tokens: ids of the reply and of the messages after it.
+        stop_ids: ids that end a turn.
+    """
     return tuple([token for token in tokens if token in stop_ids][-1:])
 
 
 def has_dropped(messages: Sequence[Message]) -> bool:
-    """Return whether a thought stands in a conversation before a user's message."""
+    """Return whether a reply before the last user message has a thought."""
     last = max((at for at, message in enumerate(messages) if message.role == "user"), default=0)
     return any(message.reasoning for message in messages[:last])
 
@@ -75,12 +80,12 @@ def has_dropped(messages: Sequence[Message]) -> bool:
 def with_thoughts(
     format: Format, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool
 ) -> Rendered | None:
-    """Return a conversation put together as a session does that keeps thoughts: the first prompt, then each reply as it
-    is sampled, and a bridge of what follows.
+    """Render a conversation as a session that keeps thoughts builds it: the first prompt, then each reply as it is
+    sampled and a bridge over the messages after it.
 
     Returns:
-        The ids; None where the format does not write one of the replies behind its generation prompt, or has no bridge
-        over what follows one.
+        The ids; None if the format does not write one of the replies after its generation prompt, or cannot bridge the
+            messages after one.
     """
     replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
     if not replies or replies[0] == 0:

@@ -1,7 +1,7 @@
-"""A checkpoint's tokenizer without transformers: tokenizer.json read by the `tokenizers` library.
+"""A checkpoint's tokenizer without transformers: the `tokenizers` library reads tokenizer.json.
 
-It has the shape that the `renderers` library asks for (`renderers.base.Tokenizer`), so its hand-written renderers run
-without torch in the process.
+`FileTokenizer` satisfies the tokenizer protocol of the `renderers` library (`renderers.base.Tokenizer`), so the
+hand-written renderers of that library run in a process without torch.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _REMEMBERED_CHARACTERS = 4096
 
 
 class FileTokenizer:
-    """Tokenizer: text <-> ids as a checkpoint's folder defines it. Added tokens written in a text become their ids,
-    unless there is a `MARK` in them.
+    """Tokenizer: text <-> ids as a checkpoint's folder defines it. An added token written in a text becomes its id,
+    unless it contains a `MARK`.
 
     Attributes:
-        name_or_path: the folder it came from.
-        special: named special tokens of the checkpoint as text: `eos_token` -> `<|im_end|>`.
+        name_or_path: folder of the checkpoint.
+        special: text of each named special token: `eos_token` -> `<|im_end|>`.
     """
 
     def __init__(self, backend: Tokenizer, special: Mapping[str, str], name_or_path: str) -> None:
@@ -43,12 +43,12 @@ class FileTokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """Return the id of the checkpoint's end token, None where it names none."""
+        """Return the id of the checkpoint's end token; None if it names none."""
         return self._named_id("eos_token")
 
     @property
     def unk_token_id(self) -> int | None:
-        """Return the id that stands for unknown text, None for byte-level vocabularies."""
+        """Return the id of unknown text; None for byte-level vocabularies."""
         return self._named_id("unk_token")
 
     @property
@@ -58,28 +58,29 @@ class FileTokenizer:
 
     @functools.cached_property
     def longest(self) -> int:
-        """Return the bytes of its longest token, at most."""
+        """Return an upper bound of the bytes of a token."""
         return max(len(token.encode()) for token in self._backend.get_vocab(with_added_tokens=True))
 
     @property
     def added_tokens(self) -> dict[str, int]:
-        """Return the tokens that no text is ever split across, as text -> id."""
+        """Return the added tokens as text -> id. No text is ever split inside one."""
         return {token.content: id for id, token in self._backend.get_added_tokens_decoder().items()}
 
     @functools.cached_property
     def control(self) -> ControlTokens:
-        """Return its added tokens, to be told from text that only looks like them."""
+        """Return the added tokens in a form that tells them from text that looks like them."""
         return ControlTokens(self._backend)
 
     @functools.cached_property
     def decodes_bytes(self) -> bool:
-        """Return whether the text of some ids is that of their bytes, one id after the other."""
+        """Return whether the tokenizer is byte-level: the text of a sequence of ids is the concatenation of their
+        bytes."""
         decoder = json.loads(self._backend.to_str()).get("decoder")
         return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
 
     @functools.cached_property
     def _bytes(self) -> dict[int, bytes]:
-        """Bytes by id, of a tokenizer of bytes. A token with a letter that stands for no byte is text."""
+        """Bytes of each id of a byte-level tokenizer. A token with a letter that stands for no byte is plain text."""
         letters = byte_letters()
         return {
             id: bytes(map(letters.__getitem__, token)) if letters.keys() >= set(token) else token.encode()
@@ -97,24 +98,24 @@ class FileTokenizer:
         return list(ids(text, add_special_tokens))
 
     def decode(self, token_ids: int | Iterable[int], skip_special_tokens: bool = False, **_: Any) -> str:
-        """Decode some ids; ids outside the vocabulary decode to nothing, broken UTF-8 to replacement characters."""
+        """Decode ids. Ids outside the vocabulary decode to nothing, broken UTF-8 to replacement characters."""
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes of one id, which may be a part of a character; those of its text, where the tokenizer is not
-        one of bytes. An id outside the vocabulary has none."""
+        """Return the bytes of one id, possibly part of a character. For a tokenizer that is not byte-level: the bytes
+        of the id's text. An id outside the vocabulary has no bytes."""
         return self._bytes.get(token, b"") if self.decodes_bytes else self.decode(token).encode()
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """Return the id of a token (or ids of several); `unk_token_id` where the vocabulary has none."""
+        """Return the id of a token, or a list of ids for several; `unk_token_id` for a token outside the vocabulary."""
         if isinstance(tokens, str):
             id = self._backend.token_to_id(tokens)
             return self.unk_token_id if id is None else id
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def as_json(self) -> str:
-        """Return the whole tokenizer as the text of a tokenizer.json."""
+        """Return the tokenizer as the text of a tokenizer.json."""
         return self._backend.to_str()
 
     def _ids(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
@@ -131,8 +132,8 @@ class FileTokenizer:
 
 
 def byte_letters() -> dict[str, int]:
-    """Return the letters by which byte-level vocabularies spell the 256 bytes: a printable one of Latin-1 stands for
-    itself, the others are counted from U+0100 (GPT-2, `bytes_to_unicode`)."""
+    """Return the letters with which byte-level vocabularies spell the 256 bytes: printable Latin-1 bytes stand for
+    themselves, the others are numbered from U+0100 (GPT-2, `bytes_to_unicode`)."""
     plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + at): byte for at, byte in enumerate(others)}
@@ -159,10 +160,10 @@ def load_tokenizer(path: str | Path) -> FileTokenizer:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object of a checkpoint folder; return an empty one where the file does not exist.
+    """Read a JSON object of a checkpoint folder; return an empty one if the file does not exist.
 
     Raises:
-        BadInput: the file is there but is not a JSON object.
+        BadInput: the file is not a JSON object.
     """
     if not file.is_file():
         return {}

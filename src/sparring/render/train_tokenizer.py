@@ -1,4 +1,4 @@
-"""A tokenizer made on the spot: byte-level BPE with the special tokens and the chat format of the Qwen3 family."""
+"""Training of a small tokenizer: byte-level BPE with the special tokens and the chat format of the Qwen3 family."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from sparring.errors import refusal
 
-# Splits a text before merging, as the Qwen2 and Qwen3 tokenizers do: words with one leading mark, single digits (or,
-# where asked for, groups of them), runs of other marks, newlines apart from other space. (Qwen2 technical report, 2024;
-# vocabulary file of the family.)
+# Splits a text before merging, as the Qwen2 and Qwen3 tokenizers do: words with one leading mark, digits in groups of
+# at most DIGITS, runs of other marks, newlines apart from other space. (Qwen2 technical report, 2024; vocabulary file
+# of the family.)
 _PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,DIGITS}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -21,7 +21,7 @@ _PATTERN = (
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
-# In the family's order. Decoding may skip the special ones; the others are content, though never split.
+# In the family's order. Decoding may skip the special tokens; the others are content, but never split.
 _SPECIAL = (
     *(END_OF_TEXT, TURN_START, TURN_END),
     *("<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>"),
@@ -38,14 +38,14 @@ MIN_VOCAB_SIZE = _BYTES + len(_SPECIAL) + len(_CONTENT)
 def train_tokenizer(texts: Iterable[str], vocab_size: int, out_path: str | Path, *, digits: int = 1) -> Path:
     """Train and write tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja.
 
-    The result is a function of the texts and the size alone. Where the texts give too few merges, reserved tokens fill
-    the vocabulary, so that it has exactly `vocab_size` ids. Text survives unchanged: there is no normalisation.
+    The result is a function of the texts, `vocab_size` and `digits`. If the texts give too few merges, reserved tokens
+    fill the vocabulary up to exactly `vocab_size` ids. There is no normalisation: text survives unchanged.
 
     Args:
-        texts: what the vocabulary is learned from, rendered conversations or plain text.
-        vocab_size: number of ids, the bytes and the family's special tokens included.
-        out_path: folder to write into; made when missing.
-        digits: most digits of a number in one token. The family has 1; a tiny model copies numbers more surely in
+        texts: training texts, rendered conversations or plain text.
+        vocab_size: number of ids, including the bytes and the family's special tokens.
+        out_path: folder to write into; created if missing.
+        digits: most digits of a number in one token. The family has 1; a tiny model copies numbers more reliably in
             pairs.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Proof that text quoted in a prompt cannot write its control tokens: no forged turn, no forged end of a turn."""
+"""Proof that text quoted in a prompt cannot write control tokens, and so cannot forge a turn or the end of one."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Place = tuple[str, list[Message], list[ToolSpec]]
 def unforgeable(
     renderer: Renderer, tools: Sequence[ToolSpec] = (), control_tokens: Sequence[str] = (), text: str | None = None
 ) -> str:
-    """Write control tokens wherever text is quoted, and count those of the prompt and of the bridge, against the
-    same ones with a word in their place.
+    """Write control tokens into every quoted text of a conversation, and compare the number of control tokens in the
+    prompt and in a bridge with the number for a harmless word.
 
     Args:
-        renderer: the one a run will use.
-        tools: the tools a run will offer; without any, tools are not tried.
-        control_tokens: roles that may write control tokens before the first reply, which are not tried there.
-        text: what is written; without it, every control token of the renderer, one after the other.
+        renderer: renderer of the run.
+        tools: tools that the run offers; without any, quotes of tools are not tried.
+        control_tokens: roles that may write control tokens before the first reply; these places are not tried.
+        text: text to quote; without it, all control tokens of the renderer, one after the other.
 
     Returns:
-        What was found true, in a sentence.
+        The fact that was proved, in one sentence.
 
     Raises:
-        BadInput: a text became a control token; the message shows where, and which.
+        BadInput: a quoted text became a control token; the message names the place and the token.
     """
     if text is None:
         text = " ".join(("x", *renderer.control_ids, "x"))
@@ -65,7 +65,8 @@ def _conversation(renderer: Renderer, tools: Sequence[ToolSpec]) -> list[Message
 
 
 def _places(messages: Sequence[Message], tools: Sequence[ToolSpec], text: str) -> Iterator[Place]:
-    """Yield the same conversation with the text in one place; the name of the place begins with who is quoted."""
+    """Yield copies of a conversation with the text in one place each. The name of a place begins with the role that is
+    quoted."""
     first = next(at for at, message in enumerate(messages) if message.role == "assistant")
     for at, message in enumerate(messages):
         when = "before the first reply" if at < first else "after it"
@@ -85,7 +86,7 @@ def _places(messages: Sequence[Message], tools: Sequence[ToolSpec], text: str) -
 
 
 def _calls(message: Message, text: str) -> Iterator[ToolCall]:
-    """Yield the first call of a message with the text in one place."""
+    """Yield copies of a message's first call with the text in one place each."""
     for call in message.tool_calls[:1]:
         yield dataclasses.replace(call, arguments={"x": f"1 {text}"})
         yield dataclasses.replace(call, arguments={"x": ["1", {f"y{text}": f"1 {text}"}]})
@@ -106,7 +107,7 @@ def _schemas(tool: ToolSpec, text: str) -> Iterator[ToolSpec]:
 
 
 def _bridges(renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSpec], text: str) -> None:
-    """Try to forge control tokens in the messages that follow a reply, in the prompt that only adds them."""
+    """Try to forge control tokens through messages that a bridge appends to a reply."""
     prompt = renderer.render([_USER], tools).tokens
     role = "tool" if tools else "user"
     answer = next(message for message in reversed(messages) if message.role == role)

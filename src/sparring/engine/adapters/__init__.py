@@ -1,1 +1,1 @@
-"""Other engines behind the same protocol."""
+"""Adapters to engines other than the native one."""

@@ -1,4 +1,4 @@
-"""`ChatEndpoint`: client of a chat-completions API, text in and text out, where no token ids are needed, such as for
+"""`ChatEndpoint`: client of a chat-completions API, text in and text out, for uses without token ids, such as
 demonstrations."""
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from sparring.types import Message, ToolSpec
 CONNECT_S = 10.0
 
 TOO_LARGE = 413
-"""Status of a request that is too large, whatever its body says."""
+"""Status of a request that is too large, for any body of the answer."""
 
 _TOO_LONG = re.compile(
     r"context[ _](?:length|window|size)|maximum (?:prompt|model|input) length|number of tokens allowed"
     r"|(?:prompt|input|messages) (?:is|are) too (?:long|large)|`inputs` tokens",
     re.IGNORECASE,
 )
-"""Words of servers for a prompt that is too long: OpenAI's and of those that repeat it, vLLM, SGLang, llama.cpp, TGI,
-and vendors that have such an API beside their own."""
+"""Error texts of servers for a prompt that is too long: OpenAI and its imitators, vLLM, SGLang, llama.cpp, TGI, and
+vendors with such an API in addition to their own."""
 
 _LENGTH = re.compile(r"(?<![\w.-])\d[\d,]{2,}(?![\w-])")
-"""A number of ids in such a sentence."""
+"""A number of tokens in such a text."""
 
 
 class ChatEndpoint:
-    """Client of one model behind `<url>/chat/completions`.
+    """Client of one model at `<url>/chat/completions`.
 
     Args:
-        url: of the API, ending in `/v1`.
-        model: its name at the server.
-        api_key: sent as a bearer token, "" for none.
+        url: URL of the API, ending in `/v1`.
+        model: name of the model at the server.
+        api_key: key sent as a bearer token; "" for none.
     """
 
     def __init__(self, url: str, *, model: str, api_key: str = "") -> None:
@@ -48,11 +48,11 @@ class ChatEndpoint:
         self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=httpx.Timeout(None, connect=CONNECT_S))
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Message:
-        """Return the next message, with its reasoning where the server sends it (`reasoning_content` or `reasoning`).
+        """Return the next message, with its reasoning if the server sends it (`reasoning_content` or `reasoning`).
 
         Raises:
             LimitReached: the reply was cut short at `max_tokens`.
-            PromptTooLong: the server says that the prompt is longer than its context.
+            PromptTooLong: the server reports that the prompt is longer than its context.
             RequestRefused: the server refuses the request for another reason.
             EngineError: the server failed, is unreachable, or does not answer in this format.
         """
@@ -82,7 +82,7 @@ class ChatEndpoint:
 
 
 def _failure(where: str, answer: httpx.Response) -> EngineError:
-    """Return the error that an answer of another status than success is."""
+    """Return the error for an answer with an error status."""
     status, text = answer.status_code, answer.text
     problem = f"{where}: {status}: {text[:300]}"
     if not is_refusal(status):

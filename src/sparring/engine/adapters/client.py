@@ -1,4 +1,4 @@
-"""Parts that the clients of engines on other servers share: API keys and counts of answers. Torch-free."""
+"""Common parts of the clients of engines on other servers: API keys and counts of answers. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sparring.errors import refusal
 from sparring.generation import Completion
 
 LATER = frozenset((408, 409, 429))
-"""Statuses below 500 that refuse a request only for now."""
+"""HTTP statuses below 500 that refuse a request only temporarily."""
 
 
 def is_refusal(status: int) -> bool:
-    """Return whether a status of HTTP says that this request will never be served."""
+    """Return whether an HTTP status means that this request will never be served."""
     return 400 <= status < 500 and status not in LATER
 
 
@@ -21,7 +21,7 @@ class ClientCounts:
     """Counts of a client since its start.
 
     Attributes:
-        values: by name: completions, generated_tokens, cached_tokens, updates.
+        values: counts by name: completions, generated_tokens, cached_tokens, updates.
     """
 
     def __init__(self) -> None:
@@ -40,13 +40,13 @@ class ClientCounts:
 
 
 def read_api_key(variable: str) -> str:
-    """Read a server's API key from an environment variable: keys never stand in a recipe or on a command line.
+    """Read a server's API key from an environment variable: keys are never written in a recipe or on a command line.
 
     Args:
-        variable: its name; "" for a server without a key.
+        variable: name of the variable; "" for a server without a key.
 
     Returns:
-        The key, "" where no variable is named.
+        The key; "" without a variable.
 
     Raises:
         BadInput: the variable is not set, is empty, or has characters outside ASCII.
@@ -60,11 +60,11 @@ def read_api_key(variable: str) -> str:
 
 
 def authorization(api_key: str) -> dict[str, str]:
-    """Return the headers that show a server its key: a bearer's, unless the key is a user and a password
+    """Return the headers with a server's key: as a bearer token, or as is if the key is a user and a password
     (`Basic dXNlcjpwYXNzd29yZA==`).
 
     Args:
-        api_key: as `read_api_key` returns it.
+        api_key: key from `read_api_key`.
     """
     if not api_key:
         return {}

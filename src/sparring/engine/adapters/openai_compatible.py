@@ -1,8 +1,8 @@
-"""`OpenAiEngine`: any server that implements OpenAI's completions with token ids, such as vLLM's, for teachers, judges
-and evaluation.
+"""`OpenAiEngine`: client of any server with OpenAI's completions API and token ids, such as vLLM's, for teachers,
+judges and evaluation.
 
-It refuses weight updates and forks, and parks no conversations. It does not say from which tokens truncated sampling
-drew, so its samples cannot train a policy.
+It refuses weight updates and forks, and parks no conversations. The server does not report the kept set of truncated
+sampling, so its samples cannot train a policy.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CONNECT_S = 10.0
 PROBE_S = 120.0
 PREFIX = "token_id:"
 RAW_AT = (0.0, 1.0)
-"""Temperatures at which log-probabilities before temperature are those that we record (greedy ones are at temperature
-1)."""
+"""Temperatures at which log-probabilities before temperature equal the recorded ones (greedy ones are recorded at
+temperature 1)."""
 SAME = 1e-6
 MOST_SEED = (1 << 63) - 1
 FINISHED: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
@@ -43,7 +43,7 @@ class Logprobs(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """Answer, or the new part of it."""
+    """Answer to a request, complete or in part."""
 
     finish_reason: str | None = None
     token_ids: list[int] | None = None
@@ -52,7 +52,7 @@ class Choice(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """Completion, or an event of one; `error` where it failed after its beginning."""
+    """A completion, or an event of a stream; `error` if it failed after its beginning."""
 
     choices: list[Choice] = []
     error: Any = None
@@ -76,16 +76,16 @@ class _PartialTurn:
 
 
 class OpenAiEngine:
-    """Client of such a server on one event loop; implements the part of `Engine` that it supports.
+    """Client of such a server on one event loop. Implements `Engine`, except updates and forks.
 
     Args:
-        url: of the API, ending in `/v1`.
-        model: its name at the server; "" for the only one that it has.
-        api_key: sent as a bearer token, "" for none.
+        url: URL of the API, ending in `/v1`.
+        model: name of the model at the server; "" for its only one.
+        api_key: key sent as a bearer token; "" for none.
         version: number recorded for its weights.
 
     Raises:
-        BadInput: no server answers there, it has no such model, or it returns no token ids and log-probabilities.
+        BadInput: no server answers at `url`, it has no such model, or it returns no token ids and log-probabilities.
     """
 
     def __init__(self, url: str, *, model: str = "", api_key: str = "", version: int = 0) -> None:
@@ -105,7 +105,7 @@ class OpenAiEngine:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts since the start, those of `ClientCounts`."""
+        """Counts of `ClientCounts` since the start."""
         return dict(self._counts.values)
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -171,8 +171,8 @@ class OpenAiEngine:
         """Compute log-probabilities of given tokens at temperature 1. Entropies are unknown: they are NaN.
 
         Raises:
-            RequestRefused: the server returns no prompt_logprobs, or the temperature is another.
-            EngineError: it failed or is unreachable.
+            RequestRefused: the server returns no prompt_logprobs, or the temperature is not 1.
+            EngineError: the server failed or is unreachable.
         """
         where = f"score {request.id}"
         if request.temperature != 1:
@@ -261,7 +261,7 @@ class OpenAiEngine:
         return abs(likeliest[0] - likeliest[1]) > SAME
 
     def _body(self, request: GenerateRequest) -> dict[str, Any]:
-        """Write a request as the server takes it.
+        """Write a request in the server's format.
 
         Raises:
             RequestRefused: the server cannot serve it.
@@ -294,7 +294,7 @@ class OpenAiEngine:
 
     @staticmethod
     def _sampling(sampling: Sampling) -> dict[str, Any]:
-        """Write sampling settings; those that not every server knows only where they are used."""
+        """Write sampling settings; those that not every server supports only if they are set."""
         optional = {
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
@@ -395,7 +395,7 @@ def _decoded(data: bytes, where: str) -> Answer:
 
 
 def _message(body: bytes, status: int) -> str:
-    """Write the error of a server's answer."""
+    """Describe the error of a server's answer."""
     return f"status {status}: {body[:300].decode(errors='replace')}"
 
 

@@ -1,4 +1,4 @@
-"""`RemoteEngine`: an engine in another process, behind `sparring serve`, that is given weights."""
+"""`RemoteEngine`: an engine in another process (`sparring serve`) that receives the run's weights."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ class RemoteEngine(RemoteClient):
     """Client of the run that the server works for: it sends the weights. Implements `Engine`."""
 
     def begin(self, state: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Have these weights served and call them version 0 from here on, whatever number the server gives them.
-        Blocks.
+        """Send weights that count as version 0 from now on, whatever number the server gives them. Blocks.
 
         Args:
-            state: of the model.
-            adapter: of the one that the run trains, if any.
+            state: weights of the model.
+            adapter: weights of the adapter that the run trains, if any.
 
         Raises:
-            WeightsError: the server refused them.
-            EngineError: it did not answer.
+            WeightsError: the server refused the weights.
+            EngineError: the server did not answer.
         """
         where = f"engine at {self._url}: weights"
         with boundary(EngineError, where), self._blocking(None) as client:
-            # the run before may have trained one, and then the model below it cannot change; an error says that there
-            # is none
+            # an earlier run may have left its adapter, and then the base model cannot change; without one the server
+            # answers with an error, which is ignored
             answer = client.post("/v1/drop", content=wire.encode(wire.DropForm(adapter=self.served.model)))
         number = max(self.served.version, int(answer.headers.get(wire.VERSION, -1))) + 1
         self._have(where, number, state, None)
@@ -44,11 +43,11 @@ class RemoteEngine(RemoteClient):
         self._newest = number
 
     async def pull(self, ref: WeightRef) -> None:
-        """Have other weights served: publish them in shared memory until the server has copied and verified them.
+        """Send other weights: publish them in shared memory until the server has copied and verified them.
 
         Raises:
             WeightsError: the update was refused; the engine keeps serving the old version.
-            EngineError: the server did not answer; which version it serves is unknown.
+            EngineError: the server did not answer; its version is unknown.
         """
         where = f"weights of {ref.model} version {ref.version}"
         if ref.model != self._name:
@@ -86,5 +85,5 @@ async def _lent(ref: WeightRef) -> AsyncIterator[WeightRef]:
     finally:
         if lending.done():
             stack.close()
-        else:  # nobody waits any longer, but the copy is still being made
+        else:  # the caller has left, but the copy is still being made
             lending.add_done_callback(lambda _: stack.close())

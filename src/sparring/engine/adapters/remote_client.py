@@ -1,4 +1,4 @@
-"""`RemoteClient`: an engine in another process, behind `sparring serve`, under the weights that it has. Torch-free."""
+"""`RemoteClient`: client of an engine in another process (`sparring serve`) that does not send weights. Torch-free."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEEP_ALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
 ]
-"""Socket options: an answer may take any time, but a host that has gone is detected within a minute."""
+"""Socket options: an answer may take any time, but a dead host is detected within a minute."""
 
 
 T = TypeVar("T")
@@ -40,17 +40,17 @@ class _SentRequest:
 
 
 class RemoteClient:
-    """Client of `sparring serve` over HTTP, on one event loop; implements what `Engine` asks for beside updates. Every
-    answer says which weights the server serves, and from which number the run counts them: all clients of a server
-    count versions as the run does.
+    """Client of `sparring serve` over HTTP, on one event loop. Implements `Engine`, except updates. Every answer has
+    the served version and the version that the run counts as 0, so all clients of a server count versions as the run
+    does.
 
     Args:
-        url: `http://host:port`, or `unix:path` of a socket.
-        name: model of the run; updates of others are refused.
-        api_key: sent as a bearer token, "" for none.
+        url: `http://host:port`, or `unix:path` for a socket.
+        name: name of the model in the run; updates of other models are refused.
+        api_key: key sent as a bearer token; "" for none.
 
     Raises:
-        BadInput: no server answers there, or it wants another key.
+        BadInput: no server answers at `url`, or it needs another key.
     """
 
     def __init__(self, url: str, *, name: str = "policy", api_key: str = "") -> None:
@@ -61,7 +61,7 @@ class RemoteClient:
         self._transport = {"uds": socket_path} if socket_path else {"socket_options": KEEP_ALIVE}
         self.served = self._ask_what_is_served()
         self._version, self._base, self._instance = self.served.version, self.served.base, self.served.instance
-        self._newest: int | None = None  # that this client sent
+        self._newest: int | None = None  # newest version that this client sent
         self._counts = ClientCounts()
         self._live: dict[str, list[_SentRequest]] = defaultdict(list)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -74,24 +74,24 @@ class RemoteClient:
 
     @property
     def version(self) -> int:
-        """Version of the served weights as the run counts, by the server's last answer."""
+        """Version of the served weights in the run's count, by the server's last answer."""
         return self._version - self._base
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts since the start, those of `ClientCounts`."""
+        """Counts of `ClientCounts` since the start."""
         return dict(self._counts.values)
 
     def check(self, dtype: str, numerics: str, config: EngineConfig) -> None:
         """Check that the server computes like the run's model and has the limits of `[engine]`.
 
         Args:
-            dtype: of the model.
-            numerics: "fast", or the exact path of the training process, as `ops.path_name` has it.
-            config: the section.
+            dtype: dtype of the model.
+            numerics: "fast", or the exact path of the training process, from `ops.path_name`.
+            config: section `[engine]`.
 
         Raises:
-            BadInput: it does not.
+            BadInput: the server computes differently, or has a smaller context.
         """
         served, where = self.served, f"engine at {self._url}"
         if served.dtype != dtype:
@@ -115,7 +115,7 @@ class RemoteClient:
         far.
 
         Raises:
-            RequestRefused: it can never be served.
+            RequestRefused: the request can never be served.
             EngineError: the server failed, was restarted or is unreachable.
         """
         async with aclosing(self._pieces(request, deltas=False)) as pieces:
@@ -135,7 +135,7 @@ class RemoteClient:
                 yield piece
 
     async def abort(self, request: str) -> None:
-        """End a request with the tokens sampled so far; unknown ones are fine.
+        """End a request with the tokens sampled so far; unknown requests are ignored.
 
         Raises:
             EngineError: the server did not answer.
@@ -167,19 +167,18 @@ class RemoteClient:
         return replace(scores, version=scores.version - self._base)
 
     async def release(self, conversation: str) -> None:
-        """Let the server forget the keys and values of a conversation; unknown ones are fine."""
         await self._post("release", wire.ReleaseForm(conversation=conversation))
 
     async def drop(self, adapter: str) -> None:
-        """Let the server serve no new request by this adapter.
+        """Make the server serve no new request with this adapter.
 
         Raises:
-            EngineError: no adapter of this name is loaded, or the server did not answer.
+            EngineError: no adapter with this name is loaded, or the server did not answer.
         """
         await self._post("drop", wire.DropForm(adapter=self.served.model if adapter == self._name else adapter))
 
     async def close(self) -> None:
-        """Drop running requests. The server goes on. Safe to call twice."""
+        """Drop running requests. The server continues. Safe to call twice."""
         await self._client.aclose()
 
     def _blocking(self, timeout_s: float | None) -> httpx.Client:
@@ -236,10 +235,10 @@ class RemoteClient:
             return answer.content
 
     def _check(self, status: int, body: bytes, headers: httpx.Headers, where: str, *, adopts: bool = False) -> None:
-        """Check that an answer is no error and comes from the known server under weights that this client sent.
+        """Check that an answer is no error, and comes from the known server under weights that this client sent.
 
         Raises:
-            EngineError: the server's error; or it was restarted, or another client sent weights.
+            EngineError: the server's error; or the server was restarted, or another client sent weights.
         """
         if status != 200:
             try:
@@ -256,7 +255,7 @@ class RemoteClient:
                 f"{where}: expected version {self._newest}, the last one sent, got {version}; use one server per run"
             )
         self._base = int(headers.get(wire.BASE, 0))
-        # answers overtake each other: the head of one may have left before the update that another acknowledged
+        # answers overtake each other: a head may have been sent before an update that is already acknowledged
         self._version = version if instance != self._instance else max(version, self._version)
         self._instance = instance
 

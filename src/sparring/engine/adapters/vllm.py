@@ -1,4 +1,4 @@
-"""`VllmEngine`: a vLLM server behind the protocol `Engine`."""
+"""`VllmEngine`: a vLLM server as an `Engine`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ABORT_AGAIN_S, _MOST_URGENT = 0.05, 1 << 31
 
 @dataclass(eq=False, slots=True)
 class _RunningRequest:
-    """Running request: its name at the server, and the tokens sampled so far where it is streamed."""
+    """Running request: its name at the server, and the tokens sampled so far if it is streamed."""
 
     request: GenerateRequest
     name: str
@@ -57,15 +57,15 @@ class _RunningRequest:
 
 
 class VllmEngine:
-    """Engine on a vLLM server; implements `Engine`. Not exact: it computes with other kernels than the trainer, so its
+    """Engine on a vLLM server. Implements `Engine`. Not exact: its kernels differ from the trainer's, so its
     log-probabilities differ, and its random numbers depend on more than the seed and a token's position.
 
     Args:
-        server: started, and closed with this engine.
-        config: `[engine]`.
-        name: model of the run; updates of others are refused.
-        version: of the weights in the server's folder.
-        dtype: of its computation.
+        server: started server, closed with this engine.
+        config: section `[engine]`.
+        name: name of the model in the run; updates of other models are refused.
+        version: version of the weights in the server's folder.
+        dtype: dtype of the computation.
         keep_server: whether `close` leaves the server running.
     """
 
@@ -101,12 +101,11 @@ class VllmEngine:
 
     @property
     def version(self) -> int:
-        """Version of the served weights."""
         return self._version
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts since the start, those of `ClientCounts`."""
+        """Counts of `ClientCounts` since the start."""
         return dict(self._counts.values)
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -114,12 +113,12 @@ class VllmEngine:
         far.
 
         The recorded oldest version of keys and values is never newer than the true one: it is the version served when
-        the request was sent, even where vLLM began later.
+        the request was sent, even if vLLM began later.
 
         Raises:
             EngineError: the request can never be served, vLLM failed, or the engine is closed.
         """
-        if request.ends is not None:  # somebody must see the tokens as they come
+        if request.ends is not None:  # the stop function needs the tokens as they come
             return [piece async for piece in self.stream(request)][-1]
         prompt = await self._prompt_logprobs(request)
         async with self._serving(request, streams=False) as live:
@@ -127,11 +126,11 @@ class VllmEngine:
             return self._counts.completed(live.sampled.completion(prompt))
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta | Completion]:
-        """Sample one turn in pieces: the tokens sampled since the previous piece, at last the Completion. Closing the
+        """Sample one turn in pieces: the tokens sampled since the previous piece, finally the Completion. Closing the
         iterator drops the request.
 
         Raises:
-            EngineError: as for `generate`, at the first piece or behind the tokens sampled until then.
+            EngineError: as for `generate`, at the first piece or after the tokens sampled until then.
         """
         prompt = await self._prompt_logprobs(request)
         async with self._serving(request, streams=True) as live:
@@ -154,20 +153,17 @@ class VllmEngine:
             yield self._counts.completed(sampled.completion(prompt))
 
     async def abort(self, request: str) -> None:
-        """End a request: its caller gets a Completion with finish reason "abort" and the tokens sampled so far. Unknown
-        requests are fine.
-
-        A request for its prompt and these tokens continues it under the weights that are served then, but with other
-        random numbers: vLLM's start anew with each request.
-        """
+        """End a request; its caller gets the tokens sampled so far. Unknown requests are ignored. A request for prompt
+        and these tokens continues it with other random numbers: vLLM restarts them with each request."""
         for live in [live for live in self._live if live.request.id == request and not live.aborted]:
             live.aborted = True
             await self._tell_abort(live)
             self._start(self._abort(live))
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Compute log-probabilities of given tokens by vLLM's prompt_logprobs. Entropies and other temperatures need
-        the log-probabilities of the whole vocabulary, which vLLM sends as text: so for small vocabularies only.
+        """Compute log-probabilities of given tokens by vLLM's prompt_logprobs. Only small vocabularies are supported:
+        entropies and other temperatures need the log-probabilities of the complete vocabulary, which vLLM sends as
+        text.
 
         Raises:
             EngineError: the request can never be served, the vocabulary is too large, vLLM failed, or the engine is
@@ -196,12 +192,12 @@ class VllmEngine:
         )
 
     async def fork(self, request: str, seeds: Mapping[str, int]) -> tuple[GenerateRequest, ...]:
-        """Return requests that continue a streamed one from the tokens sampled so far; vLLM finds whole blocks of its
-        prefix again.
+        """Return requests that continue a streamed one from the tokens sampled so far; vLLM finds full blocks of their
+        prefix in its cache.
 
         Raises:
-            EngineError: not exactly one request of this id is being streamed: vLLM tells the tokens of others at their
-                end only.
+            EngineError: not exactly one request with this id is being streamed; vLLM reports the tokens of other
+                requests only at their end.
         """
         streamed = [live for live in self._live if live.request.id == request and live.streams]
         if self._closed or len(streamed) != 1:
@@ -223,8 +219,9 @@ class VllmEngine:
         """Serve other weights: pause, load, verify, commit, resume. vLLM computes the publisher's probe while
         everything else is paused, so no request is served by unverified weights.
 
-        `[engine] live_kv`: keep: running requests go on with their keys and values; recompute: they compute them again;
-        drain: the update waits until they have finished. Cancelling the caller does not stop an update that has begun.
+        `[engine] live_kv` decides about running requests. keep: they continue with their keys and values; recompute:
+        they recompute them; drain: the update waits until they have finished. Cancelling the caller does not stop an
+        update that has begun.
 
         Raises:
             WeightsError: the update failed its verification or is late; the old weights were loaded again and are
@@ -239,7 +236,7 @@ class VllmEngine:
         await asyncio.shield(self._start(self._pull(ref)))
 
     async def verify(self, probe: Probe, about: str) -> None:
-        """Compare a probe with log-probabilities under vLLM's present weights, also while it is paused.
+        """Compare a probe with log-probabilities under vLLM's present weights; works while vLLM is paused.
 
         Raises:
             WeightsError: they differ from the publisher's.
@@ -272,11 +269,11 @@ class VllmEngine:
     # requests
 
     def _check(self, request: GenerateRequest) -> int:
-        """Return the number of tokens that a request may sample. A token outside the vocabulary would end vLLM's
-        engine, not the request.
+        """Return the number of tokens that a request may sample. Checked here because a token outside the vocabulary
+        would end vLLM's engine, not the request.
 
         Raises:
-            EngineError: it can never be served.
+            EngineError: the request can never be served.
         """
         tokens, sampling, most = request.tokens, request.sampling, self.server.max_positions
         max_new = min(sampling.max_tokens, most - len(tokens))
@@ -318,7 +315,6 @@ class VllmEngine:
 
     @asynccontextmanager
     async def _serving(self, request: GenerateRequest, *, streams: bool) -> AsyncIterator[_RunningRequest]:
-        """Register a running request, after any update that came first."""
         max_new = self._check(request)
         await self._open.wait()
         self._check_open()
@@ -337,8 +333,8 @@ class VllmEngine:
         return generate_body(live.request, live.name, live.max_new, vocab_size=vocab_size, version=self._version)
 
     def _end(self, request: GenerateRequest, tokens: Sequence[int], num_sent: int) -> int | None:
-        """Return how many of the tokens belong to the turn, where its stop function ends it among those behind
-        `num_sent`; else None."""
+        """Return the number of tokens that belong to the turn, if its stop function ends it after `num_sent` tokens;
+        otherwise None."""
         first = max(num_sent, request.sampling.min_tokens - 1)
         if request.ends is None or len(tokens) <= first:
             return None
@@ -352,7 +348,7 @@ class VllmEngine:
         temperature = request.sampling.temperature
         if len(request.tokens) < 2:
             return ()
-        if temperature == 1.0:  # no need of the whole vocabulary
+        if temperature == 1.0:  # the complete vocabulary is not needed
             await self._open.wait()
             self._check_open()
             rows = judged_rows(
@@ -364,14 +360,14 @@ class VllmEngine:
         ).logprobs
 
     async def _probe(self, tokens: Sequence[int]) -> tuple[float, ...]:
-        """Return log-probabilities of tokens[1:] at temperature 1, also while vLLM is paused."""
+        """Return log-probabilities of tokens[1:] at temperature 1; works while vLLM is paused."""
         body = judge_body(f"{PROBE}-{self._unique()}", tokens, 0, _MOST_URGENT)
         rows = judged_rows(await self._client.post(GENERATE, body))
         return tuple(row[token] for row, token in zip(rows, tokens[1:], strict=True))
 
     async def _abort(self, live: _RunningRequest) -> None:
-        """Repeat an abort until the request ends: vLLM silently ignores one for a request that has not reached its
-        scheduler yet."""
+        """Repeat an abort until the request ends: vLLM silently ignores an abort of a request that has not reached its
+        scheduler."""
         pause_s = _ABORT_AGAIN_S
         while not live.done.is_set():
             try:
@@ -431,7 +427,8 @@ class VllmEngine:
             await self._client.post("/reset_prefix_cache?reset_running_requests=true")
 
     async def _commit(self, ref: WeightRef, staged: Path, before: Probe) -> None:
-        """Load and verify; on failure restore the old weights and verify those by `before`, their own answer."""
+        """Load and verify the weights; on failure restore the old ones and verify these by `before`, their own
+        log-probabilities."""
         try:
             with boundary(WeightsError, where(ref)):
                 await self._load([str(staged)])
@@ -491,8 +488,8 @@ def _problem_with(tokens: Sequence[int], vocab_size: int) -> str | None:
 
 
 def _distribution(logprobs: Mapping[int, float], temperature: float) -> dict[int, float]:
-    """Compute log softmax(logits / temperature) from that at temperature 1; at temperature 0 that of temperature 1,
-    like `token_logprobs`."""
+    """Compute log softmax(logits / temperature) from the log-probabilities at temperature 1; temperature 0 means 1, as
+    in `token_logprobs`."""
     scaled = {token: value / (temperature or 1.0) for token, value in logprobs.items()}
     most = max(scaled.values())
     total = most + math.log(sum(math.exp(value - most) for value in scaled.values()))

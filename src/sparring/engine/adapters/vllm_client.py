@@ -14,10 +14,10 @@ from sparring.errors import EngineError
 
 
 class VllmClient:
-    """For one event loop.
+    """Client of a vLLM server, for one event loop.
 
     Args:
-        server: that is called.
+        server: server to call.
     """
 
     def __init__(self, server: VllmServer) -> None:
@@ -28,7 +28,7 @@ class VllmClient:
         """Send one request and return the decoded answer.
 
         Raises:
-            EngineError: it failed; with the end of the server's log where the server has ended.
+            EngineError: the request failed; if the server has ended, the message has the end of its log.
         """
         try:
             answer = await self._http().post(address, json=body)
@@ -55,7 +55,7 @@ class VllmClient:
                         if "error" in event:
                             raise EngineError(f"vLLM {address}: expected tokens, got {event['error']}")
                         yield event
-                        await asyncio.sleep(0)  # what lies there already is read without a pause, and others wait
+                        await asyncio.sleep(0)  # buffered lines are read without a pause, so let other tasks run
         except httpx.TransportError as error:
             raise self._gone(address, error) from error
 

@@ -1,4 +1,4 @@
-"""vLLM server as a process of its own: started, reached over a socket file, and ended with its starter."""
+"""A vLLM server as a process: started, called over a socket file, and ended with the process that started it."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from sparring.errors import EngineError, refusal
 
 PROCESS = Path(__file__).parent / "vllm_process"
 BLOCK_SIZE = 32
-"""Tokens per block of vLLM's cache, the smallest that its attention on a CPU supports."""
+"""Tokens per block of vLLM's cache, the smallest number that its attention on a CPU supports."""
 _TAIL_LINES, _SHORT_S, _PATIENCE_S = 25, 0.1, 10.0
 _ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
 _MEMORY = Path("/dev/shm")
 
 
 class VllmServer:
-    """Process that serves a checkpoint folder by vLLM; making one waits until it answers.
+    """Process that serves a checkpoint folder with vLLM; the constructor waits until it answers.
 
-    Its own interpreter runs it, so its packages need not be ours. It listens on a socket file in a private folder,
-    because its interface for training has no password. It reads its standard input, which only this process writes:
+    It runs in its own interpreter, so its packages may differ from ours. It listens on a socket file in a private
+    folder, because its training interface has no password. It reads its standard input, which only this process writes:
     however this process ends, `kill -9` included, the server and its workers end with it.
 
     Args:
         path: Hugging Face checkpoint folder.
-        config: `[engine]`.
-        dtype: of its computation.
+        config: section `[engine]`.
+        dtype: dtype of the computation.
         threads: CPU threads of its worker.
 
     Raises:
         BadInput: there is no such interpreter, or it has no vLLM.
-        EngineError: it did not start; with the end of its log.
+        EngineError: the server did not start; the message has the end of its log.
     """
 
     def __init__(self, path: str | Path, config: EngineConfig, *, dtype: str = "float32", threads: int = 1) -> None:
@@ -79,15 +79,15 @@ class VllmServer:
 
     @property
     def transport(self) -> httpx.AsyncHTTPTransport:
-        """New transport for asyncio. A connection serves one call, because vLLM hangs up after a failed one."""
+        """New transport for asyncio. A connection serves one call, because vLLM closes it after a failed one."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         return httpx.AsyncHTTPTransport(uds=str(self.socket), limits=limits)
 
     def ask(self, method: str, address: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Send one blocking request, for starting up.
+        """Send one blocking request, for the start.
 
         Raises:
-            EngineError: it failed.
+            EngineError: the request failed.
         """
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket)), base_url="http://vllm") as client:
             answer = client.request(method, address, json=body)
@@ -96,13 +96,13 @@ class VllmServer:
         return answer.json() if answer.content else None
 
     def ending(self) -> str:
-        """Describe a server that did not answer: its exit status and the end of its log, "" while it runs."""
+        """Describe a server that ended: its exit status and the end of its log; "" while it runs."""
         code = self._process.poll()
         return "" if code is None else f"; vLLM ended with status {code}, the end of its log:\n{self.log_tail()}"
 
     def log_tail(self) -> str:
-        """Return the last lines of its log, and before them the first that names an error: vLLM's processes end one
-        after the other, and the cause stands far above the end."""
+        """Return the last lines of its log, preceded by the first line that names an error: vLLM's processes end one
+        after the other, so the cause is far above the end."""
         return told(self._log.read_text(errors="replace")) if self._log.exists() else ""
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ def find_vllm(config: EngineConfig) -> str:
 
 
 def _arguments(config: EngineConfig, dtype: str) -> list[str]:
-    """Return vLLM's command line; the user's arguments come last and win."""
+    """Return vLLM's command line; the user's arguments come last and override ours."""
     cached = config.share_prefixes or config.kv_across_turns != "drop"
     options = {
         "--dtype": dtype,
@@ -162,7 +162,7 @@ def _arguments(config: EngineConfig, dtype: str) -> list[str]:
         "--block-size": BLOCK_SIZE,
         "--kv-cache-memory-bytes": config.kv_bytes,
         "--scheduling-policy": "priority",
-        # of the distribution that was sampled from (law 2), and as many of them as there are
+        # log-probabilities of the sampling distribution (law 2), without a limit on their number
         "--logprobs-mode": "processed_logprobs",
         "--max-logprobs": -1,
         "--generation-config": "vllm",
@@ -178,7 +178,7 @@ def _arguments(config: EngineConfig, dtype: str) -> list[str]:
 
 
 def _environment(python: str, threads: int) -> dict[str, str]:
-    """Return the environment that vLLM's documentation recommends on a CPU, with its interface for training."""
+    """Return the environment that vLLM's documentation recommends on a CPU, with its training interface enabled."""
     openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
     libraries = [
         str(openmp) if openmp.exists() else None,
@@ -198,7 +198,7 @@ def _environment(python: str, threads: int) -> dict[str, str]:
 
 
 def told(log: str) -> str:
-    """Return the last lines of a log, and before them the first that names an error, where it stands further up."""
+    """Return the last lines of a log, preceded by the first line that names an error, if that is further up."""
     lines = log.splitlines()
     above = [line for line in lines[:-_TAIL_LINES] if _ERROR.search(line)]
     return "\n".join([*above[:1], *lines[-_TAIL_LINES:]])

@@ -1,7 +1,7 @@
-"""Wire format of vLLM's token-in, token-out interface (`/inference/v1/generate`). Torch-free.
+"""Wire format of vLLM's token-level interface (`/inference/v1/generate`). Torch-free.
 
-A choice holds a log-probability per sampled token and those of the top tokens; -9999 is its minus infinity. Versions
-come at the end of a request, as spans over its tokens.
+A choice holds the log-probabilities of each sampled token and of the top tokens; -9999 stands for minus infinity.
+Versions are sent at the end of a request, as spans over its tokens.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from typing import Any
 from sparring.generation import Completion, FinishReason, GenerateRequest, KeptSets, Runs, Sampling
 
 WHOLE_VOCABULARY = 4096
-"""Largest vocabulary for which all log-probabilities of a token are requested: they travel as text, some 60 bytes each.
-"""
+"""Largest vocabulary for which all log-probabilities of a token are requested: they are sent as text, about 60 bytes
+each."""
 PROBE = "sparring-verifies"
-"""Prefix of the ids that are served while vLLM is paused: see `vllm_process/sparring_vllm.py`."""
+"""Prefix of the ids of requests that are served while vLLM is paused: see `vllm_process/sparring_vllm.py`."""
 _IMPOSSIBLE = -9000.0
 _SEED_BITS = (1 << 63) - 1
 _LEVEL = 1 << 32
-"""Distance of two priorities there: more than admissions ever differ."""
+"""Distance of two priorities in vLLM's scale: more than admissions ever differ."""
 
 
 def truncates(sampling: Sampling) -> bool:
-    """Return True if sampling draws from a part of the vocabulary. Its ids are recorded with the token (law 2)."""
+    """Return True if sampling is from a part of the vocabulary. The ids of that part are recorded with the token (law
+    2)."""
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
 
 
 def problem_for_vllm(request: GenerateRequest, vocab_size: int) -> str | None:
-    """Describe the part of a request that vLLM does not support, and why; None where it supports all."""
+    """Describe the part of a request that vLLM does not support, and why; None if it supports all."""
     sampling = request.sampling
     if request.adapter is not None:
         return f"no adapter, got {request.adapter}; vLLM serves the model alone here: use a native engine"
@@ -49,14 +50,14 @@ def generate_body(
     """Write a request for one turn.
 
     Args:
-        request: checked.
-        name: a unique id.
-        max_new: tokens that may be sampled.
-        vocab_size: of the model.
-        version: served now: cached prefixes are found by requests of the same version only (law 4).
+        request: checked request.
+        name: unique id.
+        max_new: most tokens to sample.
+        vocab_size: size of the model's vocabulary.
+        version: version served now; only requests with the same version find each other's prefixes (law 4).
     """
     sampling = request.sampling
-    # the sampled one takes a place, also where it is not among the likeliest
+    # one more: vLLM also lists the sampled token
     named = min(sampling.top_logprobs + 1, vocab_size) if sampling.top_logprobs else 0
     if truncates(sampling):
         named = max(named, min(sampling.top_k, vocab_size)) if sampling.top_k else -1
@@ -84,7 +85,7 @@ def generate_body(
 
 def judge_body(name: str, tokens: Sequence[int], named: int, priority: int) -> dict[str, Any]:
     """Write a request for the log-probabilities of given tokens at temperature 1 and of the `named` top tokens at each
-    position, -1 for all. Of the token that it samples only the version of the weights is used."""
+    position, -1 for all. It also samples one token, for the version of the weights."""
     sampling = {"max_tokens": 1, "prompt_logprobs": named, "ignore_eos": True, "detokenize": False}
     return {"request_id": name, "token_ids": list(tokens), "sampling_params": sampling, "priority": -priority * _LEVEL}
 
@@ -101,13 +102,13 @@ def judging_version(answer: Mapping[str, Any]) -> int:
 
 
 class SampledTurn:
-    """Tokens that a request has sampled so far, gathered from vLLM's pieces.
+    """Tokens that a request has sampled so far, collected from vLLM's pieces.
 
     Args:
-        request: that is answered.
-        version: served when it was sent: the oldest of the keys and values that it may attend to.
-        vocab_size: of the model.
-        recomputes: whether an update makes running requests compute theirs again.
+        request: request that is answered.
+        version: version served when the request was sent: the oldest of the keys and values that it may attend to.
+        vocab_size: size of the model's vocabulary.
+        recomputes: whether an update makes running requests recompute their keys and values.
     """
 
     def __init__(self, request: GenerateRequest, version: int, *, vocab_size: int, recomputes: bool) -> None:
@@ -122,7 +123,7 @@ class SampledTurn:
         self.finish_reason: FinishReason | None = None
 
     def take(self, answer: Mapping[str, Any]) -> None:
-        """Add one piece, or the whole answer."""
+        """Add one piece, or the complete answer."""
         for choice in answer["choices"]:
             for token in (choice["logprobs"] or {}).get("content") or ():
                 self._token(token)
@@ -134,7 +135,7 @@ class SampledTurn:
             self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
     def cut(self, count: int) -> None:
-        """End the turn after `count` tokens and drop those behind."""
+        """End the turn after `count` tokens and drop later ones."""
         for column in (self.tokens, self.logprobs, self._kept, self._tops):
             if column is not None:
                 del column[count:]

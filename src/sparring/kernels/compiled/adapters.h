@@ -1,4 +1,4 @@
-// What low-rank adapters add to a product: scale * B (A x).
+// Term of a low-rank adapter in a product: scale * B (A x).
 #pragma once
 
 #include "linear.h"
@@ -7,14 +7,14 @@
 namespace sparring {
 
 extern "C" {
-// Nothing where b has no outputs. Of experts, a and b are those of the first.
+// Absent if b has no outputs. For experts, a and b are those of the first.
 struct DeltaPlan {
     Weight a, b;
     float scale;
 };
 }
 
-// body(number, first, count) for neighbours among `count` rows that share an adapter; negative numbers stand for none.
+// Calls body(number, first, count) for each run of consecutive rows with the same adapter; negative: no adapter.
 template <class Number, class Body>
 static inline void adapt_rows(int64_t count, const Number &number_of, const Body &body) {
     for (int64_t i = 0, end; i < count; i = end) {

@@ -1,4 +1,4 @@
-// What packed and paged attention share: one tile of query rows against one key/value head.
+// Common part of packed and paged attention: one tile of query rows against one key/value head.
 //
 // Keys lie in blocks of 16 consecutive positions, transposed: [d][16]. A score is an ascending chain over d. The
 // weights of a row are exp(score - max); their sum keeps 16 lanes (lane = position mod 16) and adds them by halving.
@@ -15,11 +15,11 @@ namespace sparring {
 
 constexpr int64_t VALUE_BLOCKS = 8;  // blocks of 16 positions in one partial sum over values
 
-// How the scores of a layer become weights: the twin of `AttentionForm` in form.py.
+// Settings of a layer's attention scores; twin of `AttentionForm` in form.py.
 struct Form {
-    float scale, cap;    // a score becomes cap * tanh(score / cap); 0: it stays
-    int64_t window;      // a position is read by so many positions from its own on; 0: by all
-    const float *sinks;  // [H] one more logit per head in the sum of weights, with nothing to weigh; or null
+    float scale, cap;    // a score becomes cap * tanh(score / cap); 0: no cap
+    int64_t window;      // positions that read a key, from its own on; 0: all
+    const float *sinks;  // [H] additional logit per head, without a value; or null
 
     // The first position that a row of `length` positions reads.
     int64_t begin(int64_t length) const { return window > 0 && length > window ? length - window : 0; }
@@ -97,11 +97,11 @@ static inline void weigh(const T *values, int64_t stride, const float *weights, 
                [=](int64_t i, int c) { return load(values + i * stride + c * LANES); });
 }
 
-// The partial sum that position `begin` falls into.
+// Index of the partial sum of position `begin`.
 static inline int64_t partial_of(int64_t begin) { return begin / (VALUE_BLOCKS * LANES) * VALUE_BLOCKS; }
 
-// One partial sum (VALUE_BLOCKS blocks from `first`) of C column vectors, added to out. Positions that all rows of the
-// tile read are done together, the few before and behind them row by row: no row ever touches what it may not read.
+// Adds one partial sum (VALUE_BLOCKS blocks from `first`) of C column vectors to out. Positions that all rows of the
+// tile read are computed together, the few before and after them row by row, so no row reads a masked position.
 template <int R, int C, class T>
 static inline void weigh_partial(const Keys<T> &keys, const Rows &rows, const float *weights, int64_t pitch,
                                  int64_t first, int64_t column) {
@@ -217,7 +217,7 @@ static void attend_heads(const Keys<T> &keys, const int64_t *offset, const float
             store(outputs + r * keys.d + i, load(outputs + r * keys.d + i) / splat(sum[r]));
 }
 
-// Per-thread scratch that grows and is kept: allocation costs more than a decode step.
+// Per-thread scratch, which only grows: an allocation costs more than a decode step.
 struct Scratch {
     Buffer<float> scores, keys, values, queries, outputs;
     std::vector<const void *> key_blocks, value_blocks;
@@ -228,9 +228,9 @@ struct Scratch {
     }
 };
 
-// Which rows of q, k and v make each packed sequence: the first shared[b] positions of sequence b - 1 and after them
-// its own rows, cu_seqlens[b] to cu_seqlens[b + 1]. A walk through a tree of prefixes has this form. `shared` may be
-// null: every sequence then consists of its own rows.
+// Rows of q, k and v of each packed sequence: the first shared[b] positions of sequence b - 1, then its own rows,
+// cu_seqlens[b] to cu_seqlens[b + 1]. A traversal of a tree of prefixes has this form. If `shared` is null, every
+// sequence consists of its own rows.
 struct Sequences {
     const int32_t *cu_seqlens, *shared;
     int64_t count;

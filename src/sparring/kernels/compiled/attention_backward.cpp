@@ -137,7 +137,7 @@ template <class T> struct Call {
     const T *q, *k, *v, *out, *grad;
     const float *logsumexp;
     T *dq;
-    float *dk, *dv;  // float32 whatever T is: rows that sequences share are added up here
+    float *dk, *dv;  // float32 for every T: gradients of shared rows are accumulated here
     int64_t H, G, d;
     Form form;
 };
@@ -239,7 +239,7 @@ template <class T> struct Part {
     }
 };
 
-// What the parts found for rows of earlier parts, added part by part.
+// Adds the gradients that parts computed for rows of earlier parts, part by part.
 template <class T>
 static void add_outside(const Call<T> &c, const Sequences &sequences, int64_t begin, int64_t g, const float *outside) {
     int64_t kept = sequences.kept(begin);

@@ -1,8 +1,8 @@
-"""Build the kernels once per machine and load them. `python -m sparring.kernels.compiled.build` builds, says where.
+"""Build of the kernels, once per machine. `python -m sparring.kernels.compiled.build` builds and prints the path.
 
-The library is cached under SPARRING_CACHE (else ~/.cache/sparring) by a hash of sources, flags, compiler and CPU, and
-moved into place in one step, so two processes may build at once. Its threads are its own (parallel.h); how many a call
-may use is an argument, for which callers pass `torch.get_num_threads()`.
+The library is cached in SPARRING_CACHE (default ~/.cache/sparring) under a hash of sources, flags, compiler and CPU,
+and renamed into place, so two processes may build at once. It has its own threads (parallel.h); the number of threads
+is an argument of each call, for which callers pass `torch.get_num_threads()`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-pthread", "-fPIC", "-Wno-psabi")
-"""-ffp-contract=off: what is fused is written as fma(), so no compiler's choice enters the bits."""
+"""Compiler flags. -ffp-contract=off: only an explicit fma() is fused, so bits do not depend on the compiler's
+choices."""
 
 
 SOFTWARE_TILES = (*FLAGS, "-DSPARRING_SOFTWARE_TILES")
-"""With AMX tiles that a processor with AVX512_BF16 computes in software."""
+"""Flags of a build whose AMX tiles are emulated by a processor with AVX512_BF16."""
 SOFTWARE_PAIRS = (*FLAGS, "-DSPARRING_SOFTWARE_PAIRS")
-"""With products of pairs of bfloat16 that every processor computes in software."""
+"""Flags of a build whose products of bfloat16 pairs are emulated on any processor."""
 
 
 def build(flags: tuple[str, ...] = FLAGS) -> Path | None:
-    """Return the path of the compiled library; build it if none of these sources is cached. None when there is no g++.
+    """Return the path of the compiled library; build it if it is not cached. None without a C++ compiler.
 
     Raises:
         RuntimeError: the compiler failed; its last lines are in the message.
@@ -62,7 +63,7 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def cache_folder() -> Path:
-    """Return the folder that keeps compiled kernels."""
+    """Return the cache folder of compiled kernels."""
     return Path(os.environ.get("SPARRING_CACHE") or Path.home() / ".cache" / "sparring")
 
 
@@ -76,8 +77,8 @@ def _run(command: list[str]) -> str:
 
 
 def _cpu() -> str:
-    """Describe the processor as -march=native sees it, so that machines that share a cache folder build their own
-    library."""
+    """Describe the processor as -march=native sees it, so that machines that share a cache folder use separate
+    libraries."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,13 +1,12 @@
-// Steps of generation as one call: embedding, all layers over KV pages, head and sampler, for every new row of a step;
-// and where sequences know nothing of each other, the steps after it, each with the token that the one before has
-// sampled.
+// Steps of generation as one call: embedding, all layers over KV pages, head and sampler, for every new row of a step.
+// If sequences are independent, further steps follow, each with the token that the step before has sampled.
 //
-// Every row goes through the same functions as in the operations one by one, so its bits are the same. A row needs
-// nothing of the others but keys and values. Three ways to divide a step among threads follow from that:
-//   apart     sequences know nothing of each other: a thread takes its rows through everything and meets nobody;
-//   rows      a row may read keys that another row of this step writes: all meet once a layer, between writing and
-//   reading; columns   few rows, so that reading the weights is the work: a thread takes a share of the columns of
-//   every product.
+// Every row goes through the same functions as in the separate operations, so its bits are the same. A row reads only
+// keys and values of other rows. So a step is divided among threads in one of three ways:
+//   apart    sequences are independent: a thread takes its rows through all layers without synchronisation;
+//   rows     a row may read keys that another row of this step writes: threads synchronise once per layer, between
+//            writing and reading;
+//   columns  few rows, so that the weights dominate: a thread takes a share of the columns of every product.
 #include <atomic>
 
 #include "adapters.h"
@@ -18,12 +17,12 @@
 
 namespace sparring {
 constexpr int64_t STOPS = 8;  // tokens that end a sequence, per slot; unused ones are negative
-constexpr int64_t BIASES = 512;  // logits of tokens that something is added to, per slot
-constexpr int64_t TOPS = 20;  // likeliest tokens that are told
+constexpr int64_t BIASES = 512;  // biased logits, per slot
+constexpr int64_t TOPS = 20;  // most likely tokens to return
 
 extern "C" {
 
-// The model and, per slot, what a running request needs in every step. The twin of `DecoderPlan` in decoder_step.py.
+// The model and, per slot, the settings of a running request. Twin of `DecoderPlan` in decoder_step.py.
 struct LayerPlan {
     Weight qkv, o, gate_up, down;
     Weight router;  // [E][D]; where E is not 0, gate_up and down are those of the first of E experts
@@ -31,7 +30,7 @@ struct LayerPlan {
     void *keys, *values;                                  // pages of this layer
     float input_eps, q_eps, k_eps, mlp_eps;
     Form form;
-    int64_t chosen, renormalised;  // how many experts a row has, and of which softmax their shares are
+    int64_t chosen, renormalised;  // experts per row; whether their softmax is over these alone
 };
 
 struct DecoderPlan {
@@ -39,7 +38,7 @@ struct DecoderPlan {
     Weight head;
     const void *embedding, *norm, *cos, *sin;  // cos, sin [max_positions][d]
     int64_t num_layers, D, H, G, d, V, max_positions;
-    int64_t I, E, k;  // width of every MLP that all rows go through, the most experts, the most that a row has
+    int64_t I, E, k;  // width of dense MLPs; most experts of a layer; most experts of a row
     int64_t page_size, num_pages, pages_per_table;
     const int32_t *tables;  // [slot][pages_per_table]
     const float *temperature, *top_p, *min_p;
@@ -52,51 +51,51 @@ struct DecoderPlan {
                                // after that
     const int32_t *bias_counts;
     const int64_t *bias_until;
-    const uint8_t *limited;  // [slot]: whether only tokens with a bit in allowed[slot][ceil(V / 64)] may come
+    const uint8_t *limited;  // [slot]: whether only tokens with a bit in allowed[slot][ceil(V / 64)] may be sampled
     const uint64_t *allowed;
-    const int32_t *tops;  // [slot]: how many of the likeliest tokens are wanted, at most TOPS
+    const int32_t *tops;  // [slot]: number of most likely tokens to return, at most TOPS
     const int32_t *adapters;  // [slot]: which adapter, -1 for none
     float eps;
 };
 
-// Sequence b has its tables in slots[b], brings rows cu_rows[b]:cu_rows[b + 1] and has lengths[b] tokens with them;
-// where samples[b] is set, its last row gives the next token. Results stand in the order of those sequences, `steps`
-// for each, of which counts[i] are there. With more than one step every sequence brings one row and samples, and goes
-// on until one of them samples a token that ends it, or until another thread sets `interrupt`; tokens and lengths move
-// on with them.
+// Sequence b has its tables in slots[b], new rows cu_rows[b]:cu_rows[b + 1], and lengths[b] tokens including them; if
+// samples[b] is set, its last row samples the next token. Results are in the order of the sequences that sample, with
+// room for `steps` each, of which counts[i] are filled. With more than one step every sequence has one row and samples;
+// all continue until one of them samples a stop token or another thread sets `interrupt`, and tokens and lengths are
+// advanced.
 struct StepPlan {
     const int32_t *slots, *cu_rows;
     int32_t *lengths;
     int64_t *tokens;
     const uint8_t *samples;
     int64_t B;
-    int64_t independent;  // no sequence reads what another one writes in this call
+    int64_t independent;  // whether no sequence reads keys that another one writes in this call
     int64_t steps;        // 1 unless independent
     const int32_t *interrupt;
     int64_t *sampled;
     float *logprobs;
     int32_t *counts;
     int32_t
-        *top_ids;  // [sequence that samples][steps][TOPS], with their log-probabilities; null where nobody wants any
+        *top_ids;  // [sequence that samples][steps][TOPS], with their log-probabilities; or null
     float *top_logprobs;
     uint64_t
         *kept;  // [sequence that samples][steps][ceil(V / 64)], zero at first: the kept ids of truncated draws; or null
     int64_t threads;
     const DeltaPlan
-        *deltas;  // [adapter][num_layers][4], of qkv, o, gate_up and down; null where no sequence has an adapter
+        *deltas;  // [adapter][num_layers][4], terms of qkv, o, gate_up and down; null without adapters
 };
 }
 
 namespace {
 
-constexpr int64_t ROWS_OF_A_THREAD = 16;  // fewer, and the weights are the work
+constexpr int64_t ROWS_OF_A_THREAD = 16;  // with fewer, reading the weights dominates
 constexpr int64_t BLOCK_ROWS = 192;  // for each of which all weights of a layer are read once more
 constexpr int64_t KEPT_BYTES = 64 << 20;  // of weights that stay near a core from one step to the next
 constexpr int64_t ROWS_TO_SHARE =
     4;  // fewer, and waiting for another thread takes longer than what is between two products
 constexpr int64_t ROWS_OF_A_READING = 128;  // up to so many rows, reading weights from far takes longer than computing
 
-// How a phase of a step is divided: blocks of consecutive rows, or, where rows are few, the columns of its products.
+// Division of a phase of a step: blocks of consecutive rows or, for few rows, columns of its products.
 struct Division {
     int threads;
     int64_t block_rows;
@@ -108,8 +107,7 @@ struct Division {
                      [&](int64_t i) { body(i * block_rows, smaller(N, (i + 1) * block_rows)); });
     }
 
-    // Between products: body(first, last) for rows that this thread has, which the others help with where they have
-    // none.
+    // Between products: body(first, last) for the rows of this thread; threads without rows help.
     template <class Body> void share(int64_t first, int64_t last, const Body &body) const {
         int64_t parts = by_columns ? smaller(threads, (last - first) / ROWS_TO_SHARE) : 1;
         if (parts < 2) return body(first, last);
@@ -119,7 +117,7 @@ struct Division {
     }
 };
 
-// What stands between the phases of a step, kept by the thread that calls.
+// Intermediate results between the phases of a step, owned by the calling thread.
 template <class T> struct Workspace {
     Buffer<T> x, h, qkv, o, gate_up, act, picked;
     Buffer<float> logits, routed, shares;
@@ -193,7 +191,7 @@ template <class T> struct Step {
         return s.deltas[(number * m.num_layers + l) * 4 + which];
     }
 
-    // What the rows' adapters add to out [N][M], a product of in [N][K].
+    // Adds the terms of the rows' adapters to out [N][M], a product of in [N][K].
     void adapt(const Division &how, int64_t l, int which, int64_t M, const T *in, T *out, int64_t first,
                int64_t last) const {
         if (!s.deltas) return;
@@ -357,7 +355,7 @@ template <class T> struct Step {
         else sample(how, t, first, last);
     }
 
-    // All steps of rows [first, last), without meeting anybody. `until` is how many steps anybody takes.
+    // All steps of rows [first, last), without synchronisation. `until` is the number of steps that all threads take.
     void rows_apart(const Division &how, int64_t first, int64_t last, std::atomic<int64_t> &until) const {
         for (int64_t t = 0; t < until.load(); t++) {
             for (int64_t l = 0; l <= m.num_layers; l++) phase(how, t, l, first, last);
@@ -365,7 +363,7 @@ template <class T> struct Step {
         }
     }
 
-    // Sequence n is row n here: its sampled token becomes its row. Whether this was the last step.
+    // Sequence n is row n here: its sampled token becomes its next row. Returns whether this was the last step.
     bool go_on(int64_t t, int64_t first, int64_t last) const {
         bool ends = __atomic_load_n(s.interrupt, __ATOMIC_RELAXED) != 0;
         for (int64_t n = first; n < last; n++) {

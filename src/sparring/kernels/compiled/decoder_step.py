@@ -1,7 +1,7 @@
-"""C structures that steps of generation read: twins of those in decoder.cpp and adapters.h.
+"""C structures of generation steps, twins of structures in decoder.cpp and adapters.h.
 
-L layers, D width, H query heads, G key/value heads, d head size, I width of the MLP, E experts of which a row
-has k, V vocabulary, B sequences, N new rows.
+Shapes: L layers, D width, H query heads, G key/value heads, d head size, I width of the MLP, E experts, k experts per
+row, V vocabulary, B sequences, N new rows.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from sparring.kernels.compiled.library import Weight
 from sparring.kernels.form import AttentionForm
 
 STOPS, BIASES, TOPS = 8, 512, 20
-"""Per slot: tokens that end a sequence, tokens whose logits something is added to, likeliest tokens that are told."""
+"""Entries per slot: stop tokens, biased tokens, and most likely tokens to return."""
 
 WEIGHTS = 4
-"""Of a layer, those that adapters may add to: qkv, o, gate_up, down."""
+"""Weights of a layer that adapters may add to: qkv, o, gate_up, down."""
 
 SLOT_COLUMNS = (
     *("tables", "temperature", "top_p", "min_p", "top_k", "seeds", "stops"),
     *("bias_ids", "bias_values", "bias_counts", "bias_until", "limited", "allowed", "tops", "adapters"),
 )
-"""Arrays that the kernels read by slot, in this order."""
+"""Arrays by slot, in the order in which the kernels read them."""
 
 
 class AttentionPlan(Structure):
-    """An `AttentionForm`, without sinks: no model of the family has them."""
+    """An `AttentionForm`, without sinks, which no model of the family has."""
 
     _fields_ = [("scale", c_float), ("cap", c_float), ("window", c_int64), ("sinks", c_void_p)]
 
@@ -36,8 +36,8 @@ class AttentionPlan(Structure):
 
 
 class LayerPlan(Structure):
-    """One decoder layer; q_norm and k_norm may be null. `router` [E, D] has no outputs where all rows go through one
-    MLP; else gate_up and down are those of the first of E experts, of which a row has `chosen`."""
+    """One decoder layer; q_norm and k_norm may be null. A layer with one MLP has a `router` without outputs. In a
+    mixture, `router` is [E, D], gate_up and down belong to the first of E experts, and a row uses `chosen` experts."""
 
     _fields_ = [
         *((name, Weight) for name in ("qkv", "o", "gate_up", "down", "router")),
@@ -50,14 +50,14 @@ class LayerPlan(Structure):
 
 
 class DeltaPlan(Structure):
-    """Term of an adapter in a product: scale * B (A x); none where `b` has no outputs. For experts: that of the first
-    one."""
+    """Term of an adapter in a product: scale * B (A x); absent if `b` has no outputs. For experts, the term of the
+    first one."""
 
     _fields_ = [("a", Weight), ("b", Weight), ("scale", c_float)]
 
 
 class DecoderPlan(Structure):
-    """Whole model with its pages, and by slot the settings of the running requests."""
+    """A model with its pages, and the settings of the running requests by slot."""
 
     _fields_ = [
         ("layers", c_void_p),
@@ -71,9 +71,9 @@ class DecoderPlan(Structure):
 
 
 class StepPlan(Structure):
-    """New rows of B sequences. `sampled` and `logprobs` receive `counts` tokens, up to `steps`, for each sequence that
-    samples, `kept` a mask over the vocabulary for each (see `kept.py`), `top_ids` the likeliest tokens; these may be
-    null. `deltas` [adapter][L][4] are those of qkv, o, gate_up and down; null where no sequence has an adapter."""
+    """New rows of B sequences. For each sequence that samples, `sampled` and `logprobs` receive `counts` tokens, at
+    most `steps`; `kept` receives their masks over the vocabulary (see `kept.py`) and `top_ids` the most likely tokens,
+    and both may be null. `deltas` [adapter][L][4] are the terms of qkv, o, gate_up and down; null without adapters."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("slots", "cu_rows", "lengths", "tokens", "samples")),

@@ -1,4 +1,4 @@
-"""Compiled library: its functions by name, the layouts of packed weights, and structures that several functions
+"""A compiled library: its functions by name, the layouts of packed weights, and structures that several functions
 read."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sparring.kernels.path import PackedMatrix
 
 NAME, PAIRS_NAME, TILES_NAME = "exact-kernels", "exact-pairs", "exact-tiles"
 COMPILED = (TILES_NAME, PAIRS_NAME, NAME)
-"""Best first."""
+"""Compiled paths, best first."""
 LAYOUTS = {
     (NAME, torch.float32): 0,
     (NAME, torch.bfloat16): 3,
@@ -75,7 +75,7 @@ _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class Library:
-    """Functions of one compiled library by name; those that exist per dtype also as `typed[name][dtype]`."""
+    """Functions of one compiled library by name; functions with one version per dtype as `typed[name][dtype]`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.functions: dict[str, Any] = {}
@@ -94,19 +94,20 @@ class Library:
 
 
 class Weight(Structure):
-    """Packed weight [M, K] with its float32 bias or null; or the first of several, packed one behind the other."""
+    """Packed weight [M, K] with its float32 bias or null; or the first of several packed weights, contiguous in
+    memory."""
 
     _fields_ = [("panels", c_void_p), ("layout", c_int64), ("M", c_int64), ("K", c_int64), ("bias", c_void_p)]
 
     @staticmethod
     def on(path_name: str, packed: PackedMatrix, bias: torch.Tensor | None) -> Weight:
-        """Point at `packed`, with `bias` [M] or [E, M] float32, as the path `path_name` packs it. Both must outlive the
-        structure."""
+        """Make the structure of `packed`, as the path `path_name` packs it, with `bias` [M] or [E, M] float32. Both
+        must outlive the structure."""
         pointer, layout = None if bias is None else bias.data_ptr(), LAYOUTS[path_name, packed.dtype]
         return Weight(packed.storage.data_ptr(), layout, packed.num_outputs, packed.num_inputs, pointer)
 
 
 class Experts(Structure):
-    """Gated MLPs, packed one behind the other."""
+    """Gated MLPs of E experts, packed contiguously."""
 
     _fields_ = [("gate_up", Weight), ("down", Weight), ("E", c_int64)]

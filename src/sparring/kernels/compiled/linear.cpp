@@ -24,8 +24,7 @@ static void linear(const X *x, const P *panels, const float *bias, Y *y, int64_t
     });
 }
 
-// Rows of x, y that stand in the order of the weights whose they are: weight e has the rows from ends[e - 1] to
-// ends[e].
+// Rows of x and y, sorted by weight: weight e has the rows from ends[e - 1] to ends[e].
 template <class T>
 static void linear_groups(const T *x, const Weight &first_of, T *y, const int64_t *ends, int64_t E, int threads) {
     struct Piece { int64_t weight, first, last; };
@@ -49,7 +48,7 @@ static void linear_groups(const T *x, const Weight &first_of, T *y, const int64_
 
 extern "C" {
 
-// x [N, K] -> y [N, M], each row with the weight whose it is; `first_of` is the first of E, with biases [E, M] or none.
+// x [N, K] -> y [N, M], each row with its own weight; `first_of` is the first of E, with biases [E, M] or none.
 void sparring_linear_groups_f32(const float *x, const Weight *first_of, float *y, const int64_t *ends, int64_t E,
                                 int threads) {
     linear_groups(x, *first_of, y, ends, E, threads);

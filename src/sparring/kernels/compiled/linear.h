@@ -1,4 +1,4 @@
-// y = x W^T + bias for a few rows on the calling thread: what the products over many rows and the decoder's step share.
+// y = x W^T + bias for a few rows on the calling thread: common part of products over many rows and decoder steps.
 #pragma once
 
 #include "pack.h"
@@ -12,8 +12,8 @@ constexpr int64_t AHEAD_OF_WIDENING = 4096;  // numbers
 template <class P> constexpr int64_t PER_LINE = 64 / sizeof(P);
 template <class P> constexpr int LINES_OF = PANEL / PER_LINE<P>;  // of one k of a panel
 
-// P is what the weight is stored as, and X what x is read as: a bf16 becomes the float that it is before anything is
-// computed with it; pairs are multiplied as they are. Of pairs, K counts pairs.
+// P is the stored type of the weight, X the type of x. A bf16 is converted to float before it is used; pairs of bf16
+// are multiplied directly, and then K counts pairs.
 template <class Y, class P, class X> struct PanelProduct {
     const X *x;
     const P *panels;
@@ -132,7 +132,7 @@ static inline Weight columns_of(const Weight &w, int64_t begin, int64_t end) {
             w.bias ? w.bias + begin * PANEL : nullptr};
 }
 
-// The e-th of weights that are packed one behind the other, the first of which is `w`; their biases [E][M].
+// The e-th of contiguously packed weights that begin at `w`; their biases are [E][M].
 static inline Weight nth(const Weight &w, int64_t e) {
     return {(const char *)w.panels + e * blocks_of(w.M, PANEL) * panel_bytes(w), w.layout, w.M, w.K,
             w.bias ? w.bias + e * w.M : nullptr};

@@ -1,9 +1,9 @@
 // Gradients of y = x W^T + bias: of x and of W as matrix products, of the bias as sums over rows; in float32.
 //
 // An element is a sum of partial sums, one for each block of 128 consecutive terms, each an ascending chain of fused
-// multiply-adds from zero; the blocks are added in order. Threads take elements apart and never a sum: no bit depends
-// on how many there are, nor does the gradient of a row hang on other rows. Where the processor multiplies pairs of
-// bfloat16, all of that may count pairs.
+// multiply-adds from zero; the blocks are added in order. Threads divide elements, never a sum: no bit depends on the
+// number of threads, and the gradient of a row does not depend on other rows. On a processor that multiplies pairs of
+// bfloat16, terms may be pairs.
 #include "linear.h"
 
 namespace sparring {

@@ -132,8 +132,8 @@ template <class Lay> static void lay_all(Lay &lay) {
     while (lay.left()) lay();
 }
 
-// What is done between the products of a block of sums: the lines of the next block are asked for, the next columns are
-// laid, and in what time is left the next rows.
+// Work between the products of a block of sums: the cache lines of the next block are prefetched, then the next columns
+// and the next rows are laid out.
 struct BetweenProducts {
     LayAcross &across;
     LayDown &down;

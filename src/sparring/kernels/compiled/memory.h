@@ -1,5 +1,5 @@
-// Scratch that grows and is kept, each piece at the start of a cache line: a vector that crosses lines is loaded twice,
-// and a tile of sixteen of them takes twice as long.
+// Scratch memory that only grows, each piece aligned to a cache line: a vector across two lines is loaded twice, and a
+// tile of sixteen of them takes twice as long.
 #pragma once
 
 #include <cstddef>

@@ -5,7 +5,7 @@ namespace sparring {
 namespace {
 
 constexpr int64_t ROUTE_GRAIN = 64;        // rows
-constexpr int64_t WORK_OF_A_THREAD = 1000000;  // multiplications; waking another one for fewer costs more than they do
+constexpr int64_t WORK_OF_A_THREAD = 1000000;  // multiplications; waking a thread for fewer costs more
 constexpr int64_t SCRATCH = 16 << 20;      // elements between the products of a block of rows, which a thread keeps
 
 template <class T>

@@ -1,4 +1,4 @@
-// Mixtures of experts: which experts a row has, and what they make of it, from that row alone.
+// Mixtures of experts: routing and outputs of a row, from that row alone.
 #pragma once
 
 #include "linear.h"
@@ -9,15 +9,15 @@ namespace sparring {
 constexpr int64_t PAIRS_OF_A_THREAD = 16;  // to be added up; waking another one for fewer costs more
 
 extern "C" {
-// Gated MLPs packed one behind the other: gate_up and down are those of the first.
+// Contiguously packed gated MLPs: gate_up and down are those of the first.
 struct Experts {
     Weight gate_up, down;
     int64_t E;
 };
 }
 
-// The k likeliest of E experts, likeliest first and of equal ones that with the lowest number, and their shares: of the
-// softmax over all, or, where `renormalised`, of that over the k.
+// The k most likely of E experts, most likely first and ties by number, and their shares: of the softmax over all
+// experts or, if `renormalised`, over the k.
 static inline void route_row(const float *logits, int64_t E, int64_t k, bool renormalised, int32_t *chosen,
                              float *shares) {
     for (int64_t e = 0, filled = 0; e < E; e++) {
@@ -35,14 +35,14 @@ static inline void route_row(const float *logits, int64_t E, int64_t k, bool ren
     for (int64_t j = 0; j < k; j += LANES) store_tail(shares + j, k - j, exp(load_tail(shares + j, k - j) - top) / sum);
 }
 
-// The pairs of a row and an expert in the order of the experts, cut into pieces of consecutive ones that share theirs.
+// Pairs of a row and an expert, sorted by expert and cut into pieces with one expert each.
 struct Pairs {
     struct Piece {
         int64_t expert, first, last;
     };
     std::vector<Piece> pieces;
     Buffer<int32_t> rows, places,
-        ends;  // of each place its row; of each pair its place; of each expert where its places end
+        ends;  // row of each place; place of each pair; end of each expert's places
 
     void sort(const int32_t *chosen, int64_t N, int64_t k, int64_t E) {
         int32_t *end = ends.room(E), *row = rows.room(N * k), *place = places.room(N * k);
@@ -63,15 +63,15 @@ struct Pairs {
     }
 };
 
-// What stands between the products of experts, by place.
+// Intermediate results of the experts' products, by place.
 template <class T> struct MixtureSpace {
     Pairs pairs;
     Buffer<T> in, gate_up, act, out;
 };
 
-// y [N][D] <- of x [N][D], what its k experts chosen [N][k] make of each row, weighed by shares [N][k] and added in
-// float32 in the order of its choice. y may be x. adapt(which, piece, rows, in, out, threads) may add to the first
-// product (0) of the pairs of a piece and to the second (1); rows [place] are those of x.
+// y [N][D] <- outputs of the k experts chosen [N][k] of each row of x [N][D], weighted by shares [N][k] and added in
+// float32 in the order of `chosen`. y may be x. adapt(which, piece, rows, in, out, threads) may add to the first (0)
+// and second (1) product of the pairs of a piece; rows [place] are indices into x.
 template <class T, class Adapt>
 static void mix_rows(const Experts &w, const T *x, const int32_t *chosen, const float *shares, T *y, int64_t N,
                      int64_t k, int threads, const Adapt &adapt) {

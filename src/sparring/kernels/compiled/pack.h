@@ -1,4 +1,4 @@
-// How the weights of matrix products are laid out.
+// Layouts of the weights of matrix products.
 #pragma once
 
 #include "memory.h"

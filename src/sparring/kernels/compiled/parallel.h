@@ -1,8 +1,7 @@
 // The one place that starts threads.
 //
-// Whoever calls does the work; helpers take a share where the system gives them a processor in time. So a helper that
-// another program keeps from running costs its share of speed, never a wait: the caller waits only for pieces that a
-// helper has begun.
+// The caller does the work; helper threads take pieces of it if the system schedules them in time. A helper that is not
+// scheduled costs its share of speed, but no wait: the caller waits only for pieces that a helper has begun.
 #pragma once
 
 #include <atomic>
@@ -27,7 +26,7 @@ static inline void pause_briefly() {
 #endif
 }
 
-// body(0) ... body(count - 1), each piece once, by whoever comes.
+// body(0) ... body(count - 1), each piece once, on any thread.
 struct Job {
     void (*call)(const void *body, int64_t piece);
     const void *body;
@@ -41,8 +40,7 @@ struct Job {
     }
 };
 
-// Helpers of all callers. They sleep when there is nothing to do, and are never stopped: the process ends over their
-// heads.
+// Helper threads of all callers. They sleep when idle and are never joined: they are detached and end with the process.
 class Pool {
     std::mutex lock;
     std::condition_variable work_came, helper_left;

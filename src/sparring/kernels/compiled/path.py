@@ -26,7 +26,8 @@ TILE_DEPTH = 32
 
 
 class CompiledPath:
-    """Operations over one compiled library; their matrix products on AMX tiles, of pairs of bfloat16, or portable."""
+    """Operations of one compiled library, with matrix products on AMX tiles, by pairs of bfloat16, or portable.
+    Implements `KernelPath`. Implements `FusedPath`."""
 
     is_compiled = True
     transposes_keys = True
@@ -37,10 +38,11 @@ class CompiledPath:
         self._tiles, self._pairs = name == TILES_NAME, name == PAIRS_NAME
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
-        """Lay weights[M_i, K], joined to [M, K], out in panels of 64 columns, in `storage` when it is given.
+        """Write weights[M_i, K], joined to [M, K], in panels of 64 columns, into `storage` if given.
 
-        [ceil(M / 64), K, 64] of the weight's dtype; pairs of bfloat16 [ceil(M / 64), ceil(K / 2), 64, 2]; on tiles
-        [ceil(M / 64), 2, ceil(K / 32), P, 16, 32, 2] bfloat16, P planes: three for a float32 weight, one for bfloat16.
+        Layouts: [ceil(M / 64), K, 64] of the weight's dtype; pairs of bfloat16 [ceil(M / 64), ceil(K / 2), 64, 2]; on
+        tiles [ceil(M / 64), 2, ceil(K / 32), P, 16, 32, 2] bfloat16, with P planes: three for a float32 weight, one for
+        bfloat16.
         """
         parts = [weight.detach() for weight in weights]
         if any(len(part) % PANEL for part in parts[:-1]):
@@ -59,12 +61,11 @@ class CompiledPath:
     def packed_layout(
         self, counts: Sequence[int], depth: int, dtype: torch.dtype
     ) -> tuple[tuple[int, ...], torch.dtype]:
-        """Return shape and dtype of what `pack` makes of weights[counts[i], depth] of `dtype`."""
         kind, panel = self._layout(depth, dtype)
         return (-(-sum(counts) // PANEL), *panel), torch.float32 if kind == "pack_f32" else torch.bfloat16
 
     def _layout(self, depth: int, dtype: torch.dtype) -> tuple[str, tuple[int, ...]]:
-        """Return the function that packs [M, depth], and the shape of a panel."""
+        """Return the name of the packing function for [M, depth], and the shape of a panel."""
         narrow = dtype is torch.bfloat16
         if self._tiles:
             return ("pack_bf16", _tile_panel(depth, 1)) if narrow else ("pack_split", _tile_panel(depth, PLANES))
@@ -75,7 +76,6 @@ class CompiledPath:
     def linear(
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Multiply x[N, K] -> y[N, M] of `dtype`."""
         if bias is not None:
             bias = bias.detach().float()
         threads, sizes = torch.get_num_threads(), (x.shape[0], num_outputs, x.shape[1])
@@ -97,8 +97,6 @@ class CompiledPath:
     def linear_groups(
         self, x: torch.Tensor, packed: PackedMatrix, biases: torch.Tensor | None, counts: torch.Tensor
     ) -> torch.Tensor:
-        """Multiply x[N, K], of whose rows counts[E] belong to each of E weights [M, K] in turn -> y[N, M]; biases [E,
-        M]."""
         if biases is not None:
             biases = biases.detach().float().contiguous()
         y, ends = torch.empty((x.shape[0], packed.num_outputs), dtype=x.dtype), counts.cumsum(0)
@@ -108,8 +106,6 @@ class CompiledPath:
         return y
 
     def route(self, logits: torch.Tensor, count: int, renormalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choose the likeliest of logits[N, E] float32, of equal ones the lowest -> numbers [N, k] int32, shares [N,
-        k]."""
         rows, experts = logits.shape
         chosen, shares = torch.empty((rows, count), dtype=torch.int32), torch.empty((rows, count))
         pointers = (logits.data_ptr(), chosen.data_ptr(), shares.data_ptr())
@@ -119,7 +115,6 @@ class CompiledPath:
     def mixture(
         self, x: torch.Tensor, gate_up: PackedMatrix, down: PackedMatrix, chosen: torch.Tensor, shares: torch.Tensor
     ) -> torch.Tensor:
-        """Compute the experts of x[N, D]; chosen [N, k] int32, shares [N, k] float32."""
         y, (rows, per_row) = torch.empty_like(x), chosen.shape
         experts = Experts(*(Weight.on(self.name, packed, None) for packed in (gate_up, down)), len(gate_up.storage))
         pointers = (byref(experts), *(t.data_ptr() for t in (x, chosen, shares, y)))
@@ -129,8 +124,6 @@ class CompiledPath:
     def linear_backward(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the gradients of x[N, K] and weight[M, K], where they are needed, from that of y[N, M]; all of one
-        dtype."""
         x, weight = x.contiguous(), weight.contiguous()
         if self._tiles and len(x):
             return self._linear_backward_on_tiles(x, weight, grad.contiguous(), needs)
@@ -175,7 +168,6 @@ class CompiledPath:
         return panels
 
     def sum_rows(self, grad: torch.Tensor) -> torch.Tensor:
-        """Sum the columns of grad[N, M] -> [M] float32."""
         grad = grad if grad.stride(1) == 1 else grad.contiguous()
         total = torch.empty(grad.shape[1])
         call = self._t["sum_rows"][grad.dtype]
@@ -183,7 +175,6 @@ class CompiledPath:
         return total
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Normalise x[N, D] -> [N, D]."""
         y = torch.empty_like(x)
         rows, width = x.shape
         call = self._t["rms_norm"][x.dtype]
@@ -193,7 +184,6 @@ class CompiledPath:
     def rms_norm_backward(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the gradients of x[N, D] and weight[D]."""
         rows, width = x.shape
         dx, partial = torch.empty_like(x), torch.zeros(max(1, -(-rows // ROWS_PER_PARTIAL)), width)
         self._t["rms_norm_backward"][x.dtype](
@@ -210,7 +200,6 @@ class CompiledPath:
         return dx, partial[0].to(weight.dtype)
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
-        """Compute silu(gate) * up, any shape; silu(gate) where `up` is None."""
         y = torch.empty_like(gate)
         second = None if up is None else up.data_ptr()
         call = self._t["silu_mul"][gate.dtype]
@@ -220,7 +209,6 @@ class CompiledPath:
     def silu_mul_backward(
         self, gate: torch.Tensor, up: torch.Tensor | None, grad: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the gradients of gate and up."""
         dgate, dup = torch.empty_like(gate), None if up is None else torch.empty_like(up)
         self._t["silu_mul_backward"][gate.dtype](
             gate.data_ptr(),
@@ -234,13 +222,11 @@ class CompiledPath:
         return dgate, dup
 
     def tanh(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute tanh of float32 of any shape."""
         y = torch.empty_like(x)
         self._f["tanh"](x.data_ptr(), y.data_ptr(), x.numel(), torch.get_num_threads())
         return y
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
-        """Rotate x[N, H, d] by cos[N, d], sin[N, d]; `transposed` rotates back."""
         y = torch.empty_like(x)
         tokens, heads, size = x.shape
         call = self._t["rope"][x.dtype]
@@ -251,7 +237,6 @@ class CompiledPath:
     def add_rms_norm(
         self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x[N, D] + y[N, D] and its norm."""
         total, normed = torch.empty_like(x), torch.empty_like(x)
         pointers = [t.data_ptr() for t in (x, y, weight, total, normed)]
         self._t["add_rms_norm"][x.dtype](*pointers, *x.shape, eps, torch.get_num_threads())
@@ -260,7 +245,6 @@ class CompiledPath:
     def add_rms_norm_backward(
         self, total: torch.Tensor, weight: torch.Tensor, grad_total: torch.Tensor | None, grad: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the gradient of x, which is that of y, and of weight[D]."""
         rows, width = total.shape
         dx, partial = torch.empty_like(total), torch.zeros(max(1, -(-rows // ROWS_PER_PARTIAL)), width)
         pointers = [None if t is None else t.data_ptr() for t in (total, weight, grad_total, grad, dx, partial)]
@@ -275,7 +259,6 @@ class CompiledPath:
         heads: int,
         kv_heads: int,
     ) -> Heads:
-        """Cut qkv[N, (H + 2 G) d], rows any distance apart, into q, k, v; q and k normed and rotated."""
         tokens, size = angles[0].shape
         q = torch.empty(tokens, heads, size, dtype=qkv.dtype)
         k, v = (torch.empty(tokens, kv_heads, size, dtype=qkv.dtype) for _ in range(2))
@@ -292,7 +275,6 @@ class CompiledPath:
         norms: Norms | None,
         grads: Heads,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Return the gradients of qkv and of the two norm weights [d], from those of q, k and v."""
         tokens, heads, size = grads[0].shape
         out = torch.empty(qkv.shape, dtype=qkv.dtype)
         q_weight, k_weight, eps = norms or (None, None, 0.0)
@@ -306,7 +288,6 @@ class CompiledPath:
         return out, *partial[0].to(qkv.dtype).unbind(0)
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Compute silu(gate) * up [N, I] of gate_up[N, 2 I], rows any distance apart."""
         rows, width = gate_up.shape
         y = torch.empty(rows, width // 2, dtype=gate_up.dtype)
         call = self._t["swiglu"][gate_up.dtype]
@@ -314,7 +295,6 @@ class CompiledPath:
         return y
 
     def swiglu_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of gate_up."""
         out = torch.empty(gate_up.shape, dtype=gate_up.dtype)
         pointers = [t.data_ptr() for t in (gate_up, grad, out)]
         self._t["swiglu_backward"][gate_up.dtype](*pointers, gate_up.stride(0), *grad.shape, torch.get_num_threads())
@@ -330,7 +310,6 @@ class CompiledPath:
         shared: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend: q[N, H, d], k, v[N, G, d], sinks[H] -> o[N, H, d] and logsumexp [N, H] of the scores and the sink."""
         out = torch.empty_like(q)
         tokens, heads, size = q.shape
         logsumexp = torch.empty(tokens, heads)
@@ -353,7 +332,6 @@ class CompiledPath:
         return out, logsumexp
 
     def attention_packed_backward(self, saved: SavedAttention, grad: torch.Tensor, form: AttentionForm) -> Heads:
-        """Return the gradients of q, k and v; those of k and v are added up in float32."""
         q, k, v, cu_seqlens, shared, out, logsumexp = saved
         dq, (dk, dv) = torch.empty_like(q), torch.empty(2, *k.shape).unbind(0)
         tensors = (q, k, v, out, grad, logsumexp, dq, dk, dv, cu_seqlens, shared)
@@ -372,11 +350,6 @@ class CompiledPath:
         form: AttentionForm,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int]:
-        """Write k, v into one layer's pages (keys, values), then attend.
-
-        Returns:
-            o[N, H, d] and -1, or the index of the first sequence whose table is wrong.
-        """
         keys, values = pages
         tables, cu_rows, lengths = rows[:3]
         out = torch.empty_like(q)
@@ -406,8 +379,6 @@ class CompiledPath:
     def token_logprobs(
         self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
     ) -> tuple[tuple[torch.Tensor, ...], int]:
-        """Return (logprob, entropy, maximum, log_sum), [N] each; and -1, or the first row whose target is no token or
-        not kept."""
         rows, vocabulary = logits.shape
         results = torch.empty(4, rows).unbind(0)
         tensors = (logits, targets, temperature, *(kept or (None, None)), *results)
@@ -424,7 +395,6 @@ class CompiledPath:
         *,
         spent: bool = False,
     ) -> torch.Tensor:
-        """Return the gradient of the logits."""
         logits = saved[0]
         grad = logits if spent else torch.empty_like(logits)  # a row is read before it is written
         tensors = (*saved[:3], *(kept or (None, None)), *saved[3:], grad_logprob, grad_entropy, grad)
@@ -435,7 +405,6 @@ class CompiledPath:
     def sample(
         self, logits: torch.Tensor, requests: SamplingRows, masks: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw tokens[N] with logprobs[N]; the ids that truncated draws kept go into `masks` [N, W]."""
         rows, vocabulary = logits.shape
         tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
         pointers = [t.data_ptr() for t in (logits, *requests, tokens, logprobs)]
@@ -444,7 +413,6 @@ class CompiledPath:
         return tokens, logprobs
 
     def decoder_step(self, plan: Structure, step: Structure, dtype: torch.dtype) -> int:
-        """Compute steps by a `DecoderPlan` and a `StepPlan`; -1, or the sequence or row that is wrong."""
         return self._t["decoder_step"][dtype](byref(plan), byref(step))
 
 

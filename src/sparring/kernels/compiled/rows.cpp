@@ -46,7 +46,7 @@ static void rms_norm_backward(const T *x, const T *weight, const T *dy, T *dx, f
             store_tail(partial + i, D - i, load_tail(partial + i, D - i) + load_tail(partial + chunk * D + i, D - i));
 }
 
-// Elements in strips of 16 from the start of the tensor: a lane computes alone, so its bits know nothing of its place.
+// Elements in strips of 16 from the start of the tensor: lanes are independent, so bits do not depend on the position.
 template <class T, class F> static void elementwise(int64_t count, int threads, F body) {
     parallel_ranges(blocks_of(count, LANES), GRAIN / LANES, threads, [=](int64_t first, int64_t last) {
         for (int64_t i = first * LANES; i < smaller(last * LANES, count); i += LANES)

@@ -100,7 +100,7 @@ struct Request {
     int64_t top_k;
     uint64_t seed;
     int64_t position;
-    bool limited;  // the logits of tokens that may not come are minus infinity: what is left is a kept set too
+    bool limited;  // forbidden tokens have logits of minus infinity; the allowed ones are recorded as a kept set
     bool truncates(int64_t V) const {
         return temperature != 0.0f && (limited || (top_k > 0 && top_k < V) || top_p < 1.0f || min_p > 0.0f);
     }
@@ -112,9 +112,8 @@ struct Candidate {
     bool operator<(const Candidate &other) const { return logit != other.logit ? logit > other.logit : id < other.id; }
 };
 
-// What a draw is limited to: the logits of the kept ids side by side, ids ascending. This is a row like any other, and
-// so its statistics, its draws and its gradient are those of any row: whoever has the ids gets the bits of whoever
-// drew.
+// Kept set of a draw: the logits of the kept ids, compacted, ids ascending. It is treated as a row of its own for
+// statistics, draws and gradients, so the kept ids suffice to recompute the bits of the draw.
 struct Kept {
     std::vector<int32_t> ids;
     std::vector<float> logits;
@@ -134,8 +133,7 @@ struct Truncation {
     void choose(const float *row, int64_t V, const Statistics &s, const Request &request, Kept &kept) {
         int64_t limit = request.top_k > 0 ? smaller(request.top_k, V) : V;
         double total = s.sum;
-        // where top-k has no say, min-p and top-p look at the same total, so top-p need not look at what min-p leaves
-        // out
+        // without top-k, min-p and top-p use the same total, so top-p need not look at tokens that min-p excludes
         collect(row, V, s, limit, limit < V ? 0.0f : request.min_p);
         if (request.top_p < 1.0f) {
             if (limit < V) {
@@ -147,7 +145,7 @@ struct Truncation {
         kept.ids.clear();
         for (const Candidate &candidate : best)
             if (candidate.weight >= request.min_p) kept.ids.push_back(candidate.id);
-        if (kept.ids.empty()) kept.ids.push_back(0);  // of a row that is not numbers
+        if (kept.ids.empty()) kept.ids.push_back(0);  // a row of NaN
         std::sort(kept.ids.begin(), kept.ids.end());
         kept.gather(row, kept.ids.data(), (int64_t)kept.ids.size());
     }

@@ -129,10 +129,9 @@ template <bool TWO> static inline __attribute__((always_inline)) void load_first
     load_rows<TWO>(o.a + LO * TILE_ELEMENTS, o.a_half);
 }
 
-// The first operands are in their tiles when it begins, and those of the product that comes `next` when it ends: loaded
-// before the sums are stored, they need not wait for stores to addresses that differ from theirs by a multiple of 4096.
-// Tile products keep one unit of a core busy and leave the others idle: what `meanwhile` does, a little at each of its
-// calls, costs less than it would by itself.
+// The first operands are in their tiles when it begins, and those of the `next` product when it ends: loaded before the
+// sums are stored, they do not wait for stores to addresses that differ from theirs by a multiple of 4096. Tile
+// products use one unit of a core and leave the others idle, so the work of `meanwhile` is nearly free.
 template <bool TWO, class Meanwhile>
 static inline void multiply_split(Operands o, int64_t blocks, const Operands &next, Meanwhile &meanwhile) {
     for (int64_t i = 0; i < blocks; i++) {
@@ -209,9 +208,8 @@ static inline __attribute__((always_inline)) void lay_block(const bf16 *x, int64
     _mm512_storeu_si512(out, _mm512_maskz_loadu_epi16(in, x));
 }
 
-// What is done between the products of a strip of 32 rows: the next strip is laid as tiles,
-// [2][blocks][planes][16][32], and the lines that the sums go to are asked for, so that the stores find them in the
-// cache.
+// Work between the products of a strip of 32 rows: the next strip is laid out as tiles, [2][blocks][planes][16][32],
+// and the cache lines of the sums are prefetched for their stores.
 template <class X, class Y> struct BetweenStrips {
     const X *x;
     int64_t K, rows;  // of the next strip
@@ -240,7 +238,7 @@ template <class X, class Y> struct BetweenStrips {
     }
 };
 
-// What a sum becomes: added to the bias, rounded to the type of y, without the columns past M.
+// Stores a sum: adds the bias, rounds to the type of y, drops the columns past M.
 template <class Y>
 static inline void finish_sums(const TileWeight &w, const float *sums, Y *y, int64_t y_stride, int64_t rows,
                                int64_t column) {

@@ -1,11 +1,12 @@
-"""Causal attention on a GPU over packed rows and over pages, forward and backward, in Triton: one split, one order.
+"""Causal attention on a GPU over packed rows and over pages, forward and backward, in Triton, in one order of
+additions.
 
-One forward program serves both: packed rows are pages of one position, and a table says which row is position p of a
-sequence. So training and generation run the same instructions, sinks, soft caps, windows and trees of prefixes
-included. Keys are read in blocks that begin at multiples of one length, whichever query asks. `unverified` on a device;
-tests run the interpreter.
+One forward program serves both: packed rows are pages of one position, and a table maps position p of a sequence to its
+row. So training and generation run the same instructions, including sinks, soft caps, windows and trees of prefixes.
+Keys are read in blocks that begin at multiples of one length for every query. `unverified` on a device; tests run the
+interpreter.
 
-N rows, H query heads, G key/value heads, d head size, B sequences, L positions.
+Shapes: N rows, H query heads, G key/value heads, d head size, B sequences, L positions.
 """
 
 from __future__ import annotations
@@ -20,13 +21,19 @@ from sparring.kernels.device.linear import is_wide
 from sparring.kernels.form import AttentionForm
 
 TILE = {torch.bfloat16: 64, torch.float32: 16}
-"""Keys of one block, and rows of one tile: so many query heads of one key/value head times positions. Float32 has no
-matrix units, and a larger tile of it takes minutes to compile."""
+"""Keys of a block, and rows of a tile (query heads of one key/value head times positions). Float32 has no matrix units,
+and a larger float32 tile takes minutes to compile."""
 
 
 class Walk(NamedTuple):
-    """Places of B sequences. tables [B, P] int32: their pages in order; rows cu_rows[b]:cu_rows[b + 1] are the last
-    ones of sequence b, which has lengths[b] positions; int32. `most_rows`: the most new rows of one sequence."""
+    """Rows and pages of B sequences.
+
+    Attributes:
+        tables: [B, P] int32, pages of each sequence in order.
+        cu_rows: [B + 1] int32; rows cu_rows[b]:cu_rows[b + 1] are the last positions of sequence b.
+        lengths: [B] int32, positions of each sequence.
+        most_rows: most new rows of one sequence.
+    """
 
     tables: torch.Tensor
     cu_rows: torch.Tensor
@@ -38,7 +45,7 @@ class Walk(NamedTuple):
 def _scores(
     q, k, row_position, key_position, scale, WINDOW: tl.constexpr, CAP: tl.constexpr
 ):  # fmt: skip
-    """Compute scores of a tile [rows, keys], hidden ones minus infinity, and the slope of the cap."""
+    """Compute scores of a tile [rows, keys], minus infinity for masked ones, and the derivative of the cap."""
     s = tl.dot(q, k, input_precision="ieee") * scale
     slope = tl.full(s.shape, 1.0, tl.float32)
     if CAP > 0:
@@ -58,7 +65,7 @@ def _tile(
     first, count, length, tile, g, H,
     GROUP: tl.constexpr, PADDED: tl.constexpr, POSITIONS: tl.constexpr,
 ):  # fmt: skip
-    """Return of each row of a query tile: its index among the N times H, its head, its position, and whether it
+    """Return, for each row of a query tile, its index among the N * H, its head, its position, and whether it
     exists."""
     i = tl.arange(0, PADDED * POSITIONS)
     nth = tile * POSITIONS + i // PADDED
@@ -114,7 +121,7 @@ def _forward(
                 k, v = k.to(tl.float32), v.to(tl.float32)
             s, _ = _scores(queries, k, position, at, scale, WINDOW, CAP)
             higher = tl.maximum(maximum, tl.max(s, 1))
-            # a block that a row's window hides whole must leave the row as it was
+            # a block outside a row's window must not change the row
             base = tl.where(higher == float("-inf"), 0.0, higher)
             fade = tl.exp(maximum - base)
             p = tl.exp(s - base[:, None])
@@ -172,8 +179,8 @@ def attend(
     form: AttentionForm,
     sinks: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend with q[N, H, d] over keys, values [pages, G, page_size, d] of the same strides -> o[N, H, d], logsumexp
-    [N, H] float32."""
+    """Compute attention of q[N, H, d] over keys, values [pages, G, page_size, d] of equal strides -> o[N, H, d],
+    logsumexp [N, H] float32."""
     out, logsumexp = torch.empty_like(q), torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     shape = _shape(q, keys.shape[1])
     if walk.most_rows:
@@ -187,7 +194,7 @@ def attend(
 
 
 def write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, walk: Walk) -> None:
-    """Put the new rows k, v[N, G, d] into keys, values [pages, G, page_size, d]."""
+    """Write the new rows k, v[N, G, d] to keys, values [pages, G, page_size, d]."""
     shape = {"d": k.shape[2], "DEPTH": triton.next_power_of_2(k.shape[2]), "POSITIONS": 16}
     if walk.most_rows:
         _write[(-(-walk.most_rows // 16), k.shape[1], len(walk.lengths))](
@@ -244,7 +251,7 @@ def _backward_keys(
     d: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, POSITIONS: tl.constexpr,
     KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute dk, dv [sum of lengths, G, d] float32 of every position of every sequence, laid out in full."""
+    """Compute dk, dv [sum of lengths, G, d] float32 for every position of every sequence."""
     block, g, b = tl.program_id(0) * KEYS, tl.program_id(1), tl.program_id(2)
     first = tl.load(cu_rows + b)
     count = tl.load(cu_rows + b + 1) - first
@@ -287,11 +294,18 @@ def _backward_keys(
 def attend_backward(
     saved: tuple[torch.Tensor, ...], grad: torch.Tensor, walk: Walk, cu_lengths: torch.Tensor, form: AttentionForm
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute gradients of q[N, H, d] and, for every position of every sequence, of k and v (Dao et al. 2022, algorithm
-    4).
+    """Compute the gradients of q[N, H, d] and, for every position of every sequence, of k and v (Dao et al. 2022,
+    algorithm 4).
 
-    `saved` is q, k, v, out, logsumexp; cu_lengths [B + 1] int32 says where a sequence begins among the positions of
-    all. Returns dq and dk, dv [sum of lengths, G, d] float32.
+    Args:
+        saved: q, k, v, out, logsumexp.
+        grad: gradient of out.
+        walk: rows of the sequences.
+        cu_lengths: [B + 1] int32, offset of each sequence in the concatenated positions.
+        form: settings of the scores.
+
+    Returns:
+        dq, and dk, dv [sum of lengths, G, d] float32.
     """
     q, k, v, out, logsumexp = saved
     delta = (grad.float() * out.float()).sum(-1)

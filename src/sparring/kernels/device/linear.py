@@ -1,9 +1,9 @@
-"""A matrix product on a GPU in which a row's bits depend on that row alone, in Triton.
+"""Matrix product on a GPU in which a row's bits depend on that row alone, in Triton.
 
-Every product runs in tiles of one size, and its inputs are summed in parts whose number depends on the weight's shape
-alone: few rows compute the parts side by side, to read the weight with the whole device, and add them afterwards; many
+Every product runs in tiles of one size, and its inputs are summed in parts, whose number depends on the weight's shape
+alone. Few rows compute the parts in parallel, to read the weight with the whole device, and add them afterwards; many
 rows compute them one after another. Both add the same numbers in the same order. `unverified` on a device; tests run
-the interpreter. N rows, K inputs, M outputs, S parts.
+the interpreter. Shapes: N rows, K inputs, M outputs, S parts.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from triton import knobs
 ROWS = 64
 OUTPUTS = 64
 PROGRAMS = 256
-"""So many programs keep a large GPU busy. A constant, not a question to the device: parts decide bits."""
+"""Programs that keep a large GPU busy. A constant, not a property of the device: the number of parts decides bits."""
 LEAST_INPUTS = 256
-"""Inputs of one part, at the least."""
+"""Least inputs of a part."""
 FEW_ROWS = 256
-"""Up to so many rows the parts are computed side by side."""
+"""Most rows for which the parts are computed in parallel."""
 
 
 def inputs_of_block(dtype: torch.dtype) -> int:
-    """Return the number of inputs that one step of a product takes."""
+    """Return the number of inputs of one step of a product."""
     return 64 if dtype is torch.bfloat16 else 32
 
 
 def num_parts(num_inputs: int, num_outputs: int) -> int:
-    """Return S for a weight [M, K]: a power of two."""
+    """Return the number of parts S for a weight [M, K], a power of two."""
     parts = 1
     while -(-num_outputs // OUTPUTS) * parts < PROGRAMS and num_inputs // (2 * parts) >= LEAST_INPUTS:
         parts *= 2
@@ -38,7 +38,7 @@ def num_parts(num_inputs: int, num_outputs: int) -> int:
 
 def is_wide(dtype: torch.dtype) -> bool:
     """Return True if products multiply float32: for float32 inputs, and in the interpreter, which cannot multiply
-    bfloat16. The product of two bfloat16 is a float32, so this changes no value."""
+    bfloat16. The product of two bfloat16 numbers is an exact float32, so this changes no value."""
     return dtype is torch.float32 or bool(knobs.runtime.interpret)
 
 
@@ -48,7 +48,8 @@ def _product(
     K: tl.constexpr, LENGTH: tl.constexpr, PARTS: tl.constexpr, BIASED: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
 ):  # fmt: skip
-    """Compute PARTS parts of LENGTH inputs each, of one tile: y[N, M], or where there are more parts y[S, N, M]."""
+    """Compute PARTS parts of LENGTH inputs each for one tile: y[N, M], or y[S, N, M] if each program computes one of S
+    parts."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     part = tl.program_id(2)

@@ -1,9 +1,9 @@
-"""Operations on a GPU: Triton for products, norms, heads and attention, torch where an element or a row stands alone.
+"""Operations on a GPU: Triton for products, norms, heads and attention, torch for operations on single elements or
+rows.
 
-The operations of `kernels.path`, with bits of their own; every row's bits depend on that row
-alone. Sums over a vocabulary are additions of elements in an order that is always the same. `unverified`: no device has
-run this yet; tests run the Triton programs in their interpreter and the rest on the CPU. Letters as in `ops`; W words
-of a mask.
+The operations of `kernels.path`, with their own bits; every row's bits depend on that row alone. Sums over a vocabulary
+are additions of elements in a fixed order. `unverified`: no device has run this yet; tests run the Triton programs in
+their interpreter and the rest on the CPU. Shapes as in `ops`; W words of a mask.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ NAME = "exact-device"
 
 
 def is_interpreted() -> bool:
-    """Return True if Triton's programs run on the CPU in its interpreter, for tests: TRITON_INTERPRET=1 before they
+    """Return True if Triton's programs run in its interpreter on the CPU, for tests: TRITON_INTERPRET=1 before they
     load."""
     return os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 
 
 class DevicePath(TorchOperations):
-    """All operations on a GPU; on the CPU too where Triton is interpreted."""
+    """All operations on a GPU, and on the CPU with Triton's interpreter. Implements `KernelPath`."""
 
     name = NAME
     is_compiled = False
@@ -52,39 +52,32 @@ class DevicePath(TorchOperations):
         self._last: tuple[Any, Any, Any] | None = None
 
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
-        """Copy weights[M_i, K], joined, to storage that graphs go on reading: an update changes it in place or replaces
-        it."""
+        """Copy weights[M_i, K], joined, to `storage`. CUDA graphs keep reading it, so an update writes it in place."""
         parts = [weight.detach() for weight in weights]
         return torch.cat(parts) if storage is None else torch.cat(parts, out=storage)
 
     def packed_layout(
         self, counts: Sequence[int], depth: int, dtype: torch.dtype
     ) -> tuple[tuple[int, ...], torch.dtype]:
-        """Return shape and dtype of what `pack` makes of weights[counts[i], depth] of `dtype`."""
         return (sum(counts), depth), dtype
 
     def linear(
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Multiply x[N, K] -> y[N, M] of `dtype`."""
         return self._linear.linear(x, packed, None if bias is None else bias.detach(), dtype)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Normalise x[N, D] -> [N, D]."""
         return self._rows.add_rms_norm(x, None, weight, eps)[1]
 
     def add_rms_norm(
         self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x[N, D] + y[N, D] and its norm."""
         return self._rows.add_rms_norm(x, y, weight, eps)
 
     def split_heads(self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, heads: int, kv_heads: int) -> Heads:
-        """Cut qkv[N, (H + 2 G) d] into q, k, v; q and k normed and rotated."""
         return self._rows.split_heads(qkv, angles, norms, heads, kv_heads)
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Compute silu(gate) * up [N, I] of gate_up[N, 2 I]."""
         return self._rows.swiglu(gate_up)
 
     def attention_packed(
@@ -97,12 +90,10 @@ class DevicePath(TorchOperations):
         shared: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend: q[N, H, d], k, v[N, G, d], sinks[H] -> o[N, H, d], logsumexp [N, H]."""
         walk, _, _ = self._walk(cu_seqlens, shared, len(q))
         return self._attention.attend(q, k.unsqueeze(2), v.unsqueeze(2), walk, form, sinks)
 
     def attention_packed_backward(self, saved: SavedAttention, grad: torch.Tensor, form: AttentionForm) -> Heads:
-        """Return the gradients of q, k and v from the saved logsumexp."""
         q, k, v, cu_seqlens, shared, out, logsumexp = saved
         walk, cu_lengths, paths = self._walk(cu_seqlens, shared, len(q))
         dq, *key_gradients = self._attention.attend_backward((q, k, v, out, logsumexp), grad, walk, cu_lengths, form)
@@ -113,11 +104,9 @@ class DevicePath(TorchOperations):
     def _walk(
         self, cu_seqlens: torch.Tensor, shared: torch.Tensor | None, rows: int
     ) -> tuple[Any, torch.Tensor, list[torch.Tensor]]:
-        """Describe packed rows as pages of one position: the same for every layer of a forward, so the last one is
-        remembered.
-
-        Also where each sequence begins among the positions of all; and where sequences share rows, those of each.
-        """
+        """Describe packed rows as pages of one position; cached, because all layers of a forward share it. Also return
+        the offset of each sequence in the concatenated positions and, if sequences share rows, the rows of each
+        sequence."""
         last = self._last
         if last is not None and last[0]() is cu_seqlens and last[1] is shared:
             return last[2]
@@ -147,7 +136,8 @@ class DevicePath(TorchOperations):
         form: AttentionForm,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int]:
-        """Write k, v into one layer's pages, then attend. Always -1: tables on a device are not looked through."""
+        """Write k, v into one layer's pages, then attend. The second result is always -1: tables on a device are not
+        checked."""
         most_rows = int(rows.cu_rows.diff().max()) if rows.most_rows is None else rows.most_rows
         walk = self._attention.Walk(rows.block_tables, rows.cu_rows, rows.context_lengths, most_rows)
         self._attention.write(k, v, *pages, walk)
@@ -156,8 +146,6 @@ class DevicePath(TorchOperations):
     def token_logprobs(
         self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
     ) -> tuple[tuple[torch.Tensor, ...], int]:
-        """Return (logprob, entropy, maximum, log_sum), [N] each; and -1, or the first row whose target is no token or
-        not kept."""
         wrong = (targets < 0) | (targets >= logits.shape[1])
         limits = kept_of(kept, logits.shape)
         if limits is not None:
@@ -175,7 +163,6 @@ class DevicePath(TorchOperations):
         *,
         spent: bool = False,
     ) -> torch.Tensor:
-        """Return the gradient of the logits."""
         limits = kept_of(kept, saved[0].shape)
         if limits is not None:
             saved = (saved[0].masked_fill(~limits[0], float("-inf")), *saved[1:])
@@ -184,7 +171,6 @@ class DevicePath(TorchOperations):
     def sample(
         self, logits: torch.Tensor, requests: SamplingRows, masks: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw tokens[N] with logprobs[N]; the ids that truncated draws kept go into `masks` [N, W]."""
         tokens, logprobs, kept = draw(logits, requests, truncating=masks is not None)
         if masks is not None:
             truncated, allowed = kept
@@ -193,8 +179,8 @@ class DevicePath(TorchOperations):
 
 
 def _gathered(by_path: torch.Tensor, paths: list[torch.Tensor], rows: int) -> torch.Tensor:
-    """Sum whole [sum of lengths, G, d], the positions of all sequences, at each row, in the order of the sequences."""
+    """Sum by_path [sum of lengths, G, d], positions of all sequences, at each row, in the order of the sequences."""
     total = by_path.new_zeros(rows, *by_path.shape[1:])
     for path, part in zip(paths, by_path.split([len(path) for path in paths]), strict=True):
-        total[path] += part  # no row stands twice in a sequence
+        total[path] += part  # a sequence contains each row once
     return total

@@ -1,7 +1,7 @@
-"""Norms, heads and gates on a GPU, a program for each row, in Triton: a row's bits depend on that row alone.
+"""Norms, heads and gates on a GPU, one Triton program per row: a row's bits depend on that row alone.
 
-What is many small operations in plain torch is one here, because at one token a launch costs more than the arithmetic.
-`unverified` on a device; tests run the interpreter. N rows, D width, H and G query and key/value heads, d head size.
+Fused, because at one token a kernel launch costs more than the arithmetic. `unverified` on a device; tests run the
+interpreter. Shapes: N rows, D width, H and G query and key/value heads, d head size.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _add_norm(
 def add_rms_norm(
     x: torch.Tensor, y: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + y (x itself where there is no y) and its norm times weight[D]; x, y[N, D] contiguous."""
+    """Return x + y (x itself without y) and its norm times weight[D]; x, y[N, D] contiguous."""
     out = torch.empty_like(x)
     total = x if y is None else torch.empty_like(x)
     block = triton.next_power_of_2(x.shape[1])
@@ -89,7 +89,7 @@ def split_heads(
     heads: int,
     kv_heads: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Cut qkv[N, (H + 2 G) d], its last dimension contiguous -> q[N, H, d], k, v[N, G, d]; q and k normed and
+    """Split qkv[N, (H + 2 G) d], its last dimension contiguous -> q[N, H, d], k, v[N, G, d]; q and k normalised and
     rotated."""
     tokens, size = angles[0].shape
     q, k, v = (

@@ -1,8 +1,8 @@
-"""Softmax statistics and draws for many rows at once, on any device, in an order that is the same for every row.
+"""Softmax statistics and sampling for many rows at once, on any device, in the same order for every row.
 
-Every sum is a sequence of additions of whole tensors, element by element, that the width alone decides; so neither the
-number of rows nor their neighbours nor how a device cuts up a reduction is in the bits. N rows, V vocabulary, W words
-of a mask.
+Every sum is a sequence of elementwise additions of whole tensors that depends on the width alone; so the bits depend
+neither on the number of rows nor on their neighbours nor on how a device splits a reduction. Shapes: N rows, V
+vocabulary, W words of a mask.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sparring.kernels.path import SamplingRows
 from sparring.kernels.torch.operations import row_sum
 
 LANE = 1024
-"""Cumulative sums are taken within so many elements, then over these."""
+"""Elements within which cumulative sums are taken before they are combined."""
 
 
 def running_sum(x: torch.Tensor) -> torch.Tensor:
@@ -35,8 +35,8 @@ def running_sum(x: torch.Tensor) -> torch.Tensor:
 def log_statistics(
     logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute log-probability of the target, entropy, maximum and log of the sum of each row, [N] float32, of logits[N,
-    V] over temperature[N] (0 stands for 1), limited to kept[N, V]."""
+    """Compute log-probability of the target, entropy, maximum and log of the sum of each row, [N] float32, for
+    logits[N, V] / temperature[N] (0 means 1), limited to kept[N, V]."""
     z, maximum, weights = _weights(logits, temperature, kept)
     total = row_sum(weights)
     log_sum = torch.log(total.double()).float()
@@ -59,16 +59,16 @@ def _weights(
 def draw(
     logits: torch.Tensor, requests: SamplingRows, *, truncating: bool
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    """Draw one token for each row of logits[N, V], as `ops.sample` says.
+    """Sample one token for each row of logits[N, V], as `ops.sample`.
 
     Args:
-        logits: float32.
+        logits: [N, V] float32.
         requests: temperature, top_k, top_p, min_p, seeds, positions, limited, each [N].
-        truncating: whether any row may be truncated or limited.
+        truncating: whether a row may be truncated or limited.
 
     Returns:
-        tokens [N] int64, log-probabilities [N] float32; and which rows are truncated [N], and what each may give [N,
-        V].
+        tokens [N] int64, log-probabilities [N] float32, and a pair: truncated rows [N], and the tokens that each row
+            may give [N, V].
     """
     temperature, top_k, top_p, min_p, seeds, positions, limited = requests
     greedy = temperature == 0
@@ -88,24 +88,24 @@ def draw(
 def keep(
     logits: torch.Tensor, weights: torch.Tensor, limits: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:
-    """Return which tokens of each row are left, [N, V]. `limits` are top_k, top_p, min_p, each [N]; weights[N, V]
-    float64."""
+    """Return the kept tokens of each row, [N, V]. `limits` are top_k, top_p, min_p, each [N]; weights[N, V] float64."""
     top_k, top_p, min_p = (limit.unsqueeze(1) for limit in limits)
     order = torch.sort(logits, dim=1, descending=True, stable=True).indices
     ordered = weights.gather(1, order)
     rank = torch.arange(logits.shape[1], device=logits.device)
     left = (top_k <= 0) | (rank < top_k)
     sums = running_sum(torch.where(left, ordered, 0.0))
-    # the shortest prefix that reaches the share: everything before whose sum it was not reached
+    # the shortest prefix that reaches top_p: tokens whose preceding sum is below it
     before = torch.nn.functional.pad(sums[:, :-1], (1, 0))
     left = left & ((top_p >= 1) | (before < top_p.double() * sums[:, -1:]))
     left = left & (ordered > 0) & (ordered >= min_p)
-    left[:, 0] |= ~left.any(1)  # of a row that is not numbers
+    left[:, 0] |= ~left.any(1)  # a row of NaN
     return torch.zeros_like(left).scatter_(1, order, left)
 
 
 def _invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Return the first index of each row of weights[N, V] float64 behind which lies more than u[N] of their sum."""
+    """Return, for each row of weights[N, V] float64, the first index whose cumulative weight exceeds u[N] of the
+    total."""
     sums = running_sum(weights)
     passed = (sums <= (u * sums[:, -1]).unsqueeze(1)).sum(1)
     last = weights.shape[1] - 1 - _first((weights > 0).flip(1))
@@ -113,14 +113,14 @@ def _invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 
 
 def _first(chosen: torch.Tensor) -> torch.Tensor:
-    """Return the index of the first true element of each row of [N, V]; the last index where there is none."""
+    """Return the index of the first true element of each row of [N, V]; the last index if no element is true."""
     places = torch.arange(chosen.shape[1], device=chosen.device)
     return torch.where(chosen, places, chosen.shape[1] - 1).amin(1)
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return the first word of Philox4x32-10 (Salmon et al. 2011) with keys [N] and counters [N] of 64 bits, as int64,
-    as (top 24 bits + 0.5) / 2^24, float64 [N]."""
+    """Return the first word of Philox4x32-10 (Salmon et al. 2011) for keys [N] and counters [N] (64 bits, as int64) as
+    (top 24 bits + 0.5) / 2^24, float64 [N]."""
     mask = 0xFFFFFFFF
     counter = [positions & mask, positions >> 32 & mask, torch.zeros_like(positions), torch.zeros_like(positions)]
     key = [seeds & mask, seeds >> 32 & mask]
@@ -132,15 +132,15 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def _product(x: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return high and low 32 bits of x * factor, both below 2^32: int64 has a sign, so by halves of x."""
+    """Return high and low 32 bits of x * factor, both below 2^32, computed by halves of x because int64 is signed."""
     low, high = (x & 0xFFFF) * factor, (x >> 16) * factor
     middle = (low >> 16) + high
     return middle >> 16, (middle & 0xFFFF) << 16 | (low & 0xFFFF)
 
 
 def kept_of(kept: KeptRows | None, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return which of the logits [N, V] a row is limited to (all of them where it is not), and in which rows [N] the
-    ids do not ascend within the vocabulary."""
+    """Return the tokens that each row of logits [N, V] is limited to (all for a row without limits), and the rows [N]
+    whose ids do not ascend within the vocabulary."""
     if kept is None:
         return None
     offsets, ids = kept[0], kept[1].to(torch.int64)

@@ -1,6 +1,6 @@
-"""Operations in plain torch that the CPU and a GPU share: elements and rows that stand alone, and gradients.
+"""Operations in plain torch that CPU and GPU share: elementwise and rowwise ones, and gradients.
 
-Letters as in `kernels.path`.
+Shapes as in `kernels.path`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sparring.kernels.threads import one_thread, sum_rows
 
 
 def row_sum(x: torch.Tensor) -> torch.Tensor:
-    """Sum each row of [N, D] -> [N], halving the row again and again: elementwise additions only."""
+    """Sum each row of [N, D] -> [N] by repeated halving, with elementwise additions only."""
     x = x.float()
     while x.shape[-1] > 1:
         half = -(-x.shape[-1] // 2)
@@ -21,7 +21,7 @@ def row_sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def elementwise_exp(x: torch.Tensor) -> torch.Tensor:
-    """Compute exp in float64: torch's float32 exp treats the tail of a tensor in another way than its middle."""
+    """Compute exp in float64: torch's float32 exp computes the tail of a tensor differently."""
     return torch.exp(x.double()).float()
 
 
@@ -30,23 +30,21 @@ def _sigmoid(x: torch.Tensor) -> torch.Tensor:
 
 
 class TorchOperations:
-    """Part of a path that torch computes in the same way on every device: base of `TorchPath` and `DevicePath`."""
+    """Operations that torch computes in the same way on every device; base of `TorchPath` and `DevicePath`. Implements
+    `KernelPath` in part."""
 
     def linear_backward(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs: tuple[bool, bool]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the gradients of x[N, K] and weight[M, K], where they are needed, from that of y[N, M]."""
         with one_thread():
             return grad @ weight if needs[0] else None, grad.t() @ x if needs[1] else None
 
     def sum_rows(self, grad: torch.Tensor) -> torch.Tensor:
-        """Sum the columns of grad[N, M] -> [M] float32."""
         return sum_rows(grad)
 
     def rms_norm_backward(
         self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the gradients of x[N, D] and weight[D]."""
         inverse, wide, g = self._inverse_rms(x, eps), x.float(), grad.float()
         pull = ((weight.float() * g) * wide).sum(-1, keepdim=True) / x.shape[-1]
         dx = inverse * (weight.float() * g) - wide * inverse**3 * pull
@@ -57,14 +55,12 @@ class TorchOperations:
         return 1.0 / torch.sqrt(row_sum(x.float().square()) / x.shape[-1] + eps).unsqueeze(-1)
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
-        """Compute silu(gate) * up; silu(gate) where `up` is None."""
         y = gate.float() * _sigmoid(gate.float())
         return (y if up is None else y * up.float()).to(gate.dtype)
 
     def silu_mul_backward(
         self, gate: torch.Tensor, up: torch.Tensor | None, grad: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the gradients of gate and up."""
         a, g = gate.float(), grad.float()
         s = _sigmoid(a)
         dup = None if up is None else (g * a * s).to(up.dtype)
@@ -72,11 +68,10 @@ class TorchOperations:
         return (through * s * (1.0 + a * (1.0 - s))).to(gate.dtype), dup
 
     def tanh(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute tanh of float32 of any shape in float64, and round it once."""
+        """Compute tanh of float32 of any shape in float64, rounded once."""
         return torch.tanh(x.double()).float()
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> torch.Tensor:
-        """Rotate x[N, H, d] by cos[N, d], sin[N, d]."""
         a, b = x.float().chunk(2, -1)
         cos_a, cos_b = cos.float().unsqueeze(1).chunk(2, -1)
         sin_a, sin_b = sin.float().unsqueeze(1).chunk(2, -1)
@@ -87,14 +82,12 @@ class TorchOperations:
     def add_rms_norm_backward(
         self, total: torch.Tensor, weight: torch.Tensor, grad_total: torch.Tensor | None, grad: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the gradient of x, which is that of y, and of weight[D]."""
         dx, dw = self.rms_norm_backward(total, weight, grad, eps)
         return dx if grad_total is None else dx + grad_total, dw
 
     def split_heads_backward(
         self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, grads: Heads
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Return the gradients of qkv and of the two norm weights [d], from those of q, k and v."""
         dq, dk = (self.rope(grad, *angles, True) for grad in grads[:2])
         if norms is None:
             return torch.cat([t.flatten(1) for t in (dq, dk, grads[2])], 1), None, None
@@ -107,13 +100,12 @@ class TorchOperations:
         return torch.cat([t.reshape(tokens, -1) for t in (dq, dk, grads[2])], 1), dq_weight, dk_weight
 
     def swiglu_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of gate_up."""
         dgate, dup = self.silu_mul_backward(*gate_up.chunk(2, 1), grad)
         return torch.cat((dgate, dup), 1)
 
 
 def separate_heads(qkv: torch.Tensor, heads: int, kv_heads: int, size: int) -> list[torch.Tensor]:
-    """Cut qkv[N, (H + 2 G) d] into q[N, H, d], k, v[N, G, d], each contiguous."""
+    """Split qkv[N, (H + 2 G) d] into q[N, H, d], k, v[N, G, d], each contiguous."""
     parts = qkv.split([heads * size, kv_heads * size, kv_heads * size], 1)
     return [part.reshape(qkv.shape[0], -1, size).contiguous() for part in parts]
 
@@ -121,7 +113,7 @@ def separate_heads(qkv: torch.Tensor, heads: int, kv_heads: int, size: int) -> l
 def logits_gradient(
     saved: SavedLogprobs, grad_logprob: torch.Tensor, grad_entropy: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return the gradient of logits [N, V], no row of which is limited, from those of logprob and entropy [N]."""
+    """Return the gradient of logits [N, V] without kept sets from the gradients of logprob and entropy [N]."""
     logits, targets, temperature, entropy, maximum, log_sum = saved
     inverse = (1.0 / torch.where(temperature == 0, 1.0, temperature)).unsqueeze(1)
     log_p = logits * inverse - (maximum + log_sum).unsqueeze(1)

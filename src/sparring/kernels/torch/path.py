@@ -1,8 +1,8 @@
-"""Operations in plain torch, for machines without a compiler: slower, with bits of its own, row-invariant too.
+"""Operations in plain torch, for machines without a compiler: slower, with their own bits, and row-invariant too.
 
-torch picks its kernels by shape, so every matrix product here has one shape, whatever the batch: rows go through in
-tiles of a fixed count, padded with zeros, and keys in blocks of 16 positions. An attention row sits in the slot of its
-tile that its position says. Signatures and letters as in `kernels.path`.
+torch picks its kernels by shape, so every matrix product here has one shape for every batch: rows go through in tiles
+of a fixed count, padded with zeros, and keys in blocks of 16 positions. An attention row has the slot of its tile that
+its position determines. Signatures and shapes as in `kernels.path`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEYS = 16
 
 
 class TorchPath(TorchOperations):
-    """All operations in plain torch, on the CPU."""
+    """All operations in plain torch, on the CPU. Implements `KernelPath`."""
 
     name = NAME
     is_compiled = False
@@ -37,8 +37,8 @@ class TorchPath(TorchOperations):
     def pack(self, weights: Sequence[torch.Tensor], storage: torch.Tensor | None) -> torch.Tensor:
         """Transpose weights[M_i, K], joined to [M, K] -> float32 [K, ceil(M / 64) * 64], zeros in the columns past M.
 
-        A product whose columns come out even gives the same bits on any number of threads; with others MKL computes, on
-        some processors, the columns where one thread's part ends in another way.
+        A product with a multiple of 64 columns gives the same bits on any number of threads; for other numbers, MKL on
+        some processors computes the columns at the border between two threads differently.
         """
         counts = [len(weight) for weight in weights]
         if storage is None:
@@ -51,13 +51,11 @@ class TorchPath(TorchOperations):
     def packed_layout(
         self, counts: Sequence[int], depth: int, dtype: torch.dtype
     ) -> tuple[tuple[int, ...], torch.dtype]:
-        """Return shape and dtype of what `pack` makes of weights[counts[i], depth] of `dtype`."""
         return (depth, -(-sum(counts) // COLUMNS) * COLUMNS), torch.float32
 
     def linear(
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Multiply x[N, K] -> y[N, M] of `dtype`, in tiles of 16 rows."""
         num_rows = x.shape[0]
         padded = torch.nn.functional.pad(x.float(), (0, 0, 0, -num_rows % ROWS))
         y = torch.empty(padded.shape[0], packed.shape[1])
@@ -67,18 +65,15 @@ class TorchPath(TorchOperations):
         return (y.contiguous() if bias is None else y + bias.detach().float()).to(dtype)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Normalise x[N, D] -> [N, D]."""
         return weight * (x.float() * self._inverse_rms(x, eps)).to(x.dtype)
 
     def add_rms_norm(
         self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x[N, D] + y[N, D] and its norm."""
         total = x + y
         return total, self.rms_norm(total, weight, eps)
 
     def split_heads(self, qkv: torch.Tensor, angles: Angles, norms: Norms | None, heads: int, kv_heads: int) -> Heads:
-        """Cut qkv[N, (H + 2 G) d] into q, k, v; q and k normed and rotated."""
         q, k, v = separate_heads(qkv, heads, kv_heads, angles[0].shape[1])
         if norms is not None:
             q, k = (
@@ -87,7 +82,6 @@ class TorchPath(TorchOperations):
         return self.rope(q, *angles, False), self.rope(k, *angles, False), v
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Compute silu(gate) * up [N, I] of gate_up[N, 2 I]."""
         return self.silu_mul(*gate_up.chunk(2, 1))
 
     def attention_packed(
@@ -100,14 +94,12 @@ class TorchPath(TorchOperations):
         shared: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend: q[N, H, d], k, v[N, G, d], sinks[H] -> o[N, H, d], logsumexp [N, H]."""
         out, logsumexp = torch.empty_like(q), torch.empty(q.shape[:2])
         for own, path in _sequences(cu_seqlens, shared):
             out[own], logsumexp[own] = _attend(q[own], k[path], v[path], form, sinks)
         return out, logsumexp
 
     def attention_packed_backward(self, saved: SavedAttention, grad: torch.Tensor, form: AttentionForm) -> Heads:
-        """Return the gradients of q, k and v from the saved logsumexp."""
         q, k, v, cu_seqlens, shared, out, logsumexp = saved
         dq, dk, dv = (torch.zeros(t.shape) for t in (q, k, v))
         for own, path in _sequences(cu_seqlens, shared):
@@ -129,7 +121,6 @@ class TorchPath(TorchOperations):
         form: AttentionForm,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int]:
-        """Write k, v into one layer's pages, then attend. o[N, H, d] and -1, or the first wrong sequence."""
         keys, values = pages
         num_pages, heads, size, depth = values.shape
         tables, (offsets, lengths) = rows[0].to(torch.int64), (t.tolist() for t in rows[1:3])
@@ -157,8 +148,6 @@ class TorchPath(TorchOperations):
     def token_logprobs(
         self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows | None = None
     ) -> tuple[tuple[torch.Tensor, ...], int]:
-        """Return (logprob, entropy, maximum, log_sum), [N] each; and -1, or the first row whose target is no token or
-        not kept."""
         if kept is not None:
             return self._kept_logprobs(logits, targets, temperature, kept)
         wrong = (targets < 0) | (targets >= logits.shape[1])
@@ -173,8 +162,7 @@ class TorchPath(TorchOperations):
     def _kept_logprobs(
         self, logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, kept: KeptRows
     ) -> tuple[tuple[torch.Tensor, ...], int]:
-        """Compute `token_logprobs` of limited rows: the logits that a row is limited to, side by side, are a row like
-        any other."""
+        """Compute `token_logprobs` with kept ids: the logits of a row's kept ids are computed as a row of their own."""
         results = torch.empty(4, len(targets))
         for n, ids in _limits(kept):
             target, narrow = targets[n : n + 1], logits[n : n + 1]
@@ -199,7 +187,6 @@ class TorchPath(TorchOperations):
         *,
         spent: bool = False,
     ) -> torch.Tensor:
-        """Return the gradient of the logits."""
         if kept is not None:
             wide = torch.zeros_like(saved[0])
             for n, ids in _limits(kept):
@@ -215,7 +202,6 @@ class TorchPath(TorchOperations):
     def sample(
         self, logits: torch.Tensor, requests: SamplingRows, masks: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw tokens[N] with logprobs[N]; the ids that truncated draws kept go into `masks` [N, W]."""
         temperature, top_k, top_p, min_p, seeds, positions, limited = requests
         vocabulary = logits.shape[1]
         tokens, limits = torch.empty(logits.shape[0], dtype=torch.int64), []
@@ -244,7 +230,7 @@ class TorchPath(TorchOperations):
 
 
 def walks(cu_seqlens: torch.Tensor, shared: torch.Tensor | None) -> Iterator[torch.Tensor]:
-    """Yield the rows of the whole length [L] of each sequence."""
+    """Yield, for each sequence, the rows [L] of all its positions."""
     offsets = cu_seqlens.tolist()
     counts = [0] * (len(offsets) - 1) if shared is None else shared.tolist()
     path = torch.empty(0, dtype=torch.int64)
@@ -254,7 +240,7 @@ def walks(cu_seqlens: torch.Tensor, shared: torch.Tensor | None) -> Iterator[tor
 
 
 def _sequences(cu_seqlens: torch.Tensor, shared: torch.Tensor | None) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield, of each sequence that has rows of its own, these and the rows of its whole length [L]."""
+    """Yield, for each sequence with rows of its own, these rows and the rows [L] of all its positions."""
     bounds = pairwise(cu_seqlens.tolist())
     for (begin, end), path in zip(bounds, walks(cu_seqlens, shared), strict=True):
         if end > begin:
@@ -264,7 +250,8 @@ def _sequences(cu_seqlens: torch.Tensor, shared: torch.Tensor | None) -> Iterato
 def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, form: AttentionForm, sinks: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend from the last len(q) positions of one sequence to k, v[L, G, d], in tiles of 16 positions by 16 keys."""
+    """Compute attention of the last len(q) positions of one sequence over k, v[L, G, d], in tiles of 16 positions by 16
+    keys."""
     count, heads, size = q.shape
     length, kv_heads = k.shape[:2]
     begin, end = (length - count) // ROWS * ROWS, -(-length // ROWS) * ROWS
@@ -286,8 +273,8 @@ def _attend(
 def _attend_tile(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, form: AttentionForm, sinks: torch.Tensor | None, first: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend with q[G, rows, d], a group's heads times positions first .. first + 15; sinks[G, rows] -> out like q,
-    logsumexp [G, rows]."""
+    """Compute attention of q[G, rows, d], a group's heads times positions first to first + 15; sinks[G, rows] -> out
+    like q, logsumexp [G, rows]."""
     rows = torch.arange(first, first + ROWS).repeat(q.shape[1] // ROWS)
     blocks = range(form.begin(first) // KEYS * KEYS, first + ROWS, KEYS)
     scores = []
@@ -314,7 +301,7 @@ def _attend_tile(
 def _attend_backward(
     piece: list[torch.Tensor], logsumexp: torch.Tensor, form: AttentionForm
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return gradients of q[H, n, d], k, v[G, L, d] from q, k, v, o, grad of the last n positions (Dao et al. 2022,
+    """Return the gradients of q[H, n, d], k, v[G, L, d] from q, k, v, o, grad of the last n positions (Dao et al. 2022,
     algorithm 4)."""
     q, k, v, out, grad = piece
     group = q.shape[0] // k.shape[0]
@@ -331,7 +318,7 @@ def _attend_backward(
 
 
 def _hidden(rows: torch.Tensor, keys: torch.Tensor, form: AttentionForm) -> torch.Tensor:
-    """Return which of the positions `keys` those in `rows` may not read, [rows, keys]."""
+    """Return the mask [rows, keys] of key positions that query positions may not read."""
     distance = rows.unsqueeze(1) - keys
     hidden = distance < 0
     return hidden if form.window is None else hidden | (distance >= form.window)
@@ -350,7 +337,7 @@ def _statistics(logits: torch.Tensor, temperature: torch.Tensor) -> tuple[torch.
 
 
 def _limits(kept: KeptRows) -> Iterator[tuple[int, torch.Tensor | None]]:
-    """Yield of each row the ids that it is limited to, None where it is not."""
+    """Yield each row with the ids that it is limited to, or None."""
     offsets, ids = kept[0].tolist(), kept[1].to(torch.int64)
     for n, (begin, end) in enumerate(pairwise(offsets)):
         yield n, ids[begin:end] if end > begin else None
@@ -367,7 +354,7 @@ def _keep(logits: torch.Tensor, weights: torch.Tensor, limits: tuple[int, float,
         count = int(reached.int().argmax()) + 1 if bool(reached.any()) else len(ids)
         ids, left = ids[:count], left[:count]
     ids = ids[(left > 0) & (left >= min_p)].sort().values
-    return ids if len(ids) else ids.new_zeros(1)  # of a row that is not numbers
+    return ids if len(ids) else ids.new_zeros(1)  # a row of NaN
 
 
 def _invert(weights: torch.Tensor, u: float) -> int:
@@ -376,7 +363,7 @@ def _invert(weights: torch.Tensor, u: float) -> int:
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return the first word of Philox4x32-10 (Salmon et al. 2011) with this key and counter, as (top 24 bits + 0.5) /
+    """Return the first word of Philox4x32-10 (Salmon et al. 2011) for this key and counter as (top 24 bits + 0.5) /
     2^24."""
     mask = 0xFFFFFFFF
     counter = [position & mask, position >> 32 & mask, 0, 0]

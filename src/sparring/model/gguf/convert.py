@@ -1,8 +1,8 @@
-"""Conversion of a GGUF file into a checkpoint folder of the transformers library: configuration, weights of float32,
-tokenizer, chat template and end ids.
+"""Conversion of a GGUF file into a checkpoint folder of transformers: config, float32 weights, tokenizer, chat template
+and end ids.
 
-Settings, names and layouts are the library's affair (`modeling_gguf_pytorch_utils`), blocks are dequantised by the
-`gguf` package. Both are slower than reading a folder: a file is converted once, see `place.converted`.
+transformers (`modeling_gguf_pytorch_utils`) maps settings, names and layouts; the `gguf` package dequantises the
+blocks. Both are slower than reading a folder, so the result is cached: see `place.converted`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from sparring.model.library import class_of
 from sparring.model.load import refuse_incomplete
 
 CAUSAL = ("llama", "qwen2", "qwen3", "gemma3")
-"""Architectures (`general.architecture`) that are read: those whose weights are held against the library's own."""
+"""Supported architectures (`general.architecture`): those whose converted weights are tested against transformers'
+own."""
 EMBEDDING = "token_embd.weight"
 
 
@@ -38,12 +39,12 @@ def convert(file: Path, other: Path | None, out: Path) -> None:
 
     Args:
         file: the GGUF file.
-        other: a tokenizer.json that takes the place of the file's tokenizer; None: the file's own.
+        other: tokenizer.json that replaces the file's tokenizer; None for the file's own.
         out: an empty folder.
 
     Raises:
-        BadInput: the file is none, cut, split, of another byte order, of an architecture, a type of weights or a
-            tokenizer that cannot be read, or has settings or weights without a place.
+        BadInput: the file is no GGUF file, is truncated, split or of another byte order; its architecture, weight type
+            or tokenizer is not supported; or a setting or weight has no place in the model.
     """
     where = str(file)
     check_head(file)
@@ -68,7 +69,7 @@ def convert(file: Path, other: Path | None, out: Path) -> None:
 
 
 def _check(reader: gguf.GGUFReader, fields: Mapping[str, Any], where: str) -> None:
-    """Refuse a file by what its head says."""
+    """Refuse a file whose head names an unsupported architecture, a part of a model, or overlapping weights."""
     placed = sorted((tensor.data_offset, tensor.data_offset + tensor.n_bytes, tensor.name) for tensor in reader.tensors)
     for (_, end, name), (begin, _, following) in pairwise(placed):
         if begin < end:
@@ -88,7 +89,7 @@ def _config(file: Path, reader: gguf.GGUFReader, fields: Mapping[str, Any]) -> A
         settings = library.load_gguf_checkpoint(str(file))["config"]
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if EMBEDDING in tensors:
-        settings["vocab_size"] = int(tensors[EMBEDDING].shape[1])  # more than there are tokens, where padded
+        settings["vocab_size"] = int(tensors[EMBEDDING].shape[1])  # a padded embedding has more rows than tokens
     complete(settings, arch, fields, tensors[FREQUENCIES].data if FREQUENCIES in tensors else None, where)
     settings.pop("_model_name_or_path", None)
     with boundary(BadInput, where, "settings that the library knows", "take the model's Hugging Face folder"):
@@ -96,7 +97,7 @@ def _config(file: Path, reader: gguf.GGUFReader, fields: Mapping[str, Any]) -> A
 
 
 def _weights(file: Path, reader: gguf.GGUFReader, module: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the weights of `module`, a tied one once, as float32.
+    """Return the float32 weights of `module`, tied ones once.
 
     Raises:
         BadInput: a tensor of the file has no place in the module, or a weight of the module is not in the file.

@@ -1,5 +1,5 @@
-"""The head of a GGUF file, walked before the `gguf` package reads it. That package takes what a file says of lengths on
-trust: an array of 2^60 numbers in a file of a hundred bytes fills the memory.
+"""Validation of a GGUF file's head before the `gguf` package reads it. The package trusts the lengths in a file: an
+array of 2^60 numbers, declared in a hundred bytes, fills the memory.
 
 Source: the GGUF specification of the ggml project (docs/gguf.md), versions 2 and 3.
 """
@@ -13,17 +13,17 @@ from typing import BinaryIO
 from sparring.errors import refusal
 
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of a number or a truth value, by its type."""
+"""Bytes of a number or boolean, by type."""
 TEXT, ARRAY = 8, 9
 LONGEST_ARRAY = 1 << 23
-"""Elements; the largest vocabularies have a quarter of a million tokens."""
+"""Most elements of an array; the largest vocabularies have 2^18 tokens."""
 
 
 def check_head(file: Path) -> None:
-    """Refuse a file whose head says of a length, a count or a type what cannot be.
+    """Refuse a file whose head declares an impossible length, count or type.
 
     Raises:
-        BadInput: with the place in bytes.
+        BadInput: the head is invalid; the message gives the position in bytes.
         OSError: the file cannot be read.
     """
     with file.open("rb") as stream:
@@ -31,7 +31,7 @@ def check_head(file: Path) -> None:
 
 
 class _Walk:
-    """One walk through a head. Every read asks first whether the file is as long."""
+    """One pass over a head. Every read first checks the length of the file."""
 
     def __init__(self, stream: BinaryIO, size: int, where: str) -> None:
         self._stream, self._size, self._where = stream, size, where

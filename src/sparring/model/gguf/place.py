@@ -1,4 +1,4 @@
-"""GGUF files by path, and the folders into which they are converted once. Torch-free."""
+"""GGUF files by path, and the cached folders of their conversions. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from sparring.observe.terminal import say
 
 SUFFIX = ".gguf"
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
-"""End of the name of a file that holds a part of a model."""
+"""Suffix of the name of a file that holds a part of a model."""
 FORM = 2
-"""Number of what `convert` writes: another number, another folder."""
+"""Version of the output of `convert`; a new version uses new folders."""
 
 
 def gguf_file(path: Path) -> Path | None:
-    """Return the GGUF file at `path`: the file itself, or the only one of a folder without config.json; None: there is
-    none.
+    """Return the GGUF file at `path`: the file itself, or the only one of a folder without config.json. None without
+    one.
 
     Raises:
-        BadInput: the folder holds several, or a part of a model.
+        BadInput: the folder holds several files, or a part of a model.
     """
     files = [path] if path.suffix.lower() == SUFFIX and path.is_file() else []
     if path.is_dir() and not (path / "config.json").is_file():
@@ -49,8 +49,8 @@ def gguf_file(path: Path) -> Path | None:
 
 
 def converted(file: Path) -> Path:
-    """Return the checkpoint folder of a GGUF file, made the first time that the file is seen and kept in the user's
-    cache (`$XDG_CACHE_HOME/sparring/gguf`, else `~/.cache/sparring/gguf`) under the digest of its bytes.
+    """Return the checkpoint folder of a GGUF file. It is converted at its first use and cached under the digest of its
+    bytes in `$XDG_CACHE_HOME/sparring/gguf`, by default `~/.cache/sparring/gguf`.
 
     Raises:
         BadInput: the file cannot be converted (see `convert`), or the cache cannot be written.
@@ -68,15 +68,15 @@ def converted(file: Path) -> Path:
 
 
 def write(file: Path, folder: Path, seen: os.stat_result | None = None) -> None:
-    """Convert a GGUF file into `folder`, which is there whole or not at all, whoever else writes it.
+    """Convert a GGUF file into `folder`. The folder appears complete or not at all, even with concurrent writers.
 
     Args:
         file: the GGUF file.
-        folder: to make.
-        seen: size and time of the file when it was first looked at; None: now.
+        folder: folder to create.
+        seen: size and time of the file at its first inspection; None for now.
 
     Raises:
-        BadInput: as `convert`, the file changed since it was seen, the package `gguf` is not installed, or the disk
+        BadInput: as `convert`; or the file changed since `seen`, the package `gguf` is not installed, or the disk
             cannot be written.
     """
     seen = seen or file.stat()
@@ -104,12 +104,12 @@ def write(file: Path, folder: Path, seen: os.stat_result | None = None) -> None:
 
 @contextmanager
 def _staging(folder: Path) -> Iterator[Path]:
-    """Make a folder beside `folder` to write into, locked while its process lives, and remove it at the end."""
+    """Create a sibling of `folder` to write into, locked while this process lives, and remove it at the end."""
     while True:
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         lock = os.open(staging, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if staging.is_dir():  # else another process took it for one left behind, before it was locked
+        if staging.is_dir():  # else another process removed it as unfinished before it was locked
             break
         os.close(lock)
     try:
@@ -121,20 +121,20 @@ def _staging(folder: Path) -> Iterator[Path]:
 
 
 def _beside(file: Path) -> Path | None:
-    """Return the tokenizer.json beside a GGUF file, None without."""
+    """Return the tokenizer.json next to a GGUF file, or None."""
     other = file.parent / "tokenizer.json"
     return other if other.is_file() else None
 
 
 def _set_times(folder: Path, changed_ns: int) -> None:
-    """Give files the time of what they were made from, so that they are the same when they are made again: by their
-    times a run tells whether a model has changed."""
+    """Give the files the modification time of their source, so that a second conversion gives the same files: a run
+    recognises a changed model by these times."""
     for file in folder.iterdir():
         os.utime(file, ns=(changed_ns, changed_ns))
 
 
 def _remove_left(folder: Path) -> None:
-    """Remove what processes that were killed left of their conversions into `folder`: gigabytes each."""
+    """Remove the unfinished conversions into `folder` of processes that were killed."""
     for left in folder.parent.iterdir():
         if left.is_dir() and re.fullmatch(re.escape(f".{folder.name}-") + r"[a-z0-9_]{8}", left.name):
             lock = os.open(left, os.O_RDONLY)
@@ -148,11 +148,11 @@ def _remove_left(folder: Path) -> None:
 
 
 def cache(kind: str) -> Path:
-    """Return the folder of what is made once for a user, of one kind: `$XDG_CACHE_HOME/sparring/KIND`; that variable
-    counts where it is an absolute path (XDG Base Directory Specification).
+    """Return the user's cache folder of one kind: `$XDG_CACHE_HOME/sparring/KIND` if that variable is an absolute path
+    (XDG Base Directory Specification), otherwise `~/.cache/sparring/KIND`.
 
     Raises:
-        BadInput: neither it nor a home folder is known.
+        BadInput: neither that variable nor a home folder is known.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not root.is_absolute():

@@ -1,7 +1,7 @@
-"""Settings of a model in the head of a GGUF file, beside those that the transformers library reads.
+"""Settings in the head of a GGUF file that transformers does not read.
 
-The library takes what its table names and passes over the rest in silence: a head size, scaled positions. What it
-passes over is read here or refused, since a model without it would compute something else.
+transformers reads the settings of its table and silently ignores the rest, such as a head size or scaled positions. The
+rest is read here or refused, since a model without it would compute something else.
 
 Source: the GGUF specification of the ggml project (docs/gguf.md), `[llm].*`.
 """
@@ -19,26 +19,26 @@ from sparring.errors import refusal
 
 HARMLESS = {"tensor_data_layout", "pooling_type", "vocab_size", "context_length", "block_count"}
 FREQUENCIES = "rope_freqs.weight"
-"""Tensor with a divisor for each rotary frequency, in which converted Llama 3 models keep their scaling."""
+"""Tensor with a divisor for each rotary frequency: the position scaling of converted Llama 3 models."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""The constants of that scaling (Llama 3.1 model card and code, 2024)."""
+"""Constants of that scaling (Llama 3.1 model card and code, 2024)."""
 DO = "take the model's Hugging Face folder"
 
 
 def complete(
     config: dict[str, Any], arch: str, fields: Mapping[str, Any], divisors: np.ndarray | None, where: str
 ) -> None:
-    """Complete what the library read of a file's settings.
+    """Add the settings that transformers does not read to a config.
 
     Args:
-        config: the library's, by its names; changed in place.
+        config: config of transformers, changed in place.
         arch: the file's `general.architecture`.
-        fields: all of the file's settings by name.
-        divisors: the file's `FREQUENCIES`, None without.
-        where: names the file in refusals.
+        fields: all settings of the file by name.
+        divisors: the file's `FREQUENCIES`, or None.
+        where: name of the file in refusals.
 
     Raises:
-        BadInput: a setting that neither the library nor this function knows, or a value that cannot be served.
+        BadInput: a setting is unknown, or its value is not supported.
     """
     own = {key.removeprefix(f"{arch}."): value for key, value in fields.items() if key.startswith(f"{arch}.")}
     names = (str(config.get("model_type", arch)).removesuffix("_text"), arch)
@@ -90,7 +90,7 @@ def _positions(config: dict[str, Any], own: dict[str, Any], divisors: np.ndarray
 
 
 def _llama3(divisors: np.ndarray, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return Llama 3's scaling, if these are its divisors."""
+    """Return Llama 3's scaling; refuse other divisors."""
     factor = float(divisors.max())
     size, theta = config["head_dim"], config.get("rope_theta", 10000.0)
     low, high, original = LLAMA3.values()
@@ -106,8 +106,8 @@ def _llama3(divisors: np.ndarray, config: Mapping[str, Any], where: str) -> dict
 
 
 def _gemma3(config: dict[str, Any], own: dict[str, Any]) -> None:
-    """Set the scale of attention: of the 62 layers of the largest one it is by its width, of all others by the head
-    (llama.cpp, `llama_model_gemma3`)."""
+    """Set the scale of attention: by the width in the largest model, which has 62 layers, by the head size in all
+    others (llama.cpp, `llama_model_gemma3`)."""
     wide = config["num_hidden_layers"] == 62
     config["query_pre_attn_scalar"] = (
         config["hidden_size"] // config["num_attention_heads"] if wide else config["head_dim"]

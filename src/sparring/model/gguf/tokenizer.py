@@ -1,8 +1,8 @@
-"""The tokenizer of a GGUF file as the files of a checkpoint folder.
+"""Conversion of a GGUF file's tokenizer to the files of a checkpoint folder.
 
-The transformers library builds it from the head: vocabulary, merges, added tokens, and how a text is split before it is
-merged, where it knows the name of that split. A name that it does not know it splits as GPT-2 does, in silence: such a
-name is read here or refused, since the model would read other ids than it was trained on.
+transformers builds the tokenizer from the file's head: vocabulary, merges, added tokens, and the pre-tokenizer if it
+knows its name. For an unknown name it silently splits text as GPT-2 does; such a name is handled here or refused, since
+the model would read other ids than it was trained on.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from transformers.integrations.gguf import gguf_tokenizer_mapping
 from sparring.errors import BadInput, boundary, refusal
 
 AS_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling")
-"""Names (`tokenizer.ggml.pre`) whose split is GPT-2's (llama.cpp, llama-vocab.cpp)."""
+"""Names (`tokenizer.ggml.pre`) of pre-tokenizers that split as GPT-2 does (llama.cpp, llama-vocab.cpp)."""
 DIGIT_BY_DIGIT = ("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b")
-"""Names whose split takes every digit apart, and then is GPT-2's (the same file)."""
+"""Names of pre-tokenizers that isolate every digit and otherwise split as GPT-2 does (same source)."""
 ENDS = ("eos", "eot", "eom")
 """Tokens that end a reply (`tokenizer.ggml.*_token_id`)."""
 NAMED = ("bos", *ENDS, "unknown", "padding")
 CONTROL, USER_DEFINED = 3, 4
-"""Kinds of tokens (`tokenizer.ggml.token_type`) that no text is split across; the first are special."""
+"""Types of tokens (`tokenizer.ggml.token_type`) that text is never split inside; CONTROL tokens are special."""
 DO = "put the model's tokenizer.json beside the file"
 
 
 def check_tokenizer(file: Path, fields: Mapping[str, Any], rows: int | None, other: Path | None) -> None:
-    """Refuse a file without a tokenizer in its head or beside it, or with one that does not fit its model.
+    """Refuse a file without a tokenizer in its head or next to it, or with one that does not fit its model.
 
     Args:
         file: the GGUF file.
-        fields: of its head.
-        rows: of the model's embedding.
-        other: a tokenizer.json that takes the place of the file's tokenizer.
+        fields: fields of its head.
+        rows: number of rows of the embedding.
+        other: tokenizer.json that replaces the file's tokenizer.
 
     Raises:
-        BadInput: as said.
+        BadInput: the tokenizer is missing or does not fit.
     """
     tokens = fields.get("tokenizer.ggml.tokens")
     if tokens is None:
@@ -67,11 +67,16 @@ def check_tokenizer(file: Path, fields: Mapping[str, Any], rows: int | None, oth
 
 
 def write_tokenizer(file: Path, fields: Mapping[str, Any], other: Path | None, out: Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json, the chat template and generation_config.json of a GGUF file into
-    `out`. The tokenizer.json `other` takes the place of the file's tokenizer.
+    """Write tokenizer.json, tokenizer_config.json, the chat template and generation_config.json of a GGUF file.
+
+    Args:
+        file: the GGUF file.
+        fields: fields of its head.
+        other: tokenizer.json that replaces the file's tokenizer.
+        out: folder to write into.
 
     Raises:
-        BadInput: the file's tokenizer is of an unknown kind, or its split is not known.
+        BadInput: the file's tokenizer or its pre-tokenizer is unknown.
     """
     if "tokenizer.ggml.tokens" in fields:
         with boundary(BadInput, str(file), "a tokenizer that the library reads", "put its tokenizer.json beside it"):
@@ -92,7 +97,7 @@ def write_tokenizer(file: Path, fields: Mapping[str, Any], other: Path | None, o
 
 
 def _split(file: Path, fields: Mapping[str, Any], where: str) -> None:
-    """Correct how a byte-level tokenizer splits, where the library does not know the name of its split."""
+    """Correct the pre-tokenizer of a byte-level tokenizer whose name transformers does not know."""
     name = fields.get("tokenizer.ggml.pre", "gpt-2")
     splits = (*gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS, *AS_GPT2)
     if fields.get("tokenizer.ggml.model") != "gpt2" or name in splits:
@@ -107,11 +112,11 @@ def _split(file: Path, fields: Mapping[str, Any], where: str) -> None:
 
 
 def _added(file: Path, fields: Mapping[str, Any], where: str) -> None:
-    """Give the tokens of a byte-level vocabulary, the added ones too, the spelling and the ids that the file has; and
-    make sure of the ids of any other.
+    """Give the tokens of a byte-level vocabulary the spelling and the ids of the file; check the ids of any other
+    vocabulary.
 
-    The library spells what has letters beyond the byte alphabet (`<｜User｜>`, two blanks) in that alphabet, and then
-    leaves it out of the added tokens, or adds it once more behind the last id.
+    transformers spells tokens with letters beyond the byte alphabet (`<｜User｜>`, two blanks) in that alphabet, and then
+    omits them from the added tokens, or adds them again after the last id.
     """
     tokens, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     written = json.loads(file.read_text(encoding="utf-8"))
@@ -134,7 +139,7 @@ def _added(file: Path, fields: Mapping[str, Any], where: str) -> None:
 
 
 def _prefix(file: Path, fields: Mapping[str, Any]) -> None:
-    """Let a SentencePiece tokenizer set no blank before a text, where the file says so; the library always sets one."""
+    """Remove the blank that transformers puts before a text from a SentencePiece tokenizer whose file sets none."""
     if fields.get("tokenizer.ggml.model") != "llama" or fields.get("tokenizer.ggml.add_space_prefix", True):
         return
     written = json.loads(file.read_text(encoding="utf-8"))
@@ -147,7 +152,8 @@ def _prefix(file: Path, fields: Mapping[str, Any]) -> None:
 
 
 def _templates(out: Path, fields: Mapping[str, Any]) -> None:
-    """Write the file's named chat templates (`tokenizer.chat_template.NAME`), such as one for tools, beside its own."""
+    """Write the file's named chat templates (`tokenizer.chat_template.NAME`, for example one for tools) with its
+    default template."""
     start = "tokenizer.chat_template."
     named = {key.removeprefix(start): text for key, text in fields.items() if key.startswith(start)}
     if not named:

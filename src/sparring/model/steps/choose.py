@@ -1,4 +1,4 @@
-"""Choice of the way in which a model takes steps of generation. All ways give the same numbers to the bit."""
+"""Choice of the implementation of a model's generation steps. All give the same numbers to the bit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sparring.model.steps.rows import Slots
 def step_of(
     model: CausalModel, pages: ops.KvPages, slots: Slots, states: RecurrentStates | None = None
 ) -> DecoderStep | DeviceStep | OperationStep:
-    """Choose one call where the model is of the Llama family and the compiled kernels are in use; graphs of it on a
-    GPU; else operation by operation."""
+    """Choose the implementation: one compiled call for the Llama family on the compiled kernels, CUDA graphs for it on
+    a GPU, otherwise operation by operation."""
     operations = OperationStep(model, pages, slots, states)
     if model.decoder is None or not isinstance(model.head, RowLinear):
         return operations
     if ops.path_name(model.device) == "exact-device":
         if model.decoder.mixtures:
-            return operations  # a graph holds no product whose rows are counted first
+            return operations  # a graph cannot hold products whose number of rows depends on the routing
         return DeviceStep(model, pages, slots, operations)
     one_call = len(mlp_widths(model.decoder)) <= 1 and all(
         mixture.experts.is_plain for mixture in model.decoder.mixtures

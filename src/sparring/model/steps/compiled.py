@@ -1,7 +1,7 @@
 """Steps of generation as one call of the compiled kernels, for the Llama family.
 
-The one call has nothing between its operations, a better use for a second thread, and takes several steps where
-sequences need nothing but what they sample. B sequences, N new rows, M sequences that sample.
+One call has no Python between its operations, uses a second thread better, and runs several steps if the sequences only
+sample. Shapes: B sequences, N new rows, M sequences that sample.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ WORK_PER_THREAD = 2_000_000
 
 
 class DecoderStep:
-    """Steps as one call, for a `LlamaDecoder` on the compiled kernels. Follows every change of the weights and of the
-    adapters.
+    """Steps as one call, for a `LlamaDecoder` on the compiled kernels. It detects every change of the weights and of
+    the adapters.
 
-    A thread takes part for every `work_per_thread` multiplications, because waking one for fewer costs more than the
-    work.
+    One thread is used per `work_per_thread` multiplications: waking a thread for fewer costs more than it saves.
     """
 
     most_steps = 16
@@ -66,10 +65,10 @@ class DecoderStep:
         self._work_per_row = sum(per_row) + sum(count * one.num_outputs * one.num_inputs for count, one in self._stacks)
 
     def __call__(self, rows: StepRows) -> SampledTokens:
-        """Compute the rows; lengths and tokens of `rows` move on where more than one step is taken.
+        """Compute the rows. If several steps are run, lengths and tokens of `rows` are advanced.
 
         Raises:
-            BadInput: a table is too short or names no page, or a token or position is out of range; nothing was
+            BadInput: a page table is too short or names no page, or a token or position is out of range; nothing was
                 computed.
         """
         self._follow()
@@ -98,7 +97,7 @@ class DecoderStep:
         )
 
     def _follow(self) -> None:
-        """Point at the tensors that the model has now. Packing in place keeps them; a replaced parameter does not."""
+        """Update the plan if a tensor of the model was replaced. Packing in place keeps tensors."""
         tensors = [self._decoder.embedding.weight, *(norm.weight for norm in self._norms)]
         tensors += [product.packed.storage for product in self._products]
         tensors += [product.bias for product in self._products]
@@ -110,7 +109,11 @@ class DecoderStep:
         self._tensors = tensors
 
     def _check(self) -> None:
-        """Raise BadInput where a norm's weight does not fit its rows: C would read past its end."""
+        """Check the shapes of norm weights, since C would read past their end.
+
+        Raises:
+            BadInput: a norm's weight does not fit its rows.
+        """
         width, dtype = self._decoder.embedding.weight.shape[1], self._pages.dtype
         first = self._decoder.layers[0]
         heads = [norm for layer in self._decoder.layers for norm in (layer.q_norm, layer.k_norm)]
@@ -187,7 +190,7 @@ def _weight(product: Product) -> Weight:
 
 
 class AdapterPlans:
-    """Adapters of a model as the compiled steps read them; made anew when they have changed."""
+    """Adapters of a model in the form that the compiled steps read; rebuilt when the adapters change."""
 
     def __init__(self, adapters: Adapters, decoder: LlamaDecoder) -> None:
         self._adapters, self._layers = adapters, decoder.layers
@@ -195,7 +198,7 @@ class AdapterPlans:
         self._now: Any = None
 
     def now(self) -> int:
-        """Return the address of the plans, by number, layer and product."""
+        """Return the address of the plans, ordered by adapter number, layer and product."""
         if self._seen_changes != self._adapters.num_changes:
             self._now = self._made()
             self._seen_changes = self._adapters.num_changes
@@ -215,11 +218,11 @@ class AdapterPlans:
 
 
 def _targets_of(layer: Layer) -> list[Any]:
-    """Return the targets of adapters in the products of a layer, in the order of `DeltaPlan`s."""
+    """Return the adapter targets of the products of a layer, in the order of `DeltaPlan`s."""
     targets = [product.adapted for product in layer.products]
     return [*targets, *layer.mlp.experts.adapted.targets] if isinstance(layer.mlp, Mixture) else targets
 
 
 def mlp_widths(decoder: LlamaDecoder) -> set[int]:
-    """Return the widths of the layers that have one MLP for all rows."""
+    """Return the widths of the dense MLPs."""
     return {layer.mlp.down.packed.num_inputs for layer in decoder.layers if isinstance(layer.mlp, Mlp)}

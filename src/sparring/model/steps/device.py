@@ -1,10 +1,10 @@
-"""Steps of generation on a GPU: where every sequence brings one token, a CUDA graph for each of a few batch sizes is
+"""Steps of generation on a GPU: if every sequence has one new token, a CUDA graph for one of a few batch sizes is
 replayed.
 
-A graph draws the next tokens and takes them as its own input, so several steps follow each other without a word to the
-CPU. Rows that only fill up a batch belong to no sequence: nothing is written for them, and no other row's bits know of
-them. `unverified` on a device; on the CPU, where Triton is interpreted, the same operations run without a graph. B
-sequences, n rows of a graph, P pages of a table, S slots.
+A graph samples the next tokens and uses them as its own input, so several steps run without the CPU. Rows that pad a
+batch belong to no sequence: they write nothing and do not change the bits of other rows. `unverified` on a device; on
+the CPU, where Triton is interpreted, the same operations run without a graph. Shapes: B sequences, n rows of a graph, P
+pages of a table, S slots.
 """
 
 from __future__ import annotations
@@ -23,16 +23,22 @@ from sparring.model.layers import Product
 from sparring.model.steps.rows import SampledTokens, Slots, StepRows
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Batch sizes for which a graph is captured, when one is first needed."""
+"""Batch sizes of graphs; each graph is captured at its first use."""
 
 TOKEN, LENGTH, SEED, TEMPERATURE, COUNT = range(5)
-"""Rows of a graph's state [5, n] int64: what a sequence brings, how long it is with it, its seed, its temperature as
-the bits of a float64; and how many of the n are sequences."""
+"""Rows of a graph's state [5, n] int64: new token of a sequence, its length with that token, its seed, its temperature
+as the bits of a float64, and the number of the n rows that are sequences."""
 
 
 class DecodeGraph:
-    """Decode step of up to n sequences over fixed tensors: `state` [5, n] and `tables` [n, P] int32 in, and `tokens`
-    [n] int64 and `logprobs` [n] float32 out. `state` is left as the next step needs it."""
+    """Decode step of up to n sequences over fixed tensors.
+
+    Attributes:
+        state: [5, n] int64, input; advanced to the next step.
+        tables: [n, P] int32, input.
+        tokens: [n] int64, output.
+        logprobs: [n] float32, output.
+    """
 
     def __init__(self, model: CausalModel, pages: ops.KvPages, size: int, pages_per_table: int) -> None:
         self._model, self._pages = model, pages
@@ -61,8 +67,7 @@ class DecodeGraph:
         state[LENGTH].add_(state[COUNT, 0] > 0)
 
     def _captured(self) -> Callable[[], None]:
-        """Capture the step. No row is a sequence yet, so the rounds that a capture needs write nothing into the
-        pages."""
+        """Capture the step. No row is a sequence yet, so the warm-up runs write nothing into the pages."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -77,8 +82,9 @@ class DecodeGraph:
 
 
 class DeviceStep:
-    """Steps of a `LlamaDecoder` on a GPU. What a graph does not hold (prompts, truncated, limited or biased draws, the
-    likeliest tokens, adapters) goes to `others`, operation by operation; both give the same numbers to the bit."""
+    """Steps of a `LlamaDecoder` on a GPU. Rows that a graph cannot compute (prompts; truncated, limited or biased
+    sampling; most likely tokens; adapters) go to `others`, operation by operation; both give the same numbers to the
+    bit."""
 
     most_steps = 16
 
@@ -97,7 +103,7 @@ class DeviceStep:
         self._pointers: list[int] = []
 
     def __call__(self, rows: StepRows) -> SampledTokens:
-        """Compute the rows, and go on where more than one step is wanted."""
+        """Compute the rows, up to `rows.steps` steps."""
         slots = np.frombuffer(rows.slots, np.int32)
         if not self._fits(rows, slots):
             return self._others(rows)
@@ -119,7 +125,7 @@ class DeviceStep:
         return plain and not any(others) and not self._slots.truncate(rows.slots)
 
     def _fill(self, graph: DecodeGraph, rows: StepRows, slots: np.ndarray) -> None:
-        """Fill the graph's inputs: two copies to the device, whatever the batch."""
+        """Fill the graph's inputs with two copies to the device."""
         state = np.zeros((5, graph.state.shape[1]), np.int64)
         state[TOKEN, : len(slots)], state[LENGTH, : len(slots)] = rows.tokens, rows.lengths
         state[SEED, : len(slots)] = self._slots.seeds[slots].view(np.int64)
@@ -131,8 +137,8 @@ class DeviceStep:
         graph.tables[: len(slots), : tables.shape[1]].copy_(torch.from_numpy(tables))
 
     def _graph(self, size: int) -> DecodeGraph:
-        """Return the graph, captured anew where the model's tensors lie elsewhere now; it follows values that change in
-        place by itself."""
+        """Return the graph of a size. All graphs are captured again if a tensor of the model was replaced; values that
+        change in place need no capture."""
         pointers = _pointers_of(self._model)
         if pointers != self._pointers:
             self._graphs.clear()
@@ -149,7 +155,7 @@ def _until_stop(tokens: np.ndarray, stops: np.ndarray) -> int:
 
 
 def _pointers_of(model: CausalModel) -> list[int]:
-    """Return the addresses of all tensors that a graph has read."""
+    """Return the addresses of all tensors that a graph reads."""
     decoder: LlamaDecoder = model.decoder
     norms = [decoder.norm, *(norm for layer in decoder.layers for norm in layer.norms)]
     products: list[Product] = [model.head.product, *(product for layer in decoder.layers for product in layer.products)]

@@ -1,6 +1,6 @@
-"""A step of generation operation by operation: for every model, every numerics and every device.
+"""A generation step operation by operation, for every model, numerics and device.
 
-B sequences, N new rows, M sequences that sample, D width, V vocabulary.
+Shapes: B sequences, N new rows, M sequences that sample, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparring.model.steps.rows import SampledTokens, Slots, StepRows, Top, kept_
 
 
 class OperationStep:
-    """A step operation by operation: for every model, every numerics and every device."""
+    """Generation step, operation by operation, for every model, numerics and device."""
 
     most_steps = 1
 
@@ -26,11 +26,11 @@ class OperationStep:
         self._model, self._pages, self._slots, self._states = model, pages, slots, states
 
     def __call__(self, rows: StepRows) -> SampledTokens:
-        """Compute the rows, one step of them."""
+        """Compute one step of the rows."""
         return self.sample(rows, self.hidden(rows))
 
     def hidden(self, rows: StepRows) -> torch.Tensor:
-        """Compute the rows: their hidden states [N, D]."""
+        """Compute the hidden states [N, D] of the rows."""
         cu_rows, ends = (torch.frombuffer(values, dtype=torch.int32) for values in rows[1:3])
         tokens = torch.frombuffer(rows.tokens, dtype=torch.int64)
         width = -(-max(rows.lengths) // self._pages.page_size)
@@ -49,7 +49,7 @@ class OperationStep:
             return self._model.hidden(tokens, positions, paged)
 
     def _there(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Move a tensor to the model's device: the inputs of a step are small and lie with the CPU."""
+        """Move a tensor to the model's device. The inputs of a step are small and made on the CPU."""
         return tensor.to(self._model.device)
 
     def sample(self, rows: StepRows, hidden: torch.Tensor) -> SampledTokens:
@@ -73,7 +73,7 @@ class OperationStep:
         return SampledTokens(sampled.unsqueeze(1).tolist(), logprobs.unsqueeze(1).tolist(), kept, tops)
 
     def _tops(self, logits: torch.Tensor, chosen: np.ndarray, kept: list[list[bytes]] | None) -> list[list[Top]]:
-        """Return the likeliest tokens of logits [M, V], of slots [M], each row limited to its kept ids."""
+        """Return the most likely tokens of logits [M, V] of slots [M], each row limited to its kept ids."""
         tops: list[list[Top]] = []
         for n, slot in enumerate(chosen.tolist()):
             ids = np.frombuffer(bytearray(kept[n][0] if kept else b""), np.int32)

@@ -1,6 +1,6 @@
-"""Rows of one step of generation and the tokens that it samples; the settings of running requests lie by slot.
+"""Rows of one generation step and the tokens that it samples. Settings of running requests are stored by slot.
 
-B sequences, N new rows, M sequences that sample, P pages of a table, S slots.
+Shapes: B sequences, N new rows, M sequences that sample, P pages of a table, S slots.
 """
 
 from __future__ import annotations
@@ -17,15 +17,26 @@ from sparring.kernels.kept import ids_of, no_masks
 
 
 class Slots(NamedTuple):
-    """By slot, what a running request needs in every step; the caller changes them in place.
+    """Settings of running requests, by slot; the caller changes them in place.
 
-    tables [S, P] int32, temperature [S] float32, top_k [S] int64, top_p [S] and min_p [S] float32, seeds [S] uint64;
-    stops [S, 8] int64: tokens behind which a sequence takes no further step, -1 for none. bias_values [S, 512] float32
-    is added to the logits of the tokens bias_ids [S, 512] int32: bias_counts[s, 1] of them while sequence s has less
-    than bias_until[s] tokens (int64), afterwards those from bias_counts[s, 0] on; int32. Where limited [S] uint8, only
-    tokens with a bit in allowed [S, ceil(V / 64)] uint64 may come. tops [S] int32: how many of the likeliest tokens are
-    wanted, at most 20. adapters [S] int32: the number of the sequence's adapter, -1 for none. states [S] int64: where a
-    recurrent model keeps the state of its sequence.
+    Attributes:
+        tables: [S, P] int32, page tables.
+        temperature: [S] float32.
+        top_k: [S] int64.
+        top_p: [S] float32.
+        min_p: [S] float32.
+        seeds: [S] uint64.
+        stops: [S, 8] int64, tokens after which a sequence takes no further step; -1 for none.
+        bias_ids: [S, 512] int32, tokens whose logits are biased.
+        bias_values: [S, 512] float32, values that are added to their logits.
+        bias_counts: [S, 2] int32. A sequence with fewer than bias_until[s] tokens uses the first bias_counts[s, 1]
+            biases; a longer one uses only those from bias_counts[s, 0] on.
+        bias_until: [S] int64.
+        limited: [S] uint8, whether only tokens with a bit in `allowed` may be sampled.
+        allowed: [S, ceil(V / 64)] uint64.
+        tops: [S] int32, number of most likely tokens to return, at most 20.
+        adapters: [S] int32, number of the sequence's adapter; -1 for none.
+        states: [S] int64, slot of the sequence's recurrent state.
     """
 
     tables: np.ndarray
@@ -68,22 +79,22 @@ class Slots(NamedTuple):
         )
 
     def bias(self, slot: int, until: int, banned: Sequence[int], added: Sequence[tuple[int, float]]) -> None:
-        """Forbid tokens until the sequence has `until` tokens, and add to logits; each token once in each, 512 in
-        all."""
+        """Forbid tokens until the sequence has `until` tokens, and add values to logits; at most 512 entries, each
+        token once in each list."""
         count = len(banned) + len(added)
         self.bias_counts[slot], self.bias_until[slot] = (len(banned), count), until
         self.bias_ids[slot, :count] = [*banned, *(token for token, _ in added)]
         self.bias_values[slot, :count] = [*[-np.inf] * len(banned), *(value for _, value in added)]
 
     def limit(self, slot: int, allowed: bytes | None) -> None:
-        """Limit the sequence to some tokens: a bit each, lowest first; None for all."""
+        """Limit the sequence to tokens with a bit in `allowed`, lowest first; None for all."""
         self.limited[slot] = allowed is not None
         if allowed is not None:
             self.allowed[slot] = 0
             self.allowed.view(np.uint8)[slot, : len(allowed)] = np.frombuffer(allowed, np.uint8)
 
     def change(self, row: torch.Tensor, slot: int, length: int) -> None:
-        """Bias and limit the logits [V] of a sequence of `length` tokens, in place."""
+        """Apply biases and limits to the logits [V] of a sequence of `length` tokens, in place."""
         first, end = self.bias_counts[slot]
         places = slice(0 if length < self.bias_until[slot] else first, end)
         for token, value in zip(
@@ -95,23 +106,29 @@ class Slots(NamedTuple):
             row[torch.from_numpy(bits == 0).to(row.device)] = -torch.inf
 
     def adapted(self, slots: array[int]) -> bool:
-        """Return True if any of these slots ("i") has an adapter."""
+        """Return True if any slot of `slots` ("i") has an adapter."""
         return bool((self.adapters[np.frombuffer(slots, np.int32)] >= 0).any())
 
     def truncate(self, slots: array[int]) -> bool:
-        """Return True if any of these slots ("i") truncates its distribution."""
+        """Return True if any slot of `slots` ("i") truncates its distribution."""
         at = np.frombuffer(slots, np.int32)
         truncated = (self.top_k[at] > 0).any() or (self.top_p[at] < 1).any() or (self.min_p[at] > 0).any()
         return bool(truncated or self.limited[at].any())
 
 
 class StepRows(NamedTuple):
-    """New rows of one step, as `ops.PagedRows` has them, by slot. Plain arrays: filling these costs the least.
+    """New rows of one step, as `ops.PagedRows`, by slot. Plain arrays are the fastest to fill.
 
-    slots "i" [B]; cu_rows "i" [B + 1]; lengths "i" [B] with the new rows; tokens "q" [N]; samples "B" [B]: 1 where the
-    last row gives the next token. `independent`: no sequence reads keys that another one writes in this call. `steps`:
-    how many steps may be taken, where sequences are independent, bring one row each and all sample; pages for them are
-    there. All take fewer once one of them samples one of its stops, or another thread sets interrupt[0], "i" [1].
+    Attributes:
+        slots: "i" [B].
+        cu_rows: "i" [B + 1].
+        lengths: "i" [B], including the new rows.
+        tokens: "q" [N].
+        samples: "B" [B], 1 if the last row samples the next token.
+        independent: whether no sequence reads keys that another one writes in this call.
+        steps: most steps to run; above 1 only if sequences are independent, have one row each, all sample, and have
+            pages for them. All sequences stop early if one samples a stop token or another thread sets interrupt[0].
+        interrupt: "i" [1].
     """
 
     slots: array[int]
@@ -125,13 +142,19 @@ class StepRows(NamedTuple):
 
 
 Top = tuple[tuple[int, float], ...]
-"""The likeliest tokens of one draw, best first (equal ones: lowest id first), each with its log-probability."""
+"""Most likely tokens of one draw, best first (ties by id), each with its log-probability."""
 
 
 class SampledTokens(NamedTuple):
-    """Tokens and log-probabilities of each sequence that samples, [M] lists of at least one step. `kept`: the ids that
-    each token was drawn from, empty where nothing was truncated (see `types.KeptSets`), or None where nothing was in
-    any. `tops`: the likeliest tokens of each draw, none where they are not wanted, or None where nobody wants any."""
+    """Tokens and log-probabilities of the sequences that sample: [M] lists with one entry per step.
+
+    Attributes:
+        tokens: sampled tokens.
+        logprobs: their log-probabilities.
+        kept: ids that each token was drawn from, empty without truncation (see `types.KeptSets`); None if no draw was
+            truncated.
+        tops: most likely tokens of each draw, empty if not requested; None if no sequence requested them.
+    """
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
@@ -148,8 +171,8 @@ def kept_sets(masks: np.ndarray | None, bounds: Sequence[tuple[int, int]]) -> li
 
 
 def likeliest(ids: np.ndarray, logprobs: np.ndarray, bounds: Sequence[tuple[int, int]]) -> list[list[Top]]:
-    """Return the likeliest tokens of each sequence, whose draws are rows `bounds` of ids and logprobs [N, 20]; -1
-    stands for none."""
+    """Return the most likely tokens of each sequence, whose draws are rows `bounds` of ids and logprobs [N, 20]; -1 is
+    padding."""
     counts, ids, logprobs = (ids >= 0).sum(1).tolist(), ids.tolist(), logprobs.tolist()
     draws = [tuple(zip(ids[n][:count], logprobs[n][:count], strict=True)) for n, count in enumerate(counts)]
     return [draws[begin:end] for begin, end in bounds]

@@ -1,9 +1,9 @@
-"""Reading of calls whose arguments stand between tags, by a rule for each family of formats.
+"""Parsing of calls whose arguments stand between tags, with one layout for each family of formats.
 
-The `renderers` library (0.1.12) takes all blanks off the ends of a value, cuts a value at a closing tag in it, reads no
-Python word that its own templates write, and no list of types. Here a value is what stands between its tags but for the
-newlines that the template itself puts there; what is not written as the format writes it is malformed. Other servers
-had the same: vllm-project/vllm issue 48753, mended by pull 48846; raullenchai/Rapid-MLX issue 3401.
+The `renderers` library (0.1.12) strips the ends of a value, cuts a value at a closing tag inside it, and knows neither
+the Python literals that its own templates write nor a list of types. Here a value is everything between its tags except
+the newlines that the template adds, and a call that deviates from the format is malformed. Other servers had the same
+faults: vllm-project/vllm issue 48753, fixed by pull 48846; raullenchai/Rapid-MLX issue 3401.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sparring.render.dialect import tool_call
 from sparring.types import ToolCall, ToolSpec
 
 _ID = 0x100000
-"""First character of those that stand for tags that are ids, in the text of a call."""
+"""First of the characters that stand for single-id tags in the text of a call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,15 +26,15 @@ class Layout:
     """Text of a family's calls, as regular expressions.
 
     Attributes:
-        head: before the first argument, with the name of the tool as its group.
-        key: before a value, with the name of the argument as its group.
-        close: behind a value.
-        tail: behind the last value.
-        ids: tags that are ids of their own: what is spelled like them is text. The first is the first character from
-            `_ID`, and so on.
-        newlines: whether the template puts one newline on both sides of a value.
-        several: whether several calls stand between the tags of one.
-        words: that the template writes in the place of JSON's.
+        head: text before the first argument; its group is the name of the tool.
+        key: text before a value; its group is the name of the argument.
+        close: text after a value.
+        tail: text after the last value.
+        ids: tags that are single ids; text that spells one is not the tag. In the expressions, the n-th is the
+            character `_ID` + n.
+        newlines: whether the template writes a newline before and after each value.
+        several: whether one pair of call tags may hold several calls.
+        words: literals that the template writes instead of JSON's, with their values.
     """
 
     head: str
@@ -100,17 +100,17 @@ LAYOUTS: Mapping[str, Layout] = {
     "hy3": _HUNYUAN,
     **dict.fromkeys(("laguna-m.1", "laguna-s-2.1", "laguna-xs-2.1", "laguna-xs.2"), _ARGUMENT),
 }
-"""Formats of the library whose arguments stand between tags, one by one. `deepseek-v4` marks its texts as such, and the
-library reads it right."""
+"""Formats of the library whose arguments stand between tags. `deepseek-v4` is missing: it marks its texts as such, and
+the library parses it correctly."""
 
 
 class TaggedCalls:
-    """Reader of the calls of one format.
+    """Parser of the calls of one format.
 
     Args:
-        layout: of the format.
+        layout: layout of the format.
         added: added tokens of the tokenizer, text -> id.
-        decode: ids to text.
+        decode: ids -> text.
     """
 
     def __init__(self, layout: Layout, added: Mapping[str, int], decode: Callable[[Sequence[int]], str]) -> None:
@@ -121,13 +121,13 @@ class TaggedCalls:
         self._tail = re.compile(layout.tail, re.DOTALL)
 
     def read(self, ids: Sequence[int], tools: Sequence[ToolSpec], before: int, *, closed: bool) -> list[ToolCall]:
-        """Return what stands between the tags of a call: one call, or several where the format has several there.
+        """Parse the ids between the tags of a call: one call, or several if the layout allows.
 
         Args:
-            ids: between the tags.
-            tools: of the request.
-            before: how many calls came before.
-            closed: whether the closing tag is there; a call without it is malformed.
+            ids: ids between the tags.
+            tools: tools of the request.
+            before: number of earlier calls of the reply.
+            closed: whether the closing tag follows; a call without it is malformed.
         """
         text = self._text(ids)
         calls: list[ToolCall] = []
@@ -143,7 +143,8 @@ class TaggedCalls:
             at = end
 
     def _call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> tuple[str, dict[str, Any] | None, int]:
-        """Return the call that begins at a place: its name, its arguments (None where they are malformed), its end."""
+        """Parse the call at a position: return its name, its arguments (None if malformed), and the position after
+        it."""
         head = self._head.match(text, at)
         if head is None:
             return "", None, at
@@ -166,11 +167,11 @@ class TaggedCalls:
         return (name, None, at) if tail is None else (name, arguments, tail.end())
 
     def _inner(self, written: str) -> str:
-        """Return a value without the template's own newlines."""
+        """Strip the newlines that the template adds around a value."""
         return written.removeprefix("\n").removesuffix("\n") if self._layout.newlines else written
 
     def _text(self, ids: Sequence[int]) -> str:
-        """Return the text of a call, each tag that is an id as one character."""
+        """Decode the ids of a call, with one character for each single-id tag."""
         if not self._chars:
             return self._decode(ids)
         parts, plain = [], list[int]()
@@ -183,7 +184,7 @@ class TaggedCalls:
         return "".join((*parts, self._decode(plain)))
 
     def _spelled(self, text: str) -> str:
-        """Return a text with its tags as they are spelled."""
+        """Replace the characters of single-id tags by the tags' text."""
         for place, tag in enumerate(self._layout.ids):
             text = text.replace(chr(_ID + place), tag)
         return text

@@ -1,6 +1,6 @@
-"""Types of JSON that the schema of an argument allows, and the reading of a value that stands between tags by them.
+"""JSON types that the schema of an argument allows, and the parsing of a value between tags by them.
 
-Between tags, a text is written as it is and everything else as JSON, so only the schema tells them apart.
+Between tags, text is written verbatim and everything else as JSON, so only the schema tells them apart.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 KINDS = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 _TEXT = frozenset(("string",))
 _DEEPEST = 16
-"""References that are followed; more lead in a circle."""
+"""Most references that are followed; a longer chain is taken for a circle."""
 
 PYTHON_WORDS: Mapping[str, Any] = {"True": True, "False": False, "None": None}
-"""Words of Python that some templates write in the place of JSON's."""
+"""Python literals that some templates write instead of JSON's."""
 
 
 def resolved(schema: Any, root: Any) -> Any:
-    """Return the schema that a local reference (`#/$defs/name`), or an `allOf` of one alone, stands for; any other as
-    it is."""
+    """Return the schema that a local reference (`#/$defs/name`) or an `allOf` with a single entry stands for; any other
+    schema unchanged."""
     for _ in range(_DEEPEST):
         if not isinstance(schema, Mapping):
             break
@@ -39,12 +39,12 @@ def resolved(schema: Any, root: Any) -> Any:
 
 
 def kinds_of(schema: Any, root: Any = None, depth: int = 0) -> frozenset[str]:
-    """Return the types of JSON that a schema allows, `integer` beside `number`; all of them where it says nothing.
+    """Return the JSON types that a schema allows: `number` includes `integer`; all types if the schema names none.
 
     Args:
-        schema: of a value.
-        root: the schema that references look into.
-        depth: of this schema in another.
+        schema: schema of a value.
+        root: schema in which references are looked up.
+        depth: nesting depth of `schema`.
     """
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
@@ -62,11 +62,11 @@ def kinds_of(schema: Any, root: Any = None, depth: int = 0) -> frozenset[str]:
             kinds &= frozenset().union(*(kinds_of(branch, root, depth + 1) for branch in schema[key]))
     for part in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
         kinds &= kinds_of(part, root, depth + 1)
-    return kinds or KINDS  # a schema that allows nothing says nothing of how it is written
+    return kinds or KINDS  # a contradictory schema does not tell how its values are written
 
 
 def kinds_of_value(value: Any) -> frozenset[str]:
-    """Return the types of JSON that a value has."""
+    """Return the JSON types of a value."""
     if isinstance(value, bool):
         return frozenset(("boolean",))
     if isinstance(value, int) or isinstance(value, float) and value.is_integer():
@@ -79,19 +79,20 @@ def kinds_of_value(value: Any) -> frozenset[str]:
 
 
 def value_of(written: str, schema: Any, root: Any, words: Mapping[str, Any]) -> Any:
-    """Return the value of what stands between tags.
+    """Parse the text between two tags.
 
-    Where only texts are allowed, it is the text. Where other types are as well, it is JSON if it is a value of one of
-    these, without blanks at its ends, and else the text. Where no text is allowed, it is JSON.
+    If the schema allows only text, the value is the text. If it allows text and other types, the value is JSON if the
+    text has no blanks at its ends and parses to one of the other types, or else the text. If it allows no text, the
+    value is JSON.
 
     Args:
-        written: what stands there.
-        schema: of the value.
-        root: the schema that references look into.
-        words: that the format writes in the place of JSON's, with what they stand for.
+        written: text between the tags.
+        schema: schema of the value.
+        root: schema in which references are looked up.
+        words: literals of the format that are not JSON, with their values.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the schema allows no text, and this is no JSON.
     """
     kinds = kinds_of(schema, root)
     if kinds == _TEXT:

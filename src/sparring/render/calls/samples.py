@@ -1,4 +1,4 @@
-"""Arguments made from the schema of a tool, to try what a format writes and reads of them."""
+"""Arguments made from the schema of a tool, to try how a format writes and parses them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _TEXTS = (
     "",
     "\n<b>a & b</b>\t",
 )
-"""Quotes, newlines, blanks at the ends, accents, markup. None is JSON: beside other types, it would be read as such."""
+"""Texts with quotes, newlines, blanks at the ends, accents and markup. None is valid JSON, which a schema of text and
+other types would have parsed."""
 
 _SCALARS: Mapping[str, tuple[Any, ...]] = {
     "string": _TEXTS,
@@ -25,15 +26,14 @@ _SCALARS: Mapping[str, tuple[Any, ...]] = {
 _OBJECT = {"list": [1, None, True], "empty": "", "é": {"a": "x y"}}
 _ORDER = ("string", "number", "integer", "boolean", "null", "array", "object")
 _MOST = 8
-"""Sets of arguments of one tool."""
+"""Most sets of arguments of one tool."""
 
 _DEEPEST = 4
 
 
 def sample_arguments(parameters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield sets of arguments of a tool, none of them twice: all that it takes, in the values of each type that the
-    schema allows, and only those that it requires. Their types are the schema's; its limits of length and the like
-    are not kept, for nobody reads by them.
+    """Yield distinct sets of arguments of a tool: all properties, with values of each type that the schema allows, and
+    the required properties alone. Limits such as `maxLength` are ignored, since no parser reads by them.
 
     Args:
         parameters: JSON schema of the arguments.
@@ -53,7 +53,7 @@ def sample_arguments(parameters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _branches(schema: Any, root: Mapping[str, Any]) -> int:
-    """Return how many values show all that a schema allows."""
+    """Count the values that are needed to show every type and enum value of a schema."""
     schema = resolved(schema, root)
     listed = len(schema.get("enum") or ()) if isinstance(schema, Mapping) else 0
     kinds = kinds_of(schema, root)
@@ -61,7 +61,7 @@ def _branches(schema: Any, root: Mapping[str, Any]) -> int:
 
 
 def _value(schema: Any, root: Mapping[str, Any], variant: int, depth: int) -> Any:
-    """Return one of the values of a schema, another for each variant."""
+    """Return the value of a schema with the given variant number."""
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping):
         schema = {}
@@ -75,7 +75,7 @@ def _value(schema: Any, root: Mapping[str, Any], variant: int, depth: int) -> An
     kinds = kinds_of(schema, root)
     values = [(kind, value) for kind in _ORDER if kind in kinds for value in _SCALARS.get(kind, (None,))]
     kind, value = values[variant % len(values)]
-    if kinds == KINDS and variant < len(_ORDER):  # of no type at all, one of each
+    if kinds == KINDS and variant < len(_ORDER):  # a schema without a type: one value of each
         kind = _ORDER[variant]
         value = _SCALARS.get(kind, (None,))[0]
     if kind == "array":
@@ -94,5 +94,5 @@ def _object(schema: Mapping[str, Any], root: Mapping[str, Any], variant: int, de
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Return whether two values are equal in JSON, where True is not 1."""
+    """Compare two values as JSON does, where True is not 1."""
     return value == other and repr(value) == repr(other)

@@ -1,6 +1,6 @@
-"""Text of a format around the calls of a reply: taken from rendered calls, and read back as proof.
+"""Text that a format writes around the calls of a reply: derived from rendered calls, and proved by parsing it back.
 
-`WRITINGS` says what rendering does not show. A format that is not there writes JSON, or is not proven.
+`WRITINGS` holds what rendered calls do not show. A format without an entry writes JSON, or fails the proof.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from sparring.render.tokenizer import FileTokenizer
 from sparring.types import Message, ToolCall, ToolSpec
 
 NAME, NUMBER = "sparring_mark_7f3a", "sparring_number_7f3a"
-"""Marks for the name of a call and for its number in the texts of a `CallFormat`."""
+"""Placeholders for the name of a call and for its number in the texts of a `CallFormat`."""
 
 CONTROL = 0x100000
-"""First character of those that stand for control tokens in a text; no text of a format has such characters."""
+"""First of the characters that stand for control tokens in a text; no text of a format contains such characters."""
 
 _THOUGHT, _CONTENT = "sparring_thought_7f3a", "sparring_content_7f3a"
 _FIRST, _SECOND = "sparring_first", "sparring_second"
@@ -31,22 +31,23 @@ _ARGUMENTS: dict[str, Any] = {_FIRST: "sparring_value", _SECOND: ["x"]}
 _SEPARATORS = ((", ", ": "), (",", ":"))
 _QUESTION = Message(role="user", content="?")
 _LONGEST_HEAD = 16
-"""Ids in which the beginning of a thought is looked for, at the end of a prompt."""
+"""Number of ids at the end of a prompt that are searched for the beginning of a thought."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Writing:
-    """Traits of a format and of its parser that no rendered call shows.
+    """Traits of a format and of its parser that rendered calls do not show.
 
     Attributes:
-        tagged: whether each argument stands between tags; else all are one JSON object.
-        ends: tags that the parser finds in text, not by their ids: no value may write one.
-        id: of a call, where the format writes it in the place of the name.
-        words: whether the format writes Python's words for what is true, false or null between tags.
+        tagged: whether each argument stands between tags; otherwise all are one JSON object.
+        ends: tags that the parser finds in text, not by their ids; no value may contain one.
+        id: id of a call, for a format that writes it instead of the name.
+        words: whether the format writes Python's True, False and None between tags.
         sorts: whether the format sorts keys in JSON.
-        quote: the control token around texts, in a format whose arguments are like JSON but for texts and keys.
-        stops: the stop tokens behind a call and behind a text, where the parser asks for them.
-        other: what models write before the name of a call and behind it, where that is not what the format writes.
+        quote: control token around texts, in a format whose arguments are a dialect of JSON.
+        stops: stop tokens after a call and after a text, if the parser requires them.
+        other: text before and after the name of a call that models write, if it differs from the text that the format
+            renders.
     """
 
     tagged: bool = False
@@ -82,20 +83,20 @@ WRITINGS: Mapping[str, Writing] = {
     "gemma4": Writing(ends=('<|"|>',), quote='<|"|>'),
     "gpt-oss": Writing(stops=("<|call|>", "<|return|>"), other=_COMMENTARY),
 }
-"""Formats of the library, and a checkpoint's own template, whose calls are not JSON between tokens of their own."""
+"""Formats of the library, and a checkpoint's own template, that do not write calls as JSON between control tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArgumentTags:
-    """Text around the arguments of a call, where each stands between tags.
+    """Text around the arguments of a call, in a format with tags around each.
 
     Attributes:
-        none: behind the head of a call that has no arguments.
-        first: before the name of the first argument.
-        text: between a name and a text.
-        json: between a name and JSON.
-        close: behind a value.
-        more: between that and the name of the next argument.
+        none: text after the head of a call without arguments.
+        first: text before the name of the first argument.
+        text: text between a name and a value that is text.
+        json: text between a name and a value that is JSON.
+        close: text after a value.
+        more: text between `close` and the name of the next argument.
     """
 
     none: str
@@ -108,29 +109,28 @@ class ArgumentTags:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallFormat:
-    """Text around the calls of a reply. A control token is one character.
+    """Text around the calls of a reply. A control token is one character from `CONTROL` on.
 
     Attributes:
-        openings: what may stand before the name of the first call.
-        thought: what stands before a thought and between it and the name of the first call; None where the format has
-            no thoughts.
-        call: what begins the first call behind a text; None where text could write that.
-        thinks: what stands before a thought and between it and a text; None where there are no thoughts.
-        closing: behind a text without calls.
-        head: behind the name of a call.
-        tags: around the arguments; None where they are one object behind the head.
-        quote: what stands around each text of that object; None where it is JSON.
-        between: what may stand between the arguments of a call and the name of the next; none where a reply has one
-            call at most.
-        end: behind the arguments of the last call.
-        separators: of items and of keys in JSON.
-        trails: whether text stands behind the calls of a reply; it may stand before them all the same.
-        other: what may stand before the name of a call, behind a thought or a text, and behind the name, in the place
-            of what the format writes; None where there is one way.
-        ends: tags that no value may write.
-        words: whether Python's words may stand between tags in the place of JSON's.
+        openings: texts that may come before the name of the first call.
+        thought: texts before a thought, and between it and the name of the first call; None without thoughts.
+        call: text that begins the first call after a text; None if text itself could write it.
+        thinks: texts before a thought, and between it and a text; None without thoughts.
+        closing: text after a text without calls.
+        head: text after the name of a call.
+        tags: text around the arguments; None if they are one object after the head.
+        quote: text around each text of that object; None for JSON.
+        between: texts that may come between the arguments of a call and the name of the next; empty if a reply has at
+            most one call.
+        end: text after the arguments of the last call.
+        separators: separators of items and of keys in JSON.
+        trails: whether text may follow the calls of a reply; it may always come before them.
+        other: texts before the name of a call (after a thought or a text) and after it, as an alternative to what the
+            format renders; None without an alternative.
+        ends: tags that no value may contain.
+        words: whether Python's True, False and None may stand between tags.
         sorts: whether keys are sorted in JSON.
-        control: the control tokens, as text and id, in the order of their characters.
+        control: text and id of the control tokens, in the order of their characters.
     """
 
     openings: tuple[str, ...]
@@ -152,54 +152,55 @@ class CallFormat:
     control: tuple[tuple[str, int], ...]
 
     def begun(self) -> CallFormat:
-        """Return the same format behind a prompt that ends inside a thought: the reply begins with the rest of it."""
+        """Return the format after a prompt that ends inside a thought: the reply begins with the rest of the
+        thought."""
         if self.thought is None:
             return self
         thinks = None if self.thinks is None else ("", self.thinks[1])
         return replace(self, openings=(), thought=("", self.thought[1]), thinks=thinks)
 
     def otherwise(self) -> CallFormat | None:
-        """Return the format with its other writing of a call; None where it has one alone."""
+        """Return the format with its alternative writing of a call; None without one."""
         if self.other is None or self.thought is None:
             return None
         before, head = self.other
         return replace(self, thought=(self.thought[0], before), call=before, head=head, other=None)
 
     def begins(self, renderer: Renderer, prompt: Sequence[int]) -> bool:
-        """Return whether a prompt ends with what this format writes before a thought: the thought is begun there.
+        """Return whether a prompt ends with the text that this format writes before a thought.
 
         Args:
-            renderer: of the format.
+            renderer: renderer of the format.
             prompt: ids that the reply continues.
         """
         before = "" if self.thought is None else self.spelled(self.thought[0])
         return bool(before) and renderer.decode(prompt[-_LONGEST_HEAD:]).endswith(before)
 
     def spelled(self, text: str) -> str:
-        """Return a text with its control tokens as they are spelled."""
+        """Replace the characters of control tokens by the tokens' text."""
         return "".join(char if ord(char) < CONTROL else self.control[ord(char) - CONTROL][0] for char in text)
 
 
 def call_id(format: str, name: str, number: int) -> str:
-    """Return the id that a format writes for a call of a tool, or any where it writes none.
+    """Return the id that a format writes for a call of a tool; a default if it writes none.
 
     Args:
-        format: the library's name of it.
-        name: of the tool.
-        number: of the call.
+        format: the library's name of the format.
+        name: name of the tool.
+        number: number of the call in its reply.
     """
     return WRITINGS.get(format, Writing()).id.format(name=name, number=number)
 
 
 def call_format(renderer: Renderer, tokenizer: FileTokenizer) -> CallFormat:
-    """Return what a renderer's format writes around calls.
+    """Derive the format of calls from a renderer.
 
     Args:
-        renderer: of the format.
-        tokenizer: of the renderer.
+        renderer: renderer of the format.
+        tokenizer: tokenizer of the renderer.
 
     Raises:
-        BadInput: it is not known how it writes arguments, or it does not read back what stands in them.
+        BadInput: the format of arguments is unknown, or rendered calls are not parsed back.
     """
     try:
         format = _rendered(renderer, WRITINGS.get(renderer.name, Writing()))
@@ -222,16 +223,16 @@ def reads_back(
     begun: tuple[str, str | None] | None = None,
     between: str = "",
 ) -> bool:
-    """Return whether calls parse as they are made.
+    """Return whether written calls are parsed back with the same names and arguments.
 
     Args:
-        renderer: of the format.
-        tokenizer: of the renderer.
-        format: of the calls.
-        calls: name and arguments of each.
-        tools: of the request.
-        begun: what stands before the first name, and the thought in it; None: the first opening.
-        between: what stands between the calls.
+        renderer: renderer of the format.
+        tokenizer: tokenizer of the renderer.
+        format: format of the calls.
+        calls: name and arguments of each call.
+        tools: tools of the request.
+        begun: text before the first name, and the thought in it; None for the first opening.
+        between: text between two calls.
     """
     opening, reasoning = begun or _leads(format)[0]
     written = between.join(
@@ -246,7 +247,7 @@ def reads_back(
 
 
 def _arguments(tokenizer: FileTokenizer, format: CallFormat, name: str, arguments: Mapping[str, Any]) -> str:
-    """Return what stands behind the name of a call."""
+    """Return the text after the name of a call."""
     marked, tags = tokenizer.control.marked, format.tags
     head = format.head.replace(NAME, marked(name))
 
@@ -270,7 +271,7 @@ def _leads(format: CallFormat) -> list[tuple[str, str | None]]:
 
 
 def _reads_back(renderer: Renderer, tokenizer: FileTokenizer, format: CallFormat) -> bool:
-    """Return whether calls parse as they were made, whatever text stands in them that writes no end of a value."""
+    """Return whether calls are parsed back even if their texts contain tags and quotes."""
     written = (*renderer.control_ids, "</parameter>", "</arg_value>")
     tags = " ".join(tag for tag in written if not any(end in tag for end in format.ends))
     arguments = {_FIRST: f'{tags} "\n\\ é {{}}', _SECOND: [f"{tags} <", 1]}
@@ -282,7 +283,7 @@ def _reads_back(renderer: Renderer, tokenizer: FileTokenizer, format: CallFormat
 
 
 def _rendered(renderer: Renderer, writing: Writing) -> CallFormat | None:
-    """Return the format as calls are rendered; None where the arguments are not found."""
+    """Return the format as calls are rendered; None if the arguments are not found in them."""
 
     def text(calls: int, reasoning: str | None, content: str = "") -> str | None:
         return _text(renderer, writing, _reply(writing, [_ARGUMENTS] * calls, reasoning, content))
@@ -309,7 +310,7 @@ def _rendered(renderer: Renderer, writing: Writing) -> CallFormat | None:
             between[several[len(first) : len(several) - len(last)]] = None
     thought, answer, beside = _thought(thoughtful, NAME), text(0, reasoning, _CONTENT), text(1, reasoning, _CONTENT)
     answered = text(0, _THOUGHT, _CONTENT)
-    if writing.stops is not None:  # it keeps a thought beside calls alone
+    if writing.stops is not None:  # such a format keeps a thought only in a reply with calls
         begun, content, _ = (beside or "").partition(_CONTENT)
         answer = answered = f"{begun}{content}{_characters(renderer)[writing.stops[1]]}"
     subsumed = thought is not None and plain is not None and _holds_blanks(opening, thought)
@@ -337,13 +338,12 @@ def _rendered(renderer: Renderer, writing: Writing) -> CallFormat | None:
 
 
 def quoted(value: Any, quote: str, marked: Callable[[str], str] = str) -> str:
-    """Return a value like JSON but for its texts, which stand between quotes of their own, and its keys, which stand
-    bare and in the order of their letters.
+    """Write a value in a dialect of JSON: texts between quotes of their own, bare keys in alphabetical order.
 
     Args:
-        value: of JSON.
-        quote: what stands around a text.
-        marked: applied to texts and keys.
+        value: JSON value.
+        quote: text before and after each text.
+        marked: function applied to texts and keys.
     """
     if isinstance(value, str):
         return f"{quote}{marked(value)}{quote}"
@@ -356,7 +356,7 @@ def quoted(value: Any, quote: str, marked: Callable[[str], str] = str) -> str:
 
 
 def _in_object(rest: str, quote: str | None) -> tuple[str, None, str, str, tuple[str, str]] | None:
-    """Return head, nothing, what stands behind a name, end and separators of a call whose arguments are one object."""
+    """Return head, no tags, text after a name, end and separators of a call whose arguments are one object."""
     for pair in _SEPARATORS:
         written = json.dumps(_ARGUMENTS, separators=pair) if quote is None else quoted(_ARGUMENTS, quote)
         head, arguments, end = rest.partition(written)
@@ -368,8 +368,7 @@ def _in_object(rest: str, quote: str | None) -> tuple[str, None, str, str, tuple
 def _tagged(
     renderer: Renderer, writing: Writing, rest: str, reasoning: str | None
 ) -> tuple[str, ArgumentTags, str, str, tuple[str, str]] | None:
-    """Return head, tags, what stands behind a name, end and separators of a call with an argument between each pair of
-    tags."""
+    """Return head, tags, text after a name, end and separators of a call with tags around each argument."""
     empty = (_text(renderer, writing, _reply(writing, [{}], reasoning)) or "").partition(NAME)[2]
     pieces = []
     for mark in (_FIRST, _ARGUMENTS[_FIRST], _SECOND, json.dumps(_ARGUMENTS[_SECOND])):
@@ -397,26 +396,27 @@ def _tagged(
 
 
 def _thought(text: str | None, mark: str) -> tuple[str, str] | None:
-    """Return the tokens before a thought, and what stands between it and a mark: the blanks at its ends are its own."""
+    """Return the text before a thought, and the text between it and a mark. Blanks at the thought's ends belong to
+    it."""
     if text is None or _THOUGHT not in text:
         return None
     before, _, after = text.partition(mark)[0].partition(_THOUGHT)
     first = next((at for at, character in enumerate(after) if ord(character) >= CONTROL), None)
     token, head = before.rstrip(), before
     if not token or ord(token[-1]) >= CONTROL:
-        head = token  # behind a word, a blank is the end of the word
+        head = token  # a blank after a word ends the word
     return None if first is None else (head, after[first:])
 
 
 def _holds_blanks(opening: str, thought: tuple[str, str]) -> bool:
-    """Return whether an opening is that of a thought of blanks, or of nothing."""
+    """Return whether an opening contains a blank or empty thought."""
     before, after = thought
     held = opening[len(before) : len(opening) - len(after)]
     return opening.startswith(before) and opening.endswith(after) and not held.strip()
 
 
 def _call(text: str | None, opening: str) -> str | None:
-    """Return what begins a call behind a text."""
+    """Return the text that begins a call after a text; None if it is not a control token of the opening."""
     call = (text or "").partition(NAME)[0].partition(_CONTENT)[2].lstrip()
     return call if call and ord(call[0]) >= CONTROL and opening.endswith(call) else None
 
@@ -439,8 +439,8 @@ def _spec() -> ToolSpec:
 
 
 def _text(renderer: Renderer, writing: Writing, reply: Message) -> str | None:
-    """Return what a model would sample for a reply, without its end of turn, each control token as one character; None
-    where the format does not continue a prompt with it."""
+    """Return the text that a model would sample for a reply, without its end of turn, with one character for each
+    control token; None if the format does not continue a prompt with it."""
     try:
         tokens = reply_tokens(renderer, reply, [_spec()])
     except BadInput:
@@ -463,7 +463,7 @@ def _text(renderer: Renderer, writing: Writing, reply: Message) -> str | None:
 
 
 def _characters(renderer: Renderer) -> dict[str, str]:
-    """Return the character that stands for each control token, by its text."""
+    """Return the character of each control token, by its text."""
     return {text: chr(CONTROL + place) for place, (text, _) in enumerate(_control(renderer))}
 
 

@@ -1,4 +1,4 @@
-"""Grammars of replies that have to call a tool, or may call some tools alone, in a format that is known."""
+"""Grammars of replies that must call a tool, or may call only certain tools, in a known format."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ from sparring.render.tokenizer import FileTokenizer
 from sparring.types import ToolSpec
 
 _ALTERNATIVES = {"anyOf", "oneOf", "allOf", "not", "if", "minProperties", "dependentRequired", "dependentSchemas"}
-"""Keywords by which it is not enough to look at each argument alone."""
+"""Keywords that relate arguments to one another, so that a schema cannot be split by argument."""
 
 
 def call_grammar(format: CallFormat, source: str) -> str:
-    """Return the grammar, in Lark's notation, of a reply: a thought where the format has one, then calls; where it may
-    be text as well, text before them or in their place.
+    """Return the grammar of a reply in Lark's notation: a thought if the format has thoughts, then calls. If the reply
+    may be text, also text before the calls or instead of them.
 
     Args:
-        format: of the calls.
-        source: JSON with `tools`, each with `name` and `parameters`, `parallel`, whether there may be several calls,
-            and `text`, whether the reply may be text.
+        format: format of the calls.
+        source: JSON with `tools` (each with `name` and `parameters`), `parallel` (whether several calls are allowed)
+            and `text` (whether the reply may be text).
 
     Raises:
-        BadInput: no tool, a name that the format would escape, arguments that are not told apart by their names in a
-            format that writes each between tags, or text in a format where calls are no tokens of their own.
+        BadInput: there is no tool; a name needs escaping; a format that writes each argument between tags gets
+            arguments that are related by more than their names; or text is allowed in a format in which no control
+            token begins a call.
     """
     wanted = json.loads(source)
     tools = wanted["tools"]
@@ -71,16 +72,16 @@ def call_grammar(format: CallFormat, source: str) -> str:
 
 
 def check_calls(renderer: Renderer, tokenizer: FileTokenizer, format: CallFormat, source: str) -> None:
-    """Raise where a format does not read back the names of the tools and of their arguments.
+    """Check that a format reads back the names of the tools and of their arguments.
 
     Args:
-        renderer: of the format.
-        tokenizer: of the renderer.
-        format: of the calls.
-        source: as for `call_grammar`.
+        renderer: renderer of the format.
+        tokenizer: tokenizer of the renderer.
+        format: format of the calls.
+        source: JSON of `call_grammar`.
 
     Raises:
-        BadInput: a name is read as another.
+        BadInput: a name is parsed as another.
     """
     for tool in json.loads(source)["tools"]:
         spec = ToolSpec(name=tool["name"], description="", parameters=tool["parameters"])
@@ -95,13 +96,13 @@ def check_calls(renderer: Renderer, tokenizer: FileTokenizer, format: CallFormat
 
 
 class _Call:
-    """Rules of a call of one tool."""
+    """Grammar rules of a call of one tool."""
 
     def __init__(self, format: CallFormat, number: int, name: str, parameters: Mapping[str, Any]) -> None:
         self._format, self._number, self._name, self._parameters = format, number, name, parameters
 
     def rules(self) -> list[str]:
-        """Return `call_<number>` and what it stands on. Arguments stand in the order of the schema."""
+        """Return `call_<number>` and the rules that it uses. Arguments stand in the order of the schema."""
         format, number = self._format, self._number
         head = _terms(format, self._name + format.head.replace(NAME, self._name))
         if format.quote is not None:
@@ -125,7 +126,8 @@ class _Call:
         return [*rules, f"first_{number}_{last}: {_terms(format, format.tags.none)}", f'more_{number}_{last}: ""']
 
     def _value(self, name: str, before: str, schema: Any) -> tuple[list[str], list[str]]:
-        """Return what may be an argument, its name and its end included, and the rules that this stands on."""
+        """Return the alternatives of an argument, from its name to the end of its value, and the rules that they
+        use."""
         tags, ends = self._format.tags, self._format.ends
         assert tags is not None
         root = self._parameters
@@ -150,10 +152,10 @@ class _Call:
         return values, rules
 
     def _text(self, name: str, terminal: str, *, loose: bool, empty: bool) -> tuple[str, list[str]]:
-        """Return a text and its end, and the rules that they stand on.
+        """Return a text with its end, and the rules that it uses.
 
-        Where the end is a token of its own, the text is what stands before it. Where it is text, the first one ends
-        the value; where it is text and then a token, only both do, if the text is `loose`.
+        If the end is a control token, the text is everything before it. If the end is text, its first occurrence ends
+        the value; if it is text followed by a control token and the text is `loose`, only both together do.
         """
         assert self._format.tags is not None
         close = self._format.tags.close
@@ -176,7 +178,7 @@ def _properties(format: CallFormat, parameters: Mapping[str, Any]) -> dict[str, 
     """Return the schema of each argument, in order.
 
     Raises:
-        BadInput: the arguments hang together by more than their names.
+        BadInput: the arguments are related by more than their names.
     """
     alternatives = sorted(_ALTERNATIVES & parameters.keys())
     if alternatives:
@@ -187,7 +189,7 @@ def _properties(format: CallFormat, parameters: Mapping[str, Any]) -> dict[str, 
 
 
 def _calls_alone(ways: Sequence[tuple[CallFormat, str]]) -> str:
-    """Return the rule of a reply of calls alone: each way to write them, behind what the format has before a name."""
+    """Return the rule of a reply of calls alone: each way to write them, after the openings of the format."""
     written = [
         f"({_openings(way, way.openings, [] if way.thought is None else [way.thought])}) {calls}" for way, calls in ways
     ]
@@ -198,9 +200,9 @@ def _text_or(format: CallFormat, ways: Sequence[tuple[CallFormat, str]], rules: 
     """Return the rule of a reply of text, of calls, or of both.
 
     Args:
-        format: of the calls.
-        ways: to write the calls, each with the calls behind what begins them.
-        rules: to which those are added on which this one stands.
+        format: format of the calls.
+        ways: ways to write the calls: a format, and its calls without their opening.
+        rules: list to which the rules that this one uses are added.
     """
     if format.call is None:
         expected = "a format in which a token of its own begins a call"
@@ -212,7 +214,7 @@ def _text_or(format: CallFormat, ways: Sequence[tuple[CallFormat, str]], rules: 
     rules += [f"TEXT: /(?s:.)+/{spelled}", f"before: {_openings(format, openings, closed)}"]
     rules.append(f"calls: {' | '.join(f'{_terms(format, way.call or str())} {calls}' for way, calls in ways)}")
     start = f"start: before TEXT? ({_terms(format, format.closing)} | calls{' TEXT?' if format.trails else ''})"
-    apart = [around for around in thoughts if not around[1]]  # a call itself ends the thought
+    apart = [around for around in thoughts if not around[1]]  # formats in which a call ends the thought
     return f"{start} | ({_openings(format, (), apart)}) calls" if apart else start
 
 
@@ -221,13 +223,13 @@ def _thoughts(format: CallFormat) -> list[tuple[str, str]]:
 
 
 def _openings(format: CallFormat, openings: Sequence[str], thoughts: Sequence[tuple[str, str]]) -> str:
-    """Return what may stand before a text or before the name of a call, thoughts among it."""
+    """Return the alternatives before a text or before the name of a call, thoughts included."""
     thinking = [f"{_terms(format, before)} THOUGHT? {_terms(format, after)}" for before, after in thoughts]
     return " | ".join(dict.fromkeys((*(_terms(format, opening) for opening in openings), *thinking)))
 
 
 def _terms(format: CallFormat, text: str) -> str:
-    """Return a text as terms of a grammar."""
+    """Write a text as terms of a grammar."""
     terms = []
     for part in re.split(rf"([\U00100000-\U0010ffff]|{NUMBER})", text):
         if part == NUMBER:

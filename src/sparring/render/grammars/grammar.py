@@ -1,7 +1,8 @@
-"""Grammars that a turn keeps to, by the `llguidance` library: the tokens that may follow those so far.
+"""Grammars that constrain a turn, by the `llguidance` library: the tokens that may follow the tokens so far.
 
-The engine knows ids only; the renderer, which has the tokenizer, hands it a `Grammar` as `GenerateRequest.allowed`.
-What it allows comes back as the kept set of each token, so training renormalises over it as over any other (law 2).
+The engine sees ids only; the renderer, which has the tokenizer, passes a `Grammar` as `GenerateRequest.allowed`. The
+allowed ids come back as the kept set of each token, so training renormalises over them as over any other kept set (law
+2).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ REMEMBERED = 64
 
 
 class Grammar:
-    """One grammar over one vocabulary; ids beyond the tokenizer's are never allowed. Made by `Grammars`, one for each
-    request: it remembers the turn it was last asked about.
+    """One grammar over one vocabulary, for one request: it caches the state of the turn that it was last called with.
+    Ids beyond the tokenizer's vocabulary are never allowed. `Grammars` makes it.
 
     Args:
         matcher: `llguidance.LLMatcher` at the beginning of a turn.
@@ -36,7 +37,7 @@ class Grammar:
         self._taken: list[int] = []
 
     def __call__(self, tokens: Sequence[int]) -> bytes:
-        """Return a bit for each token of the vocabulary, lowest first: set where it may follow `tokens`, the turn so
+        """Return one bit per token of the vocabulary, lowest first: set if the token may follow `tokens`, the turn so
         far.
 
         Raises:
@@ -48,7 +49,7 @@ class Grammar:
         self._taken = list(tokens)
         if not self._matcher.consume_tokens(self._taken[taken:]):
             problem = self._matcher.get_error().splitlines()[0]
-            # a matcher never leaves an error
+            # a matcher cannot recover from an error
             self._matcher, self._taken = self._start.deep_copy(), []
             raise ValueError(f"grammar: expected tokens that it allows, got {list(tokens[taken:])}: {problem}")
         return bytes(self._matcher.compute_bitmask())
@@ -58,9 +59,9 @@ class Grammars:
     """Factory of grammars for one tokenizer.
 
     Args:
-        tokenizer: of the model that generates.
-        stop_ids: ids that end a turn, allowed where a grammar is complete.
-        renderer: writes the calls of tools; without one, no turn can be held to a call.
+        tokenizer: tokenizer of the model that generates.
+        stop_ids: ids that end a turn, allowed wherever a grammar is complete.
+        renderer: renderer that writes the calls of tools; without one, a constraint to calls is refused.
 
     Raises:
         BadInput: there are no stop tokens, or the library cannot read the tokenizer.
@@ -85,7 +86,7 @@ class Grammars:
         self._written = lru_cache(REMEMBERED)(self._write)
 
     def of(self, constraint: Constraint) -> Grammar:
-        """Return a grammar for one request. Of a constraint of kind `tool_call`, the source is what `calls` wrote.
+        """Return the grammar of one request. A constraint of kind `tool_call` holds the grammar that `calls` wrote.
 
         Raises:
             BadInput: the constraint does not compile.
@@ -96,18 +97,18 @@ class Grammars:
         """Return the grammar of a reply of calls, in Lark's notation, over the ids of the tokenizer.
 
         Args:
-            source: of the constraint.
-            prompt: ids that the reply continues: it may have begun the reply's thought.
+            source: source of the constraint.
+            prompt: ids that the reply continues; they may end inside a thought.
 
         Raises:
-            BadInput: there is no renderer, or its format cannot be held to these calls.
+            BadInput: there is no renderer, or its format cannot be constrained to these calls.
         """
         return str(self._written(source, self._calls.begins(self._writer, prompt)))
 
     @cached_property
     def _guarded(self) -> Any:
-        """The vocabulary where no text has a control token: a grammar allows these by their ids alone. They have other
-        names there, because the library encodes a text that has to follow, and would find them in it."""
+        """The vocabulary with renamed control tokens, so that a grammar allows them by id and never as text. They are
+        renamed because the library encodes the literal texts of a grammar, and would find the tokens in them."""
         data = json.loads(self._tokenizer.as_json())
         names = {text: f"{MARK}{id}" for text, id in self._tokenizer.control.ids.items()}
         for token in data.get("added_tokens") or ():

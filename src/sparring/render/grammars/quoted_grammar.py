@@ -1,4 +1,4 @@
-"""Grammars of values that are like JSON, but for texts between tokens of their own and for bare keys."""
+"""Grammars of values in a dialect of JSON with bare keys, and with texts between control tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SCALARS = {
     "integer": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }
-"""Types whose values are written as in JSON, with what limits them."""
+"""Types whose values are written as in JSON, with the keywords that limit them."""
 
 _HINTS = {
     "object": ("properties", "required", "additionalProperties"),
@@ -26,14 +26,14 @@ _HINTS = {
     "string": ("pattern", "minLength", "maxLength"),
     "number": _SCALARS["number"],
 }
-"""Keywords that say of which type a value is, where the schema does not."""
+"""Keywords that imply a type if the schema names none."""
 
 _LEFT_OUT = frozenset(
     "not if then else dependentRequired dependentSchemas dependencies patternProperties propertyNames minProperties"
     " maxProperties prefixItems additionalItems unevaluatedItems unevaluatedProperties uniqueItems contains minContains"
     " maxContains $dynamicRef $recursiveRef".split()
 )
-"""Keywords that limit a value and that these rules cannot keep."""
+"""Keywords that limit a value and that these rules cannot enforce."""
 
 _NOTES = frozenset(
     "$schema $id $comment $defs definitions title description default examples deprecated readOnly writeOnly".split()
@@ -42,16 +42,16 @@ _TYPES = ("null", "boolean", "number", "string", "array", "object")
 _EDGE, _INSIDE = r"[^:,{}\[\]<\s\x1c-\x1f]", r"[^:,{}\[\]]"
 _LAST = r"[^:,{}\[\]\s\x1c-\x1f]"
 _KEY = rf"{_EDGE}({_INSIDE}*{_LAST})?"
-"""Keys that are read as they are written: no sign of the object in them, no blank at their ends."""
+"""Keys that need no quotes: no punctuation of objects, no blanks at the ends."""
 
 
 class QuotedValues:
-    """Rules of the values of one schema, in Lark's notation, made as they are asked for.
+    """Grammar rules of the values of one schema, in Lark's notation.
 
     Args:
-        format: of the calls.
-        root: the schema that a reference looks into.
-        name: what every rule's name begins with; lower-case.
+        format: format of the calls.
+        root: schema in which references are looked up.
+        name: lower-case prefix of the rules' names.
         terms: writes a text of the format as terms of a grammar.
     """
 
@@ -63,11 +63,11 @@ class QuotedValues:
         self.rules: list[str] = []
 
     def rule(self, schema: Any) -> str:
-        """Return the name of the rule of a schema's values, and put it and what it stands on in `rules`.
+        """Return the name of the rule of a schema's values, and add it and the rules that it uses to `rules`.
 
         Raises:
-            BadInput: the schema allows nothing that the format can write, or limits values by more than these rules
-                keep.
+            BadInput: the schema allows no value that the format can write, or limits values in a way that these rules
+                cannot enforce.
         """
         return self._put(self._values(schema))
 
@@ -96,7 +96,7 @@ class QuotedValues:
         return " | ".join(self._typed(type, schema) for type in types)
 
     def _combined(self, key: str, schema: Mapping[str, Any]) -> str:
-        """Return the values of a schema that stands on others, and limits nothing beside them."""
+        """Return an expression of the values of a schema that only combines others."""
         beside = sorted(schema.keys() - _NOTES - {key, "format"})
         branches = schema[key] if isinstance(schema[key], list) else [schema[key]]
         types = [branch.get("type") for branch in branches if isinstance(branch, Mapping)]
@@ -112,7 +112,7 @@ class QuotedValues:
         return " | ".join(self.rule(branch) for branch in branches)
 
     def _once(self, what: str, made: Callable[[str], str]) -> str:
-        """Return the name of a rule that is made once, and may stand on itself."""
+        """Return the name of a rule that is made once, and may refer to itself."""
         if what not in self._named:
             name = self._named[what] = f"{self._name}_of_{len(self._named)}"
             self.rules.append(f"{name}: {made(name)}")
@@ -129,7 +129,7 @@ class QuotedValues:
         return schema
 
     def _typed(self, type: str, schema: Mapping[str, Any]) -> str:
-        """Return the values of one type that a schema allows."""
+        """Return an expression of the values of one type that a schema allows."""
         if type == "string":
             return self._text(schema)
         if type == "object":
@@ -142,7 +142,7 @@ class QuotedValues:
         return self._put(f"%json {json.dumps({'type': type, **limits})}")
 
     def _text(self, schema: Mapping[str, Any]) -> str:
-        """Return a text between its quotes."""
+        """Return an expression of a text between its quotes."""
         quote = self._terms(self._quote)
         if schema.get("maxLength") == 0:
             return self._put(f"{quote} {quote}")
@@ -153,7 +153,7 @@ class QuotedValues:
         return self._put(f"{quote} {name}{empty} {quote}")
 
     def _listed(self, schema: Mapping[str, Any]) -> str:
-        """Return the values that a schema lists, less those that the format cannot write."""
+        """Return an expression of the values of an enum, without those that the format cannot write."""
         types = schema.get("type", [])
         types = [types] if isinstance(types, str) else types
         listed = [value for value in schema.get("enum", [schema.get("const")]) if not types or _is_of(value, types)]
@@ -181,7 +181,8 @@ class QuotedValues:
         return filled if least else self._put(f'"[]" | {filled}')
 
     def _object(self, schema: Mapping[str, Any]) -> str:
-        """Return an object: its named keys, in the order of their letters, or any where none is named."""
+        """Return an expression of an object with its named keys in alphabetical order, or with any keys if the schema
+        names none."""
         properties = dict(schema.get("properties") or {})
         required = schema.get("required", ())
         properties |= {key: True for key in required if key not in properties}
@@ -203,7 +204,7 @@ class QuotedValues:
         return base
 
     def _open_object(self, value: str) -> str:
-        """Return an object whose keys nobody names."""
+        """Return an expression of an object with any keys."""
         key = f"{self._name}_key_{len(self.rules)}".upper()
         self.rules.append(f"{key}: /{_KEY}/")
         return self._put(f'"{{}}" | "{{" {key} ":" {value} ("," {key} ":" {value})* "}}"')
@@ -213,7 +214,7 @@ class QuotedValues:
 
 
 def _is_of(value: Any, types: Sequence[str]) -> bool:
-    """Return whether a value is of one of some types of JSON."""
+    """Return whether a value has one of the JSON types."""
     if isinstance(value, bool):
         return "boolean" in types
     if isinstance(value, int) or isinstance(value, float) and value.is_integer():

@@ -1,4 +1,4 @@
-"""Grammars of the values of arguments: JSON in which no text writes a tag, and texts between tags."""
+"""Grammars of the values of arguments: JSON whose texts contain no tag, and texts between tags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparring.render.grammars.call_format import CallFormat
 
 _ANYTHING = "sparring_anything"
 _LITERAL = r"null|true|false|None|True|False|NaN|-?Infinity|-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?"
-"""Texts that a parser may read as JSON, or as Python's words for it."""
+"""Texts that a parser may read as JSON, or as Python's True, False and None."""
 
 _SCALARS = {"null": "/null/", "boolean": "/true|false/", "integer": "/-?(0|[1-9][0-9]*)/"}
 _SCALARS["number"] = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/"
@@ -23,15 +23,16 @@ _LIMITS = {"enum", "const", "pattern", "minLength", "maxLength"}
 
 
 def json_schema(format: CallFormat, schema: Any, root: Mapping[str, Any]) -> str:
-    """Return a schema for `%json`, written as the format writes JSON: no text in it writes a tag that ends a value.
+    """Return a schema for `%json`, with the format's separators and order of keys. Its texts contain no tag that ends a
+    value.
 
     Args:
-        format: of the calls.
-        schema: of the value.
-        root: the schema whose definitions it may name.
+        format: format of the calls.
+        schema: schema of the value.
+        root: schema whose definitions it may name.
 
     Raises:
-        BadInput: it has keys that cannot be kept from writing a tag.
+        BadInput: the schema allows keys that may contain a tag.
     """
     (items, keys), ends = format.separators, format.ends
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
@@ -50,8 +51,8 @@ def json_schema(format: CallFormat, schema: Any, root: Mapping[str, Any]) -> str
 
 
 def pattern_without(ends: Sequence[str]) -> str:
-    """Return a regular expression, without look-ahead, of texts in which no tag begins as one of `ends` does: `<` or
-    `</`, and a letter."""
+    """Return a regular expression, without look-ahead, of texts that contain no tag like `ends`: no `<` or `</`
+    followed by the first letter of one."""
     opening = "".join(sorted({re.escape(end[1]) for end in ends if end[1] != "/"}))
     closing = "".join(sorted({re.escape(end[2]) for end in ends if end[1] == "/"}))
     inside = rf"[^<]|<+(\/<+)*([^<\/{opening}]|\/[^<{closing}])"
@@ -59,13 +60,13 @@ def pattern_without(ends: Sequence[str]) -> str:
 
 
 def reads_as(schema: Any, root: Mapping[str, Any], flagged: bool) -> str:
-    """Return how a parser reads a value between tags: `text`, `json`, or `either`, JSON where it is JSON of a type that
-    the schema allows (`calls/kinds.py`).
+    """Return the way in which a parser reads a value between tags: `text`, `json`, or `either`: JSON if it parses to a
+    type that the schema allows, or else text (`calls/kinds.py`).
 
     Args:
-        schema: of the value.
-        root: the schema whose definitions it may name.
-        flagged: whether the tags say which it is.
+        schema: schema of the value.
+        root: schema whose definitions it may name.
+        flagged: whether the tags tell texts from JSON.
     """
     kinds = kinds_of(schema, root)
     if kinds == {"string"}:
@@ -74,19 +75,19 @@ def reads_as(schema: Any, root: Mapping[str, Any], flagged: bool) -> str:
 
 
 def texts_of(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the schemas of the texts that a schema allows."""
+    """Return the branches of a schema that allow text."""
     return [branch for branch in _branches(schema, root) if branch.get("type") == "string"]
 
 
 def text_terminal(schema: Mapping[str, Any], ends: Sequence[str]) -> str:
-    """Return a terminal, in Lark's notation, of the texts of a schema of strings, which writes none of `ends`.
+    """Return a terminal, in Lark's notation, of the texts of a schema that contain none of `ends`.
 
     Args:
-        schema: of the texts.
-        ends: tags that none writes.
+        schema: schema of strings.
+        ends: tags that no text may contain.
 
     Raises:
-        BadInput: none is left.
+        BadInput: no text is left.
     """
     if "enum" in schema or "const" in schema:
         listed = schema.get("enum", [schema.get("const")])
@@ -106,12 +107,12 @@ def text_terminal(schema: Mapping[str, Any], ends: Sequence[str]) -> str:
 
 
 def without(ends: Sequence[str]) -> str:
-    """Return what follows a terminal, in Lark's notation, of whose texts none writes one of `ends`."""
+    """Return a suffix of a terminal, in Lark's notation, that excludes texts that contain one of `ends`."""
     return " & ~" + _slashed(f"(?s:.*)({'|'.join(map(re.escape, ends))})(?s:.*)") if ends else ""
 
 
 def is_limited(schema: Mapping[str, Any]) -> bool:
-    """Return whether a schema of strings allows some texts only."""
+    """Return whether a schema of strings excludes some texts."""
     return bool(_LIMITS & schema.keys())
 
 
@@ -124,8 +125,8 @@ def may_be_empty(schema: Mapping[str, Any]) -> bool:
 
 
 def either_terminal(schema: Any, root: Mapping[str, Any], ends: Sequence[str]) -> str:
-    """Return a terminal of the texts and of the single words of JSON that a schema of both allows. No text looks like
-    JSON, but for quotes around it, which are its own."""
+    """Return a terminal of the texts and of the JSON literals that a schema of both allows. A text that looks like JSON
+    is excluded, except in quotes, which belong to the text."""
     no_json = ["~" + _slashed(_LITERAL), r"~/[{\[](?s:.)*/"]
     parts = [" & ".join((f"({text_terminal(branch, ends)})", *no_json)) for branch in texts_of(schema, root)]
     for branch in _branches(schema, root):
@@ -137,7 +138,7 @@ def either_terminal(schema: Any, root: Mapping[str, Any], ends: Sequence[str]) -
 
 
 def python_words(schema: Any, root: Mapping[str, Any]) -> list[str]:
-    """Return Python's words for the truth values and null that a schema allows."""
+    """Return Python's words for the booleans and null that a schema allows."""
     words: list[Any] = []
     for branch in _branches(schema, root):
         if branch.get("type") in ("boolean", "null"):
@@ -146,14 +147,13 @@ def python_words(schema: Any, root: Mapping[str, Any]) -> list[str]:
 
 
 def either_json(schema: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the schema of the objects and lists that a schema of these and of texts allows; None where there are
-    none."""
+    """Return the schema of the objects and arrays that a schema allows besides text; None if it allows only text."""
     branches = [branch for branch in _branches(schema, root) if branch.get("type") in ("object", "array")]
     return {"anyOf": branches} if branches else None
 
 
 def _branches(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the schemas of one type each whose values together are those of a schema."""
+    """Split a schema into schemas of a single type each."""
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping):
         schema = {}
@@ -178,7 +178,7 @@ def _slashed(expression: str) -> str:
 
 
 def _sorted(schema: Any) -> Any:
-    """Return a schema whose properties are in the order of their names."""
+    """Return a schema with its properties in alphabetical order."""
     if isinstance(schema, list):
         return [_sorted(part) for part in schema]
     if not isinstance(schema, Mapping):
@@ -192,8 +192,7 @@ def _reference() -> dict[str, str]:
 
 
 def _plain(schema: Any, pattern: str, ends: Sequence[str]) -> Any:
-    """Return a schema of those values of another in which texts and keys match a pattern, objects without keys that
-    are not named."""
+    """Restrict a schema to values whose texts and keys match a pattern. Objects have no other than their named keys."""
     if not isinstance(schema, Mapping):
         return _reference() if schema is True else schema
 

@@ -1,5 +1,4 @@
-"""vLLM's server under vLLM's own Python, with `sparring_vllm` in the processes in which it computes: imports nothing of
-Sparring.
+"""vLLM's server under vLLM's own Python, with `sparring_vllm` in its worker processes. Imports nothing of Sparring.
 
 PYTHON serve.py --model FOLDER ARGUMENTS        with this folder on PYTHONPATH; ends when its standard input does
 """
@@ -15,7 +14,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Serve until standard input closes, because the process that holds its other end has ended."""
+    """Serve until standard input closes, which means that the process at its other end has ended."""
     threading.Thread(target=_end_with_input, daemon=True).start()
     own = ["--scheduler-cls", "sparring_vllm.ProbingScheduler", "--worker-extension-cls", "sparring_vllm.Worker"]
     sys.argv += [*own, "--weight-transfer-config", '{"backend": "sparring"}']

@@ -1,6 +1,6 @@
-"""Extensions of vLLM's processes, run by vLLM's own Python: imports nothing of Sparring.
+"""Extensions of vLLM's processes, run by vLLM's own Python. Imports nothing of Sparring.
 
-`Receiver` loads weights; `ProbingScheduler` lets them be verified before any request is served by them.
+`Receiver` loads weights; `ProbingScheduler` verifies them before they serve any request.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _DIE_WITH_PARENT = 1
 
 @dataclass
 class Nothing:
-    """Connection that needs no agreement."""
+    """Connection information of a transfer that needs none."""
 
 
 @dataclass
 class Files:
-    """Update: safetensors files with the whole model under its Hugging Face names."""
+    """Update information: safetensors files with the complete model under its Hugging Face names."""
 
     paths: list[str]
 
 
 class Receiver(WeightTransferEngine[Nothing, Files]):
-    """Reader of weights from files, such as lie in shared memory, into the running model, by vLLM's own layer-wise
+    """Reader of weights from files, for example in shared memory, into the running model, by vLLM's layer-wise
     reload."""
 
     init_info_cls = Nothing
     update_info_cls = Files
 
     def init_transfer_engine(self, init_info: Nothing) -> None:
-        """Do nothing: there is nothing to agree on."""
+        """Do nothing: files need no connection."""
 
     def start_weight_update(self) -> None:
         """Begin to replace parameters layer by layer, with everything derived from them."""
@@ -56,8 +56,8 @@ class Receiver(WeightTransferEngine[Nothing, Files]):
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receive weights, and wait for the device where there is one: the base class also waits on a CPU build, which
-        has none."""
+        """Receive weights and synchronise the device, if there is one; the base class also does so on a CPU build,
+        which has none."""
         self.receive_weights(self.parse_update_info(update_info))
         if not current_platform.is_cpu():
             torch.accelerator.synchronize()
@@ -67,8 +67,8 @@ class Receiver(WeightTransferEngine[Nothing, Files]):
         self.model.load_weights(_tensors(update_info.paths))
 
     def finish_weight_update(self) -> None:
-        """End the reload, and repack a head that is the embedding: the reload sees new weights for the embedding only,
-        and on a CPU goes on computing with the packed copy of the old head (vLLM 0.32)."""
+        """End the reload, and repack a head that shares the embedding: the reload notices only new embedding weights,
+        and a CPU would continue with the packed copy of the old head (vLLM 0.32)."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
@@ -77,15 +77,15 @@ class Receiver(WeightTransferEngine[Nothing, Files]):
             head.quant_method.process_weights_after_loading(head)
 
     def shutdown(self) -> None:
-        """Do nothing: it holds nothing."""
+        """Do nothing: there are no resources to free."""
 
 
 class Worker:
-    """Mix-in for vLLM's worker, so that each of its processes imports this module and knows `Receiver`."""
+    """Mix-in for vLLM's worker, which makes each of its processes import this module and register `Receiver`."""
 
 
 class ProbingScheduler(PlainScheduler if current_platform.is_cpu() else AsyncScheduler):
-    """vLLM's scheduler, which serves requests that verify an update while everything else is paused. Otherwise new
+    """vLLM's scheduler, extended to serve requests that verify an update while all others are paused. Otherwise new
     weights could be checked only after running requests had sampled with them."""
 
     def get_num_unfinished_requests(self) -> int:
@@ -93,7 +93,7 @@ class ProbingScheduler(PlainScheduler if current_platform.is_cpu() else AsyncSch
         return max(super().get_num_unfinished_requests(), len(self._probes()) if self._paused else 0)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        """Schedule the probes alone while paused; the other requests stay as they are."""
+        """Schedule only the probes while paused; other requests do not move."""
         probes = self._probes() if self._paused else []
         if not probes:
             return super().schedule(throttle_prefills)
@@ -131,7 +131,7 @@ def _tensors(paths: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _end_with_parent() -> None:
-    """End this process with the server, also where that was killed."""
+    """Make this process end with the server, even if that is killed."""
     if Path("/proc").is_dir():
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
