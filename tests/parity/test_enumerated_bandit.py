@@ -25,7 +25,7 @@ from sparring.algo.credit.load import load_credit
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.batches import Plan, assemble
 from sparring.batch.tensors import micro_batch
-from sparring.testing.golden.groups import Plain, nouns
+from sparring.testing.groups import Plain, nouns
 from sparring.train.survey import surveyed
 
 ROOMS = (0, 1, 1)

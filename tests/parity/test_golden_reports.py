@@ -23,7 +23,7 @@ from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten
 from sparring.batch.tensors import micro_batch
 from sparring.generation import Scores
-from sparring.testing.golden.groups import by_member, nouns, simple_group
+from sparring.testing.groups import by_member, nouns, simple_group
 from sparring.types import Outcome, Segment
 
 LEAK = 100.0
