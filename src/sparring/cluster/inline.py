@@ -1,4 +1,4 @@
-"""`cluster = "inline"`: trainer and engine in this process, each on its own thread; no server, no daemon."""
+"""Trainer and engine in this process, each on its own thread; no server, no daemon."""
 
 from __future__ import annotations
 

@@ -34,9 +34,7 @@ class Latencies:
             self.by_name["time_per_token_s"].observe((now - reply.began_s) / (num_tokens - 1))
 
 
-def count_step(
-    metrics: dict[str, float], chunks: list[Chunk], sampled: list[list[int]], drafts: list[list[int]] | None
-) -> None:
+def count_step(metrics: dict[str, float], chunks: list[Chunk], sampled: list[list[int]]) -> None:
     """Add one call into the kernels to the engine's counts, before its tokens are added to their sequences: a request
     without sampled tokens, or with more than one to compute, is being prefilled.
 
@@ -44,12 +42,9 @@ def count_step(
         metrics: by name, as `NativeEngine.metrics` lists them; added to.
         chunks: that were computed.
         sampled: tokens of each chunk that samples.
-        drafts: tokens that were guessed for each chunk, None where none were.
     """
     reading = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples or not chunk.sequence.logprobs]
-    metrics["steps"] += 1 if drafts else max(map(len, sampled), default=1)
-    metrics["drafted_tokens"] += sum(map(len, drafts or ()))
-    metrics["accepted_tokens"] += sum(map(len, sampled)) - len(sampled) if drafts else 0
+    metrics["steps"] += max(map(len, sampled), default=1)
     metrics["generated_tokens"] += sum(map(len, sampled))
     scored = sum(chunk.count for chunk in reading if chunk.sequence.scored_from is not None)
     metrics["scored_tokens"] += scored

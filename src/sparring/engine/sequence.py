@@ -8,7 +8,6 @@ from itertools import chain, groupby, pairwise
 from operator import itemgetter
 
 from sparring.engine.kv import Weights
-from sparring.engine.ngram import Lookup
 from sparring.engine.reply import Reply
 from sparring.engine.schedule import Schedule
 from sparring.engine.served_adapter import ServedAdapter
@@ -84,7 +83,6 @@ class Sequence:
     kept: list[bytes] | None = None
     tops: list[Top] | None = None
     allowed: bytes | None = None
-    lookup: Lookup | None = None
     prompt_logprobs: tuple[float, ...] | None = None
     version: int | None = None
     kv_version: int | None = None

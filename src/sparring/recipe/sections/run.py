@@ -51,9 +51,6 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Treatment of a newest checkpoint that cannot be read. refuse: the run ends and says so; pass_over: it goes on
     from the one before, and trains the steps behind that again from what was recorded."""
 
-    cluster: Literal["inline"] = "inline"
-    """Placement of the parts in processes."""
-
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or "/" in self.name or "\0" in self.name:
             raise ValueError(f"name must be one folder name, got {self.name!r}")

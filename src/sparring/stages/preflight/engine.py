@@ -29,10 +29,8 @@ def check_engine(context: Context, shape: Outline) -> list[str]:
         "remote": "leave it out; give it to `sparring serve`, as --set engine.{name}={value}",
         "openai": "leave it out; the server decides it",
     }[engine.kind]
-    defaults, native_only = (
-        EngineConfig(),
-        ("idle_kv_bytes", "speculation", *(() if engine.kind == "remote" else ("kv_tokens",))),
-    )
+    defaults = EngineConfig()
+    native_only = ("idle_kv_bytes", *(() if engine.kind == "remote" else ("kv_tokens",)))
     for name in native_only if engine.kind == "vllm" else (*native_only, "kv_across_turns", "live_kv"):
         if (value := getattr(engine, name)) != getattr(defaults, name):
             expected = 'its default unless engine.kind = "native"'
