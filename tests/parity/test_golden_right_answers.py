@@ -13,7 +13,7 @@ from golden.mutants import mutants, with_rest
 from golden.preference import gradients
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.algo.loss.imitate import ImitateLoss
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.batch.denominators import denominators

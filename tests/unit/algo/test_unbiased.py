@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.batch.batches import assemble
 from sparring.testing.groups import nouns, simple_group
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sparring.algo.credit.load import load_credit
 from sparring.algo.credit.pairs import Pairs
 from sparring.algo.loss.preference.config import WITHOUT_REFERENCE
+from sparring.algo.pipeline import load_credit
 from sparring.errors import refusal
 from sparring.protocols import Credit, Loss
 from sparring.recipe.run_config import RunConfig

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from sparring.algo.annotate.across import AcrossTokenizers, TeacherTokenizer
@@ -11,7 +10,6 @@ from sparring.algo.annotate.provenance import SampleProvenance
 from sparring.algo.annotate.teacher import ScoreClient, ScoringEngine, TeacherRows
 from sparring.engine.config import EngineConfig
 from sparring.errors import refusal
-from sparring.generation import ScoreRequest
 from sparring.model.config import ModelConfig
 from sparring.model.hub import base_folder, model_folder
 from sparring.protocols import Annotator, Engine, Trainer
@@ -20,9 +18,8 @@ from sparring.render.load import load_renderer
 from sparring.render.tokenizer import load_tokenizer
 from sparring.stages.context import POLICY, Context
 from sparring.stages.models.context_length import max_context, outline_of
-from sparring.stages.models.teacher_format import check_format, student_folder
 from sparring.stages.models.reference import AVERAGE, HeldTeacher, check_name
-from sparring.stages.preflight.judges import check_answers
+from sparring.stages.models.teacher_format import check_format, student_folder
 from sparring.types import Message
 
 OWN = (POLICY, AVERAGE)
@@ -132,42 +129,6 @@ def _collected_from(context: Context, key: str, name: str) -> str:
     if spec.path is None:
         raise refusal(f"models.{name}.path", "the checkpoint of the teacher", "none", "name one")
     return f"collect: from {teacher_folder(context, name)}"
-
-
-async def check_teachers_answer(context: Context) -> list[str]:
-    """Check that every remote teacher responds before any stage starts. A finished stage needs none.
-
-    Returns:
-        What was found, one sentence each.
-
-    Raises:
-        BadInput: one does not.
-    """
-    config, facts = context.config, []
-    by_stage = (
-        ("collect", config.collect.by_domain, context.judges.check),
-        ("distill", config.distill.teachers, partial(_judges_tokens, context)),
-    )
-    for stage, routes, ask in by_stage:
-        if stage not in config.run.stages or context.done(stage) is not None:
-            continue
-        for name in sorted(set(routes.values()) & config.models.keys()):
-            if config.models[name].served is not None:
-                await check_answers(context, name, "a teacher", ask)
-                facts.append(f"{stage}: {name} answers")
-    return facts
-
-
-async def _judges_tokens(context: Context, name: str) -> None:
-    """Let a teacher judge two tokens."""
-    engine = context.cluster.engine(name, path=str(teacher_folder(context, name)))
-    stage = context.config.distill
-    try:
-        await engine.score(
-            ScoreRequest(id="check", tokens=(0, 1), first=1, top_k=stage.top_k if stage.over == "top_k" else 0)
-        )
-    finally:
-        await engine.close()
 
 
 def check_distill(context: Context) -> list[str]:

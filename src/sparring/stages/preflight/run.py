@@ -23,7 +23,7 @@ from sparring.stages.models.reference import check_reference
 from sparring.stages.models.reward_scorers import check_reward_model
 from sparring.stages.models.role_models import check_roles
 from sparring.stages.models.teacher_format import check_read
-from sparring.stages.models.teachers import check_collect, check_distill, check_teachers_answer
+from sparring.stages.models.teachers import check_collect, check_distill
 from sparring.stages.preflight.engine import check_engine
 from sparring.stages.preflight.environment import check_environment, check_repeats, check_shown, first_tasks
 from sparring.stages.preflight.harness import check_files, players_of
@@ -34,6 +34,7 @@ from sparring.stages.preflight.parts import check_parts
 from sparring.stages.preflight.policy import check_model
 from sparring.stages.preflight.rendering import check_rendering
 from sparring.stages.preflight.sizes import check_sizes
+from sparring.stages.preflight.teachers import check_teachers_answer
 from sparring.stages.preflight.workers import Rehearsal
 from sparring.stages.rl import ANNOTATIONS, correction_chosen
 from sparring.stages.runtime.baselines import check_against
