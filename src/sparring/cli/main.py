@@ -68,9 +68,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Args:
         argv: the arguments after the program's name; None takes the process's own.
-
-    Returns:
-        The exit code.
     """
     if argv is None:  # this process is the program
         gc.set_threshold(YOUNG_OBJECTS)
@@ -115,7 +112,6 @@ def _say(message: str, code: int) -> int:
 
 
 def _disk_is_full(error: BaseException | None) -> bool:
-    """Return True if a full disk, a quota or a limit on file size caused the error."""
     while error is not None:
         if getattr(error, "errno", None) in FULL or getattr(error, "sqlite_errorname", None) == "SQLITE_FULL":
             return True

@@ -24,13 +24,7 @@ FOLDERS = "evaluations"
 
 def evaluations(run_dir: Path, store: Store, config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return one row for each: those of the run's own eval stage, of teachers and of the runs that it is compared with,
-    that of the folder itself, those of `sparring eval` beside it.
-
-    Args:
-        run_dir: of a run, or of one evaluation.
-        store: of the folder.
-        config: of the run, as plain data.
-    """
+    that of the folder itself, those of `sparring eval` beside it."""
     recorded = list(_found(run_dir, store, config))
     return [_row(name, evaluation, recorded[:place]) for place, (name, evaluation) in enumerate(recorded)]
 
@@ -73,7 +67,6 @@ def _row(name: str, evaluation: Evaluation, before: Sequence[tuple[str, Evaluati
 
 
 def _change(evaluation: Evaluation, before: Sequence[tuple[str, Evaluation]]) -> dict[str, Any] | None:
-    """Return the change against the first evaluation of the same tasks."""
     for name, first in before:
         try:
             compared = compare(first, evaluation)

@@ -46,8 +46,6 @@ def gather(run_dir: Path, store: Store, *, model: str = "policy", picks_each: in
 
     Args:
         run_dir: the run's folder; `summary.json`, `config.toml` and checkpoints are read where they exist.
-        store: the run's store.
-        model: whose tokens were trained.
         picks_each: groups shown of each kind (first, last, between, best, worst, failed) and stage.
 
     Raises:
@@ -68,10 +66,6 @@ def gather(run_dir: Path, store: Store, *, model: str = "policy", picks_each: in
 
 def figures(run_dir: Path, store: Store) -> dict[str, Any]:
     """Return the page's data but for what is read from the groups.
-
-    Args:
-        run_dir: as for `gather`.
-        store: the run's store.
 
     Raises:
         StoreError: the store cannot be read.

@@ -83,10 +83,7 @@ class RolloutIndex:
         """Return a rollout with all its tokens, as the viewer reads it; None where none of that id is recorded.
 
         Args:
-            store: the run's.
             config: the run's, which says how advantages are made.
-            id: the rollout's.
-            model: whose tokens were trained.
 
         Raises:
             StoreError: the store cannot be read.

@@ -36,7 +36,6 @@ class LivePage:
     """The page of a run, for whoever has its key. Reads the run's folder and writes nothing.
 
     Args:
-        folder: of the run.
         host: that it is served under, beside this machine's own names.
         key: what a reader has to know.
 
@@ -153,7 +152,6 @@ def serve_report(folder: Path, host: str, port: int, say: Callable[[str], None])
 
     Args:
         folder: of the run, which may be going on.
-        host: address to listen on.
         port: to listen on; 0 takes a free one.
         say: takes the page's address, with its key, once it is served.
 

@@ -40,7 +40,6 @@ def count_step(metrics: dict[str, float], chunks: list[Chunk], sampled: list[lis
 
     Args:
         metrics: by name, as `NativeEngine.metrics` lists them; added to.
-        chunks: that were computed.
         sampled: tokens of each chunk that samples.
     """
     reading = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples or not chunk.sequence.logprobs]

@@ -174,7 +174,6 @@ class NativeEngine:
         a branch's conversation when it is no longer needed, whether or not it was generated.
 
         Args:
-            request: its id.
             seeds: of each branch, by the name that becomes its id and its conversation.
 
         Raises:

@@ -69,7 +69,6 @@ class Runner:
         Scored rows are added to their sequences.
 
         Args:
-            chunks: of the step.
             steps: most steps; more than one for chunks that generate.
         """
         rows = self._rows(chunks, steps)

@@ -415,7 +415,6 @@ def _begun(sequence: Sequence, count: int, version: int) -> Prefix:
 
 
 def _above(sequence: Sequence, other: Sequence) -> bool:
-    """Return whether it has the higher priority, regardless of admission and arrival."""
     return sequence.rank[0] < other.rank[0]
 
 

@@ -69,7 +69,6 @@ class ScriptedEngine:
 
     @property
     def version(self) -> int:
-        """The weight version being served."""
         return self._version
 
     @property
@@ -154,7 +153,6 @@ class ScriptedEngine:
         )
 
     async def release(self, conversation: str) -> None:
-        """Forget a conversation's KV."""
         self.held.pop(conversation, None)
 
     async def pull(self, ref: WeightRef) -> None:
@@ -171,7 +169,6 @@ class ScriptedEngine:
         self.held.clear()
 
     async def close(self) -> None:
-        """Refuse further requests."""
         self._closed = True
         self.held.clear()
 

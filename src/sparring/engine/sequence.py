@@ -281,7 +281,6 @@ def _truncates(request: GenerateRequest) -> bool:
 
 
 def _joined(lengths: list[int], values: tuple[int, ...]) -> Runs:
-    """Join neighbouring equal values to one run."""
     pieces = groupby(zip(values, lengths, strict=True), itemgetter(0))
     runs = [(value, sum(length for _, length in same)) for value, same in pieces]
     return Runs(lengths=tuple(length for _, length in runs), values=tuple(value for value, _ in runs))

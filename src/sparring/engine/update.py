@@ -87,7 +87,6 @@ class BaseWeights:
         come back.
 
         Args:
-            ref: the update.
             staged: its prepared copy.
             has_adapters: whether adapters are served, which belong to the old weights.
 

@@ -112,7 +112,6 @@ def _converted(data: dict[str, Any]) -> RunConfig:
 
 
 def _refused(wrong: InvalidValue, source: str) -> BadInput:
-    """Say in the one form of refusal what does not fit in `source`."""
     where = f"{source}: {dotted(wrong.keys)}" if wrong.keys else source
     got = f", got {wrong.got}" if wrong.got else ""
     do = _advice(wrong) if wrong.unknown else wrong.do or "correct it there or with --set"
@@ -131,7 +130,6 @@ def _advice(wrong: InvalidValue) -> str:
 
 
 def _section_keys() -> dict[str, set[str]]:
-    """Map each section of a recipe to its keys."""
     sections = {field.name: field.type for field in msgspec.structs.fields(RunConfig)}
     return {
         name: {field.encode_name for field in msgspec.structs.fields(kind)}

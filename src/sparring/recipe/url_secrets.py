@@ -42,7 +42,6 @@ def found(data: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ..
     """Yield each URL with a user: its keys from the outermost table, and the URL.
 
     Args:
-        data: of a recipe.
         keys: those of `data`.
     """
     if isinstance(data, str):

@@ -40,8 +40,8 @@ _BROKEN = Outcome(kind="infra_failed", reason="failure")
 def simple_group(
     rewards: Sequence[float], *, turns: Sequence[int] = (1,), lengths: Sequence[int] = (), **fields: Sequence[Any]
 ) -> Plain:
-    """A group of chats of one role. Each has these `turns`, or one turn whose length is its own of `lengths`; `fields`
-    give further fields of each member.
+    """Make a group of chats of one role. Each has these `turns`, or one turn whose length is its own of `lengths`;
+    `fields` give further fields of each member.
     """
     members = [
         {"rollout": at, "role": "policy", "reward": reward, "turns": [lengths[at]] if lengths else list(turns)}
@@ -53,7 +53,7 @@ def simple_group(
 
 
 def nouns(groups: Sequence[Plain]) -> tuple[list[Group], list[list[Sample]]]:
-    """Groups and their flattened samples; the members' token values are annotations, `logprob` the recorded ones."""
+    """Return groups and their flattened samples; the members' token values are annotations, `logprob` the recorded ones."""
     made = [_group(f"group-{at}", at, plain) for at, plain in enumerate(groups)]
     return made, [
         [_annotated(row, _values(plain, row)) for row in flatten(group, "policy")]
@@ -167,7 +167,7 @@ def _trajectory(id: str, member: Plain, outcome: Outcome) -> Trajectory:
 
 
 def _values(plain: Plain, row: Sample) -> dict[str, dict[int, float]]:
-    """By name, the value of each sampled token id of the row's member."""
+    """Return, by name, the value of each sampled token id of the row's member."""
     [member] = [m for m in plain["members"] if _trajectory_id(row.group, m) == row.trajectory]
     return {name: {_first(member) + at: value for at, value in enumerate(of)} for name, of in member["tokens"].items()}
 

@@ -25,7 +25,6 @@ class RemoteEngine(RemoteClient):
         Blocks.
 
         Args:
-            state: of the model.
             adapter: of the one that the run trains, if any.
 
         Raises:

@@ -86,9 +86,7 @@ class RemoteClient:
         """Check that the server computes like the run's model and has the limits of `[engine]`.
 
         Args:
-            dtype: of the model.
             numerics: "fast", or the exact path of the training process, as `ops.path_name` has it.
-            config: the section.
 
         Raises:
             BadInput: it does not.
@@ -267,7 +265,6 @@ class RemoteClient:
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[tuple[str, bytes]]:
-    """Yield name and data of each server-sent event."""
     rest = b""
     async for chunk in response.aiter_raw():
         *complete, rest = (rest + chunk).split(b"\n\n")

@@ -50,9 +50,7 @@ def generate_body(
 
     Args:
         request: checked.
-        name: a unique id.
         max_new: tokens that may be sampled.
-        vocab_size: of the model.
         version: served now: cached prefixes are found by requests of the same version only (law 4).
     """
     sampling = request.sampling
@@ -106,7 +104,6 @@ class SampledTurn:
     Args:
         request: that is answered.
         version: served when it was sent: the oldest of the keys and values that it may attend to.
-        vocab_size: of the model.
         recomputes: whether an update makes running requests compute theirs again.
     """
 

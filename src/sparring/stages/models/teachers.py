@@ -32,9 +32,7 @@ def teacher_annotator(
     """Return the annotator that asks the teachers of `[distill]` about the rows of the policy.
 
     Args:
-        context: of the run.
         watch: finds the group and the rollout of a row.
-        engine: serves the policy.
         trainer: trains the policy, and holds its moving average.
         source: the folder that the policy starts from.
     """
@@ -102,14 +100,7 @@ def teacher_folder(context: Context, name: str) -> Path:
 
 
 def check_collect(context: Context) -> list[str]:
-    """Refuse a model to collect from that is not in the recipe or does not answer.
-
-    Returns:
-        What was found, one sentence each.
-
-    Raises:
-        BadInput: it is not so.
-    """
+    """Refuse a model to collect from that is not in the recipe or does not answer."""
     if "collect" not in context.config.run.stages:
         return []
     section = context.config.collect
@@ -133,14 +124,7 @@ def _collected_from(context: Context, key: str, name: str) -> str:
 
 def check_distill(context: Context) -> list[str]:
     """Refuse a teacher that is missing, does not read the student's tokens, or scores another distribution than the
-    student samples from.
-
-    Returns:
-        What was found, one sentence each.
-
-    Raises:
-        BadInput: it is not so.
-    """
+    student samples from."""
     stage = context.config.distill
     if "distill" not in context.config.run.stages:
         if context.config.eval.teachers:
@@ -163,7 +147,6 @@ def check_distill(context: Context) -> list[str]:
 
 
 def _check_key(spec: ModelConfig) -> None:
-    """Refuse a server whose API key is not set."""
     from sparring.engine.adapters.client import read_api_key
 
     if spec.served is not None:

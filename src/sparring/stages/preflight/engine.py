@@ -11,13 +11,6 @@ from sparring.stages.context import POLICY, Context
 def check_engine(context: Context, shape: Outline) -> list[str]:
     """Refuse what an engine other than the native one cannot do or does not let a client decide; ask servers to answer.
 
-    Args:
-        context: of the run.
-        shape: of the policy.
-
-    Returns:
-        What was found, one sentence each.
-
     Raises:
         BadInput: a setting is another engine's, vLLM is not installed, or a server does not answer or fit.
     """
@@ -43,7 +36,6 @@ def check_engine(context: Context, shape: Outline) -> list[str]:
 
 
 def _vllm(context: Context, shape: Outline) -> list[str]:
-    """vLLM is there, and keeps and samples as the recipe says."""
     from sparring.engine.adapters.vllm_server import find_vllm
     from sparring.engine.adapters.vllm_wire import WHOLE_VOCABULARY, truncates
 
@@ -60,9 +52,6 @@ def _vllm(context: Context, shape: Outline) -> list[str]:
 
 def _answers(context: Context) -> list[str]:
     """Ask the server, if the run's engine is one.
-
-    Returns:
-        What was found, one sentence each.
 
     Raises:
         BadInput: no server answers, it does not compute as the run's model, or the run trains and it takes no weights.

@@ -20,13 +20,6 @@ LAYERS = 2
 def check_model(context: Context, shape: Outline) -> list[str]:
     """Load the policy as every stage will, or make one of the configured shape.
 
-    Args:
-        context: the run's.
-        shape: of the policy.
-
-    Returns:
-        What was found, one sentence each.
-
     Raises:
         BadInput: a stage of the run would be refused when it loads the model.
     """

@@ -1,4 +1,7 @@
-"""Preflight: everything that can be wrong is found here, not half an hour in. Trains nothing."""
+"""Preflight: everything that can be wrong is found here, not half an hour in. Trains nothing.
+
+Each check returns what it found, one sentence each, and raises `BadInput` where a run would be refused.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +50,7 @@ async def check(context: Context, rehearsal: Rehearsal | None = None) -> list[st
     """Prove that the run can work, cheapest first.
 
     Args:
-        context: of the run.
         rehearsal: who plays the rollouts of workers; None where the run has none.
-
-    Returns:
-        What was found, one sentence each.
 
     Raises:
         BadInput: the run would fail, and why.
@@ -120,7 +119,6 @@ async def _played(
 
 
 async def _proven(context: Context, tasks: Sequence[Task]) -> list[str]:
-    """Refuse rows of files that are not judged as they say."""
     if not context.config.sandbox.enabled and any(task.box is not None for task in tasks):
         return []
     proven, rows = await context.factory.prove(context.boxes)
@@ -128,7 +126,6 @@ async def _proven(context: Context, tasks: Sequence[Task]) -> list[str]:
 
 
 def _stages(context: Context) -> list[str]:
-    """Refuse an order of stages in which one finds no weights to start from."""
     stages, start = context.config.run.stages, context.given()
     if list(stages) != sorted(stages, key=ORDER.index):
         order = " -> ".join(sorted(stages, key=ORDER.index))
@@ -146,7 +143,6 @@ def _stages(context: Context) -> list[str]:
 
 
 def _sampling(context: Context) -> None:
-    """Refuse sampling at which all rollouts of a task are the same."""
     if not {"rl", "distill"} & set(context.config.run.stages):
         return
     rollout = context.config.rollout

@@ -13,9 +13,6 @@ from sparring.stages.preflight.judges import check_answers
 async def check_teachers_answer(context: Context) -> list[str]:
     """Check that every remote teacher responds before any stage starts. A finished stage needs none.
 
-    Returns:
-        What was found, one sentence each.
-
     Raises:
         BadInput: one does not.
     """
@@ -35,7 +32,6 @@ async def check_teachers_answer(context: Context) -> list[str]:
 
 
 async def _judges_tokens(context: Context, name: str) -> None:
-    """Let a teacher judge two tokens."""
     engine = context.cluster.engine(name, path=str(teacher_folder(context, name)))
     stage = context.config.distill
     try:
