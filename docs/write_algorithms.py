@@ -51,8 +51,8 @@ Beside each stands what it was held against: the paper or whose code (*From*), w
 another way (*Differs*; where there is no such line we know of nothing). "ours" is a default that nobody else's text gives; "off"
 one at which a setting does nothing. A preset differs in what its parts differ in, too.
 
-Every name has golden vectors (`sparring.testing.golden`): an independent NumPy reference in float64, an example worked by hand and
-random cases. `python -m sparring.testing.golden.dump` prints the vectors as JSON, one per line, for any framework.
+Every name has golden vectors (`tests/golden`): an independent NumPy reference in float64, an example worked by hand and random cases.
+`tests/golden/vectors.jsonl` has the vectors as JSON, one per line, for any framework.
 
 *This page is written by `docs/write_algorithms.py` from the code.*
 """

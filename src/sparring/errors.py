@@ -116,10 +116,6 @@ class NotRebuildable(InfraError):
     its record says, or a world refuses. The rollout starts over."""
 
 
-class Suspended(InfraError):
-    """A rollout gives back its box and its cache before its next turn, to be rebuilt later. Nothing broke."""
-
-
 class RequestEnded(SparringError):
     """A reply was ended before it was whole, by its client. Nothing broke."""
 

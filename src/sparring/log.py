@@ -15,7 +15,6 @@ LogKind = Literal[
     "limit",  # a time limit of a phase struck
     "reward",  # a rollout was given a reward from outside, as it came
     "program",  # the program of a harness ended: its exit status, its seconds, the end of its output
-    "suspended",  # a rollout gave its box and its cache back, to go on later
     "restarted",  # a rollout began again from nothing: its turns and entries before this no longer count
     "outcome",  # a rollout is over: its outcome and the world's score
     "score",  # a second pass gave its scores

@@ -150,11 +150,7 @@ def layer_rules(modules: list[Module]) -> Iterator[str]:
 
 def import_cycles(modules: list[Module]) -> Iterator[str]:
     """No module reaches itself through imports, those in functions and under TYPE_CHECKING included."""
-    names = {module.name for module in modules}
-    edges = {
-        module.name: {n for name, *_ in imports(module) for n in _ours(name, names)} - {module.name}
-        for module in modules
-    }
+    edges = _imported(modules)
     for start in sorted(edges):
         reached, waiting = set(), list(edges[start])
         while waiting:
@@ -166,9 +162,30 @@ def import_cycles(modules: list[Module]) -> Iterator[str]:
             yield f"{start}: imports itself through {sorted(reached)}"
 
 
+def _imported(modules: list[Module]) -> dict[str, set[str]]:
+    names = {module.name for module in modules}
+    return {m.name: {n for name, *_ in imports(m) for n in _ours(name, names)} - {m.name} for m in modules}
+
+
 def _ours(name: str, names: set[str]) -> set[str]:
     inner = name.removeprefix("sparring.")
     return {inner} & names or {inner.rpartition(".")[0]} & names
+
+
+def package_circles(modules: list[Module]) -> Iterator[str]:
+    """An import that leaves a package, sub-packages included, never leads back into it over modules outside."""
+    edges = _imported(modules)
+    homes = {parent for module in modules for parent in Path(module.path).parent.parents[:-1]}
+    homes |= {Path(module.path).parent for module in modules} - {Path()}
+    for home in sorted(homes):
+        inside = {module.name for module in modules if module.path.startswith(f"{home}/")}
+        returns, size = inside, 0
+        while size < len(returns):
+            size, returns = len(returns), returns | {name for name, others in edges.items() if others & returns}
+        for name in sorted(inside):
+            yield from (
+                f"{name}: leads back to {home} over {other}" for other in sorted(edges[name] & returns - inside)
+            )
 
 
 def heavy_imports(modules: list[Module]) -> Iterator[str]:
@@ -410,8 +427,8 @@ def _own(function: Function) -> Iterator[ast.AST]:
 
 
 RULES = (
-    layer_rules, import_cycles, heavy_imports, light_inits, sizes, documentation, names, broad_excepts, one_name_one_place,
-    machine_paths, full_packages, small_packages, one_class_one_name, protocol_methods,
+    layer_rules, import_cycles, package_circles, heavy_imports, light_inits, sizes, documentation, names, broad_excepts,
+    one_name_one_place, machine_paths, full_packages, small_packages, one_class_one_name, protocol_methods,
 )  # fmt: skip
 
 
@@ -454,6 +471,16 @@ BITES = [
         import_cycles,
         {"a.py": "import sparring.b", "b.py": "if TYPE_CHECKING:\n    import sparring.a"},
         "a: imports itself",
+    ),
+    (
+        package_circles,
+        {
+            "a/b/c.py": "import sparring.a.d",
+            "a/d.py": "def f():\n    import sparring.a.e.f",
+            "a/e/f.py": "from sparring.a.b.g import h",
+            "a/b/g.py": "",
+        },
+        "a.b.c: leads back to a/b over a.d",
     ),
     (heavy_imports, {"rollout/a.py": "import torch.nn"}, "imports torch.nn"),
     (heavy_imports, {"stages/a.py": "def f():\n    import torch"}, "imports torch"),

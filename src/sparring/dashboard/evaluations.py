@@ -72,7 +72,6 @@ def _row(name: str, evaluation: Evaluation, before: Sequence[tuple[str, Evaluati
 
 
 def _change(evaluation: Evaluation, before: Sequence[tuple[str, Evaluation]]) -> dict[str, Any] | None:
-    """Return the change since the first evaluation of the same tasks."""
     for name, first in before:
         try:
             compared = compare(first, evaluation)

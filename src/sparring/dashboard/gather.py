@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.dashboard.evaluations import OF_A_RUN, evaluations
 from sparring.dashboard.pick import Picker
 from sparring.dashboard.pieces import Piece, load_pieces
@@ -67,10 +67,6 @@ def gather(run_dir: Path, store: Store, *, model: str = "policy", picks_each: in
 
 def figures(run_dir: Path, store: Store) -> dict[str, Any]:
     """Return the page's data without the groups.
-
-    Args:
-        run_dir: folder of the run.
-        store: store of the run.
 
     Raises:
         StoreError: the store cannot be read.

@@ -93,7 +93,6 @@ class _WatchedGateway(Gateway):
         self._note = note
 
     def application(self) -> ASGIApp:
-        """Return the application, watched."""
         application = super().application()
 
         async def watched(scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,7 +142,6 @@ class _WatchedRequests(SessionLayer):
 
 @functools.cache
 def _renderer() -> Any:
-    """Return the renderer of trials: the packaged chat template over a tokenizer that is trained here."""
     texts = ("You may call one or more functions to assist with the user query.", ANSWER, '{"name": "arguments"}')
     with tempfile.TemporaryDirectory() as folder:
         train_tokenizer(texts, 400, folder)
@@ -154,7 +152,6 @@ def try_program(trial: ProgramTrial, say: Say) -> bool:
     """Let a program play one rollout, and say what it asks and how it ends.
 
     Args:
-        trial: its settings.
         say: takes a line for the user.
 
     Returns:
@@ -216,7 +213,6 @@ async def _run(trial: ProgramTrial, program: str, door: Door) -> int | None:
 
 
 def _lines_of(exchange: _Exchange, number: int, segments: Sequence[Segment]) -> Iterator[str]:
-    """Return the lines that tell a request."""
     body = _json(exchange.body)
     model = body.get("model") or exchange.path.rpartition("/models/")[2].partition(":")[0]
     path = exchange.path.partition("/k/")[2].partition("/")[2] if exchange.path.startswith("/k/") else exchange.path
@@ -278,7 +274,6 @@ def _judged(status: int | None, session: RecordedSession, engine: ScriptedEngine
 
 
 def _prompt(segments: Sequence[Segment], segment: Segment) -> tuple[int, ...]:
-    """Return the ids before a segment."""
     path, at = [], segment.parent
     while at is not None:
         path.append(segments[at].tokens)
@@ -287,7 +282,6 @@ def _prompt(segments: Sequence[Segment], segment: Segment) -> tuple[int, ...]:
 
 
 def _json(data: bytes | bytearray) -> dict[str, Any]:
-    """Return a JSON object; an empty one for anything else."""
     try:
         value = json.loads(bytes(data))
     except ValueError:

@@ -22,7 +22,6 @@ from sparring.errors import (
     SandboxError,
     SparringError,
     StoreError,
-    Suspended,
     boundary,
     refusal,
 )
@@ -308,7 +307,7 @@ class _Measured(boundary):
 
     def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
         self._env.world_s += self._clock() - self._started
-        if isinstance(cause, SparringError) and (isinstance(cause, Suspended) or not isinstance(cause, OF_WORLDS)):
+        if isinstance(cause, SparringError) and not isinstance(cause, OF_WORLDS):
             raise EnvError(f"{self._text[0]}: {type(cause).__name__}: {cause}") from cause
         super().__exit__(kind, cause, trace)
 

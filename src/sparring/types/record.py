@@ -11,7 +11,7 @@ from sparring.generation import FinishReason, KeptSets, NumberRow, Runs, Samplin
 from sparring.types.conversation import Message, Task, ToolSpec
 
 Source = Literal["policy", "prompt", "tool", "harness", "expert", "teacher"]
-OutcomeKind = Literal["completed", "truncated", "policy_failed", "infra_failed", "judge_failed", "cancelled", "expired"]
+OutcomeKind = Literal["completed", "truncated", "policy_failed", "infra_failed", "judge_failed", "cancelled"]
 StopReason = Literal[
     "answered",  # the agent ended its turn without a tool call, or the world said done
     "max_turns",

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.algo.presets import ALGORITHMS
 from sparring.errors import BadInput
-from sparring.testing.golden.groups import by_member, nouns, simple_group
+from sparring.testing.groups import by_member, nouns, simple_group
 
 
 def config(**algo):

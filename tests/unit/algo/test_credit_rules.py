@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from golden.credit import KINDS, REFERENCES, cases
 
 from sparring.algo.credit.members import members
 from sparring.algo.facts import name_of
 from sparring.algo.rules import CreditRule
 from sparring.annotations import DECLARED
 from sparring.errors import BadInput
-from sparring.testing.golden.credit import KINDS, REFERENCES, cases
-from sparring.testing.golden.groups import by_member, nouns, simple_group
+from sparring.testing.groups import by_member, nouns, simple_group
 from sparring.types import Outcome, Score
 
 RULES = sorted(REFERENCES)

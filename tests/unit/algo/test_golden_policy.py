@@ -6,11 +6,10 @@ import random
 import numpy as np
 import pytest
 import torch
+from golden.mutants import OPERATORS, mutants
+from golden.policy import answers, cases, loss, names
+from golden.policy_parts import PARTS
 from policy_cases import computed
-
-from sparring.testing.golden.mutants import OPERATORS, mutants
-from sparring.testing.golden.policy import answers, cases, loss, names
-from sparring.testing.golden.policy_parts import PARTS
 
 NAMES = list(names())
 

@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from golden.kl import adaptive, cases
+from golden.mutants import mutants
 
 from sparring.algo.annotate.kl import KlCoefficient
 from sparring.algo.annotate.trainer_quantity import ProximalShare
@@ -11,8 +13,6 @@ from sparring.algo.config import AlgoConfig
 from sparring.algo.kl import Kl
 from sparring.algo.shaping.kl_reward import KlReward
 from sparring.errors import BadInput
-from sparring.testing.golden.kl import adaptive, cases
-from sparring.testing.golden.mutants import mutants
 from sparring.types import Sample
 
 

@@ -19,7 +19,7 @@ from sparring.algo.gate.topr import ToprGate
 from sparring.algo.gate.tv_mask import TvMask
 from sparring.algo.gate.vespo import Vespo
 from sparring.algo.rules import CreditRule
-from sparring.testing.golden.groups import by_member, nouns, simple_group
+from sparring.testing.groups import by_member, nouns, simple_group
 
 LENGTH = 2
 

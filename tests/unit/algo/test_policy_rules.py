@@ -5,6 +5,7 @@ import itertools
 import msgspec
 import numpy as np
 import pytest
+from golden.policy import SETTINGS, draw
 from policy_cases import computed
 
 from sparring.algo.config import AlgoConfig, named
@@ -12,7 +13,6 @@ from sparring.algo.correction.presets import CORRECTIONS
 from sparring.algo.correction.rule import Correction
 from sparring.algo.presets import ALGORITHMS
 from sparring.algo.rules import RULES_BY_KEY
-from sparring.testing.golden.policy import SETTINGS, draw
 
 TAGS = {key: [str(rule.__struct_config__.tag) for rule in of] for key, of in RULES_BY_KEY.items()}
 

@@ -14,7 +14,7 @@ from sparring.algo.shaping.linear_length import LinearLength
 from sparring.algo.shaping.overlong import Overlong
 from sparring.algo.shaping.stop_properly import StopProperly
 from sparring.errors import BadInput
-from sparring.testing.golden.groups import by_member, nouns, simple_group
+from sparring.testing.groups import by_member, nouns, simple_group
 from sparring.types import Limits
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sparring.algo.config import AlgoConfig, named
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.algo.credit.pairs import Pairs
 from sparring.batch.batches import Plan, assemble, batches
 from sparring.batch.critic import value_rows

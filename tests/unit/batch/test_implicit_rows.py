@@ -8,7 +8,7 @@ from sparring.algo.credit.prime import Prime
 from sparring.batch.implicit import implicit_rows
 from sparring.errors import SparringError
 from sparring.generation import KeptSets
-from sparring.testing.golden.groups import nouns, simple_group
+from sparring.testing.groups import nouns, simple_group
 
 TOKENS = {"implicit": [-1.0, -2.0, -1.5], "reference": [-1.5, -1.0, -0.5]}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sparring.algo.aggregation import aggregated, denominator
 from sparring.algo.config import AlgoConfig
 from sparring.algo.credit.distilled import Distilled
-from sparring.algo.credit.load import load_credit
+from sparring.algo.pipeline import load_credit
 from sparring.algo.credit.pairs import Pairs
 from sparring.batch.batches import assemble
 from sparring.batch.flatten import flatten

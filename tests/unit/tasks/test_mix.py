@@ -9,25 +9,29 @@ from random import Random
 
 import pytest
 
+from sparring.envs.splits import Stream, listed
 from sparring.errors import BadInput
-from sparring.tasks.files import FileTasks
 from sparring.tasks.mix import Mix, trained_part
-from sparring.types import Failure, Group, Outcome, Rollout, Score, Task, Trajectory
+from sparring.types import Failure, Group, Message, Outcome, Rollout, Score, Task, Trajectory
 
 SIZE, GROUPS, STEPS = 8, 16, 200
 ENDED = Outcome(kind="completed", reason="answered")
 BROKEN = Outcome(kind="infra_failed", reason="failure", failure=Failure(error="SandboxError", where="", message="gone"))
 
 
-def finite(name: str, count: int) -> FileTasks:
-    return FileTasks([{"id": str(i), "prompt": f"{name} {i}"} for i in range(count)], env=name)
+def task_of(name: str, number: int) -> Task:
+    return Task(id=f"{name}/{number}", env=name, messages=(Message(role="user", content=f"{name} {number}"),))
 
 
-def endless(name: str) -> FileTasks:
-    return FileTasks([{"id": str(i), "prompt": f"{name} {i}"} for i in range(10)], env=name, seed=0)
+def finite(name: str, count: int) -> Stream:
+    return listed([task_of(name, number) for number in range(count)])
 
 
-def mixed(*sources: FileTasks, weights: list[float], drops_equal: bool = False) -> Mix:
+def endless(name: str) -> Stream:
+    return Stream(lambda place: task_of(name, place % 10))
+
+
+def mixed(*sources: Stream, weights: list[float], drops_equal: bool = False) -> Mix:
     names = "abc"[: len(sources)]
     return Mix(dict(zip(names, sources, strict=True)), dict(zip(names, weights, strict=True)), drops_equal=drops_equal)
 
@@ -64,11 +68,11 @@ def test_every_task_of_finite_sources_comes_once() -> None:
     assert sorted(t.id for t in drawn) == sorted([f"a/{i}" for i in range(5)] + [f"b/{i}" for i in range(40)])
 
 
-class Watched(FileTasks):
+class Watched(Stream):
     """Remembers what it was told."""
 
     def __init__(self, name: str, count: int = 1) -> None:
-        super().__init__([{"id": str(i), "prompt": name} for i in range(count)], env=name)
+        super().__init__(lambda place: task_of(name, place) if place < count else None)
         self.seen: list[str] = []
 
     def observe(self, group: Group) -> None:

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from golden.policy import loss as reference
 from test_local_trainer import gradients
 from test_shared_prefixes import make_forest
 
 from sparring.algo.config import AlgoConfig, named
 from sparring.algo.loss.policy import PolicyLoss
 from sparring.algo.rules import RULES_BY_KEY
-from sparring.testing.golden.policy import loss as reference
 from sparring.train.config import TrainConfig
 from sparring.train.trainer import LocalTrainer
 

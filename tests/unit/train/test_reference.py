@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from golden.kl import average, divergence, probabilities
 from test_distillation import Counted
 from test_local_trainer import gradients
 from test_shared_prefixes import make_forest
@@ -23,7 +24,6 @@ from sparring.model.attention import Packed
 from sparring.model.config import InitConfig
 from sparring.model.create import create
 from sparring.model.load import load
-from sparring.testing.golden.kl import average, divergence, probabilities
 from sparring.testing.tiny_adapters import tiny_adapter
 from sparring.train.average import Average
 from sparring.train.config import TrainConfig

@@ -50,9 +50,6 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Treatment of a latest checkpoint that cannot be read. refuse: the run ends with an error; pass_over: it resumes
     from the one before, and trains the later steps again from the record."""
 
-    cluster: Literal["inline"] = "inline"
-    """Placement of the parts in processes."""
-
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or "/" in self.name or "\0" in self.name:
             raise ValueError(f"name must be one folder name, got {self.name!r}")
