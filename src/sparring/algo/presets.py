@@ -1,4 +1,4 @@
-"""Algorithms by name: the settings of each in `[algo]`, its source and its differences from it."""
+"""Presets: the `[algo]` settings of named algorithms, with their sources and the differences from them."""
 
 from __future__ import annotations
 
@@ -318,8 +318,8 @@ PRESETS: dict[str, Preset] = {
         differences=('Its authors\' experiments divide by lengths: aggregation = "sequence_mean".',),
     ),
 }
-"""Presets by name. Keys that a preset leaves out keep their defaults, which the recipe may set. A paper that only says
-how to credit (pass_at_k; gdpo, whose parts the recipe must weigh) is no preset: its credit goes with any of these."""
+"""Presets by name. Keys that a preset leaves out keep their defaults. A paper that only defines a credit rule
+(pass_at_k; gdpo, which needs weights from the recipe) has no preset: its rule combines with any preset."""
 
 ALGORITHMS: Mapping[str, Mapping[str, Any]] = {name: preset.sets for name, preset in PRESETS.items()}
-"""Settings of each preset."""
+"""Keys and values that each preset sets."""

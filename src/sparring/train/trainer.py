@@ -43,15 +43,16 @@ PerToken = tuple[float, ...]
 
 _PROBE_TOKENS = 16
 _LANES = 2
-"""Micro-batches that a CPU computes at the same time: between the parallel regions of one, the other uses its threads.
-The same number on every machine, because the rows that are summed together decide the last bits of a gradient."""
+"""Number of micro-batches that a CPU computes in parallel, so that one uses the threads that the other leaves idle
+between parallel regions. It is the same on every machine, because the division of rows decides the last bits of a
+gradient."""
 _UNITS = ("token", "turn", "sequence", "pair")
-"""Units that fit: a micro-batch holds whole rows; pairs are kept together, and `survey` looks at sequences of several
-rows."""
+"""Units of losses that the trainer supports: a micro-batch holds whole rows and whole pairs; `survey` covers sequences
+of several rows."""
 
 
 class _MicroBatchResult(NamedTuple):
-    """Result of one micro-batch: its log-probabilities [M] (None of a scalar head), and results by term."""
+    """Result of one micro-batch: log-probabilities [M] (None for a scalar head), and the loss of each term."""
 
     micro: MicroBatch
     logprobs: torch.Tensor | None
@@ -59,23 +60,25 @@ class _MicroBatchResult(NamedTuple):
 
 
 class LocalTrainer:
-    """Trainer of a `CausalModel` in place; implements `Trainer`. Of a model with an adapter everywhere it trains the
-    adapter alone: the model's own weights stay, and the adapter is published and saved.
+    """Trainer of a `CausalModel` in place. Of a model with an adapter everywhere only the adapter is trained, published
+    and saved.
 
-    float32 trains the module's own parameters. Any other dtype keeps float32 master weights, accumulates gradients in
-    float32 and casts after each step. All tensor work runs in one worker thread, in the order of the calls, except the
-    second half of a micro-batch on a CPU, which another thread computes meanwhile.
+    Implements `Trainer`.
+
+    float32 trains the module's own parameters. Any other dtype has float32 master weights, accumulates gradients in
+    float32 and casts after each step. All tensor work runs in one worker thread, in the order of the calls; on a CPU a
+    second thread computes half of each micro-batch in parallel.
 
     Args:
-        model: the model; nobody else may compute with it.
-        config: `[train]`.
-        losses: the terms that are trained; a batch may carry any of them and no other.
-        name: model of the run.
-        total_steps: optimiser steps that the learning rate's schedule spans.
-        version: of the weights that `model` holds.
+        model: model to train; only the trainer may compute with it.
+        config: `[train]` of the recipe.
+        losses: losses by which it trains; a batch may carry only their terms.
+        name: name of the model in the run.
+        total_steps: number of optimiser steps in the learning rate's schedule.
+        version: version of the weights that `model` holds.
         threads: CPU threads of the worker; 0 keeps torch's number.
-        teachers: models by name that rows are compared with; nobody else may compute with them. A moving average
-            follows the trained weights, from version to version.
+        teachers: models to compare rows with, by name; only the trainer may compute with them. A moving average follows
+            the trained weights at each version.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class LocalTrainer:
         self._config = config
         self._losses = {loss.term: loss for loss in losses}
         self._paired = frozenset(loss.term for loss in losses if loss.needs.unit == "pair")
-        # computed for every token, to compare it with the log-probability that the engine recorded
+        # log-probabilities are always computed, to be compared with those that the engine recorded
         self._always_needed = frozenset() if model.is_scalar else frozenset({"logprob"})
         self._divergence = next((loss.needs.divergence for loss in losses if loss.needs.divergence), None)
         self._averages = {name: teacher for name, teacher in (teachers or {}).items() if isinstance(teacher, Average)}
@@ -112,7 +115,7 @@ class LocalTrainer:
         self._total_steps = total_steps
         self._version = version
         self._steps = self._updates = 0
-        self._pristine = True  # whether the weights are those of the version
+        self._pristine = True  # False between the optimiser steps of an update
         self._has_gradients = False
         self._tokens = 0.0  # of the batches since the last step
         self._finite, self._begun = FiniteSteps(name), Begun()
@@ -122,7 +125,7 @@ class LocalTrainer:
             for parameter in self._trained.parameters().values():
                 parameter.requires_grad_(True)
         self._optimiser = Optimiser(self._trained.parameters(), config)
-        # fixed, and spread over the vocabulary
+        # the same in every run, and spread over the vocabulary
         self._probe_tokens = tuple(
             xxhash.xxh3_64_intdigest(f"probe/{index}".encode()) % model.vocab_size
             for index in range(min(_PROBE_TOKENS, model.max_positions))
@@ -131,7 +134,7 @@ class LocalTrainer:
         self._lanes = _LANES if model.device.type == "cpu" else 1
         self._sums = LaneSums(self._optimiser, one_thread=self._lanes == 1)
         self._threads = threads or torch.get_num_threads()
-        # torch keeps its number of threads per calling thread, so it is set where the work is done
+        # torch keeps its number of threads per calling thread, so each worker sets its own
         self._worker, self._beside = (
             ThreadPoolExecutor(1, f"trainer-{name}", initializer=torch.set_num_threads, initargs=(count,))
             for count in (self._threads, max(1, self._threads // 2))
@@ -145,57 +148,58 @@ class LocalTrainer:
     async def forward(
         self, rows: Sequence[Sample], needs: Set[str] = frozenset({"logprob"})
     ) -> list[Mapping[str, PerToken]]:
-        """Compute quantities of every token that some term weighs, under the present weights, without gradients.
+        """Compute quantities of every token that some term weighs, under the current weights, without gradients.
 
-        Rows are packed and computed as in `forward_backward`, so a log-probability has the same bits as in training. A
-        token counts also where its advantage is zero.
+        Rows are packed and computed as in `forward_backward`, so log-probabilities are bitwise equal to training's.
+        Tokens with an advantage of 0 are included.
 
         Args:
-            rows: to compute.
-            needs: names out of `model.head.QUANTITIES`, and `teacher`: the log-probability under the teacher that the
-                row names.
+            rows: rows to compute.
+            needs: names of `model.head.QUANTITIES`, and `teacher`: the log-probability under the teacher that the row
+                names.
 
         Returns:
-            Per row, in order: each name with one value per token of the row, 0.0 where no term weighs it.
+            For each row, in order, one value per token and quantity; 0.0 at tokens that no term weighs.
         """
         return await self._work(self._forward, rows, needs)
 
     async def score(self, teacher: str, request: ScoreRequest) -> Scores:
-        """Compute a teacher's log-probabilities of given tokens; their version is the trainer's."""
+        """Compute a teacher's log-probabilities of given tokens. The version of the result is the trainer's."""
         return await self._work(self._score, teacher, request)
 
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
-        """Add the gradients of a batch, micro-batch by micro-batch.
+        """Compute the losses of a batch and add up their gradients, micro-batch by micro-batch.
 
         Returns:
-            loss_<term>; the losses' own metrics; tokens_trained, tokens_forward (computed), tokens_shared (of the rows,
-                but not computed: another row began with them), micro_batches; forward_backward_s; and, where sampled
-                tokens were trained, logprob_max_abs_diff, logprob_mean_abs_diff, mismatch_k3 and mismatch_ess (fresh
-                tokens: see `Measures.add_tokens`), logprob_stale_max_abs_diff, logprob_stale_share and version_lag_max.
-                A batch without rows has none of the latter.
+            loss_<term>; the losses' own metrics; tokens_trained, tokens_forward (computed), tokens_shared (saved by
+                shared prefixes), micro_batches; forward_backward_s. If sampled tokens were trained, also
+                logprob_max_abs_diff, logprob_mean_abs_diff, mismatch_k3 and mismatch_ess (fresh tokens: see
+                `Measures.add_tokens`), logprob_stale_max_abs_diff, logprob_stale_share and version_lag_max.
 
         Raises:
-            ValueError: the batch is for another model or carries a term that no loss of this trainer takes.
+            ValueError: the batch is for another model, or has a term without a loss in this trainer.
         """
         return await self._work(self._forward_backward, batch)
 
     async def step(self, *, ends_update: bool = True) -> StepResult:
-        """Apply the gradients and, at the end of an update, increment the version. Without any gradients (all groups
-        filtered) the weights stay as they are. Within an update no token counts as fresh after its first step.
+        """Apply the gradients and, at the end of an update, increment the version.
 
-        Metrics: learning_rate, step_s and updated (1 when weights changed); grad_norm (before clipping) where there
-        were gradients. A gradient that is not finite is dropped: updated is 0, and the tokens of its batches count as
-        tokens_dropped; tokens_trained is then 0, in the place of what `forward_backward` said. Of a run whose first
-        steps read some gradients in the wrong order tensors_misplaced says of how many tensors.
+        Without gradients (all groups filtered) the weights do not change. After the first step of an update no token
+        counts as fresh until the next version.
+
+        Metrics: learning_rate, step_s, updated (1 if weights changed) and, with gradients, grad_norm (before clipping).
+        A non-finite gradient is dropped: updated is 0, tokens_dropped is the number of the batches' tokens, and
+        tokens_trained is 0 and replaces the value of `forward_backward`. For a run whose first steps read some
+        gradients in the wrong order, tensors_misplaced is the number of such tensors.
 
         Raises:
-            NotFinite: it is the last of several such steps in a row (`finite.DROPPED_STEPS`).
+            NotFinite: the step is the last of several in a row with a non-finite gradient (`finite.DROPPED_STEPS`).
         """
         return await self._work(self._step, ends_update)
 
     async def push(self) -> WeightRef:
-        """Publish a copy of the trained weights with a probe: a fixed row of tokens and its log-probabilities under
-        them. A model with a scalar head samples nothing, and has no probe.
+        """Publish a copy of the trained weights with a probe: fixed tokens and their log-probabilities under these
+        weights. A model with a scalar head has no probe.
 
         Raises:
             NotFinite: a weight is infinite or not a number.
@@ -203,7 +207,7 @@ class LocalTrainer:
         return await self._work(self._push)
 
     async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
-        """Write everything that a bitwise resume needs as folder `path`, whole or not at all.
+        """Write a checkpoint to the folder `path`, atomically; it suffices for a bitwise resume.
 
         Raises:
             StoreError: the disk is full or cannot be written; earlier checkpoints are intact.
@@ -212,17 +216,17 @@ class LocalTrainer:
         return await self._work(self._save, path, stage, metrics)
 
     async def restore(self, ref: CheckpointRef) -> None:
-        """Restore a checkpoint of a trainer with the same model and config: training continues bitwise as if never
-        stopped.
+        """Restore a checkpoint of a trainer with the same model and config. Training then continues bitwise as if it
+        had never stopped.
 
         Raises:
-            BadInput: there is none, or it was written under another config.
-            StoreError: it is damaged.
+            BadInput: there is no checkpoint, or it was written under another config.
+            StoreError: the checkpoint is damaged.
         """
         await self._work(self._restore, ref)
 
     async def close(self) -> None:
-        """Finish pending calls and end the worker thread. Safe to call twice."""
+        """Finish pending calls and end the worker threads. Can be called twice."""
         await asyncio.to_thread(self._worker.shutdown)
         await asyncio.to_thread(self._beside.shutdown)
 
@@ -280,13 +284,14 @@ class LocalTrainer:
                     for term, result in part.results.items():
                         measures.add_loss(term, result)
                     self._has_gradients = True
-        give_back()  # what activations took; the sum of the gradients is what the published weights will take
+        give_back()  # memory of activations; the published weights will need about as much as the gradients
         metrics = measures.result()
         self._tokens += metrics["tokens_trained"]
         return {**metrics, "forward_backward_s": time.perf_counter() - started}
 
     def _packed(self, rows: Sequence[Sample]) -> list[list[Sample]]:
-        """Pack rows into micro-batches, separately for each teacher, so that a teacher computes its own rows alone."""
+        """Pack rows into micro-batches, separately for each teacher, so that each teacher computes only its own
+        rows."""
         parts = [list(rows)]
         if len(self._teachers) > 1:
             names = sorted({str(row.teacher) for row in rows})
@@ -296,7 +301,7 @@ class LocalTrainer:
     def _compute_lanes(
         self, parts: Sequence[Sequence[Sample]], denominators: Mapping[str, float]
     ) -> list[_MicroBatchResult]:
-        """Compute one or two micro-batches at the same time; those without a token to train are left out."""
+        """Compute one or two micro-batches in parallel, leaving out micro-batches without tokens to train."""
         self._sums.begin()
         if len(parts) == 1 or self._threads == 1:
             results = [self._micro_batch(lane, rows, denominators) for lane, rows in enumerate(parts)]
@@ -320,7 +325,7 @@ class LocalTrainer:
         return result
 
     def _trained_on(self, lane: int, micro: MicroBatch) -> _MicroBatchResult:
-        """Compute the losses of a micro-batch, and add up their gradients."""
+        """Compute the losses of a micro-batch and add up their gradients."""
         losses = [self._losses[term] for term in micro.weights]
         quantities = self._quantities(micro, self._always_needed.union(*(loss.needs.quantities for loss in losses)))
         results = {loss.term: loss(quantities, micro) for loss in losses}
@@ -344,8 +349,8 @@ class LocalTrainer:
     def _teacher_divergence(
         self, micro: MicroBatch, hidden: torch.Tensor, drawn: TargetRows, form: Divergence
     ) -> torch.Tensor:
-        """Return [M]: divergence of the model, whose output is `hidden` [M, D], from the teacher of each token; 0
-        without a teacher."""
+        """Compute the divergence [M] of the model, with output `hidden` [M, D], from each token's teacher; 0 without a
+        teacher."""
         if form.over == "top_k":
             if micro.tops is None:
                 raise ValueError("expected rows with a teacher's top-k tokens, got none; run its annotator first")
@@ -359,7 +364,7 @@ class LocalTrainer:
 
     @torch.no_grad()
     def _teacher_logprobs(self, micro: MicroBatch, drawn: TargetRows) -> torch.Tensor:
-        """Return [M]: log-probability of each token under its teacher, of the distribution it was drawn from; 0 without
+        """Compute each token's log-probability [M] under its teacher, in the distribution it was drawn from; 0 without
         a teacher."""
         logprobs = torch.zeros_like(micro.temperature)
         for mask, teacher, output in self._teacher_outputs(micro):
@@ -369,8 +374,7 @@ class LocalTrainer:
         return logprobs
 
     def _teacher_outputs(self, micro: MicroBatch) -> Iterator[tuple[torch.Tensor, CausalModel, torch.Tensor]]:
-        """Yield for each teacher that rows name: which of the M tokens it teaches ([M] bool), the teacher, and its
-        output for them."""
+        """Yield for each teacher that rows name: the mask [M] of its tokens, its model, and its output at them."""
         layout = Packed(micro.cu_seqlens, micro.shared)
         for name, mask in micro.teachers.items():
             teacher = self._teachers[name]
@@ -466,8 +470,7 @@ class LocalTrainer:
         self._version, self._pristine, self._begun = manifest["version"], True, begun(manifest)
 
     def _config_digest(self) -> str:
-        """Return a digest of the settings that decide the numbers: two runs with equal digests and equal data make
-        equal weights."""
+        """Return a digest of the settings that affect results: equal digests and equal data give equal weights."""
         settings = {**msgspec.to_builtins(self._config), "token_budget": self._config.tokens_at_once}
         for name in ("save_every", "keep_last", "best_metric", "best_is_highest"):
             del settings[name]

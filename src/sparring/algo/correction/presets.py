@@ -1,4 +1,4 @@
-"""Corrections by name: the settings of each in `[algo.correction]`, its source and its differences from it."""
+"""Presets of `[algo.correction]`: settings by name, with their sources and the differences from them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ PRESETS: dict[str, Preset] = {
         differences=(),
     ),
 }
-"""By name."""
+"""Presets by name."""
 
 CORRECTIONS: Mapping[str, Mapping[str, Any]] = {name: preset.sets for name, preset in PRESETS.items()}
-"""Settings of each preset."""
+"""Keys and values that each preset sets."""

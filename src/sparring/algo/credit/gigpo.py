@@ -14,18 +14,18 @@ from sparring.types import Group, Sample
 
 
 class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
-    """GiGPO: an advantage of the whole episode, and one of the turn among all turns of the group taken in the same
-    state.
+    """GiGPO: an advantage of the episode, plus one of each turn among all turns of the group that were taken in the
+    same state.
 
         A^E_i   = (R_i - mean(R)) / F                           over the members
         G_i,t   = sum_{s >= t} discount^(s - t) * r_i,s         over the turns; the outcome's rest is earned at the end
         A^S_i,t = (G_i,t - mean(G)) / F                         over the turns with the same state key (anchor state)
         A_i,t   = A^E_i + step_weight * A^S_i,t                 for every token of the turn
 
-    Feng et al., arXiv 2505.10978. F is the standard deviation + epsilon, or 1. A state that occurs once, and one that
-    the scorer does not name, has no A^S. The next turn is the one that follows on the branch or along a link, and what
-    branches beside a turn earned is part of its r. Use it for long multi-turn tasks whose episodes revisit states.
-    `Score.states` names them. A group of one leaves the update unless it revisits a state.
+    Feng et al., arXiv 2505.10978. F is the standard deviation + epsilon, or 1. `Score.states` names the states; a turn
+    whose state is unnamed or occurs once has no A^S. The next turn is the one that follows on the branch or along a
+    link; rewards of side branches are part of r of the turn that started them. Use it for long multi-turn tasks whose
+    episodes revisit states. A group of one leaves the update unless it revisits a state.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -49,16 +49,16 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
     tells_turns_apart: ClassVar[bool] = True
 
     discount: float = 0.95
-    """Per turn."""
+    """Discount per turn."""
 
     step_weight: float = 1.0
-    """Weight of the turn's advantage beside the episode's."""
+    """Weight of the turn's advantage; the episode's has weight 1."""
 
     divide: bool = True
     """Divide by standard deviations. False: F is 1."""
 
     epsilon: float = 1e-6
-    """Added to standard deviations."""
+    """Constant added to standard deviations."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`.
@@ -74,7 +74,7 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
         return per_turn(groups, samples, self._role)
 
     def _role(self, role: Sequence[Member]) -> list[list[float]] | None:
-        """Compute each member's advantage per turn; None where nothing can be compared."""
+        """Compute each member's advantage per turn; None if nothing can be compared."""
         episodes = self._compared([m.reward for m in role])
         to_go = [self._to_go(m) for m in role]
         places: dict[str, list[tuple[int, int]]] = {}
@@ -93,7 +93,7 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
         return turns
 
     def _to_go(self, member: Member) -> list[float]:
-        """Return the reward to go of each turn, along branches and links."""
+        """Compute the reward to go of each turn, along branches and links."""
         order, rewards = member.succession(), member.per_turn()
         rest = member.reward - sum(rewards)
         earned = order.earned([[reward] for reward in rewards], self.discount, rest)

@@ -1,4 +1,4 @@
-"""Credit of a config: shaping, filters, the rule, aggregation and weights by survival in one pipeline."""
+"""Credit pipeline of a config: shaping, filters, the credit rule, aggregation and survival weights."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from sparring.protocols import Credit
 from sparring.types import Group, Sample
 
 SURVIVAL = "survival"
-"""Name of the survival's part of the state."""
+"""Key of the survival weights' part of the state."""
 
 
 class CreditPipeline:
-    """Pipeline around a credit rule: shaping and filters of groups before it, aggregation of tokens and weights by
-    survival behind it.
+    """Pipeline around a credit rule: shaping and filters of groups before it, aggregation and survival weights after
+    it.
+
+    Difficulty and right answers are judged by the score before shaping, the zero-variance filter by rewards after
+    shaping. A filtered group gives an empty list, and no rule sees it.
 
     Implements `Credit`.
 
     Args:
-        config: `[algo]`.
-        max_tokens: the constant length where the config leaves it open.
+        config: `[algo]` of the recipe.
+        max_tokens: constant length of aggregation "constant" if the config sets none.
     """
 
     def __init__(self, config: AlgoConfig, *, max_tokens: int) -> None:
@@ -35,12 +38,6 @@ class CreditPipeline:
         self._survival = InverseSurvival() if config.survival == "inverse" else None
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages and weights. A group that a filter leaves out gives an empty list; no rule sees it.
-        Difficulty and right answers are judged by the score before shaping, equal rewards by those after shaping.
-
-        Raises:
-            ValueError: as the rule.
-        """
         config, shaped = self._config, list(groups)
         for rule in config.shaping:
             shaped = rule.shape(shaped)
@@ -55,16 +52,13 @@ class CreditPipeline:
         return [config.right_answers.imitated(group, rows) for group, rows in zip(groups, counted, strict=True)]
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
-        """Return the divisor of the policy term of an update with these rows; None: the sum of its weights."""
         return denominator(rows, self._config.aggregation)
 
     def state(self) -> Mapping[str, Any]:
-        """Return the state that rule and survival keep between updates; nothing for most."""
         kept = {} if self._survival is None else {SURVIVAL: self._survival.state()}
         return {**self._rule.state(), **kept}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
         self._rule.restore({name: value for name, value in state.items() if name != SURVIVAL})
         if self._survival is not None:
             self._survival.restore(state.get(SURVIVAL, {}))
@@ -76,13 +70,13 @@ class CreditPipeline:
 
 
 def load_credit(config: AlgoConfig, *, seed: int, max_tokens: int = 1) -> Credit:
-    """Return the credit of `config`; `seed` is the run's and matters for the shuffled control only."""
+    """Return the credit pipeline of `config`. The run's `seed` only affects the shuffled control."""
     credit = CreditPipeline(config, max_tokens=max_tokens)
     return Shuffled(credit, seed=seed) if config.control == "shuffled" else credit
 
 
 def _is_flat(group: Group, rule: BaseCredit) -> bool:
-    """Return whether no role of the group has rewards that differ, or that differ to the rule."""
+    """Return whether the rewards of each role give no advantage under the rule."""
     earned: dict[str, list[float]] = {}
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         for trajectory in rollout.trajectories:

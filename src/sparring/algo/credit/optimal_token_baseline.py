@@ -1,4 +1,4 @@
-"""The optimal token baseline: each position has its own."""
+"""Optimal token baseline: each position has a baseline of its own."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
     """Optimal token baseline: returns are compared per position, weighted by the gradient collected up to there.
 
         w_i,t = 1 - 2 * p(y_t) + sum_v p(v)^2            squared norm of the gradient in the logits
-        W_i,t = sum_{s <= t} w_i,s                       along the branch, from the turn on that it hangs on
-        B_t   = sum_i W_i,t * G_i,t / sum_i W_i,t        over the members that have a token in place t
+        W_i,t = sum_{s <= t} w_i,s                       along the branch, including the turn that started it
+        B_t   = sum_i W_i,t * G_i,t / sum_i W_i,t        over the members that have a token at position t
         A_i,t = G_i,t - B_t                              G: reward to go
 
     Li et al., arXiv 2602.07078. p(y_t) is the recorded probability of the sampled token; the annotation
     `probability_squares` is the sum over the vocabulary at that position. Use it for long rollouts with small groups.
-    Where only one member is left the equation compares it with itself; its authors' code, as a setting that is on,
-    takes 0 for the baseline there. A group of one leaves the update.
+    At positions that only one member reached, the equation compares it with itself; its authors' code by default takes
+    0 as the baseline there (`zero_tail`). A group of one leaves the update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -39,13 +39,13 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
     reads: ClassVar[tuple[Annotation, ...]] = (Annotation.PROBABILITY_SQUARES,)
 
     zero_tail: bool = True
-    """Use baseline 0 at tokens that only one member reached. False: their advantage is 0."""
+    """Use a baseline of 0 at positions that only one member reached. False: the advantage there is 0."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`.
 
         Raises:
-            BadInput: a row lacks the annotation.
+            BadInput: a row lacks the annotation `probability_squares`.
         """
         credited = []
         for group, rows in zip(groups, samples, strict=True):
@@ -80,7 +80,7 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
 
 
 def _collected(member: Member, places: Sequence[StepPlace]) -> list[float]:
-    """Return W of each step."""
+    """Compute W at each step."""
     squares = member.read(Annotation.PROBABILITY_SQUARES, "optimal_token_baseline")
     collected: list[float] = []
     for logprob, square, place in zip(member.logprobs(), squares, places, strict=True):

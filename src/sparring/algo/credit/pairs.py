@@ -1,4 +1,4 @@
-"""Preference pairs of a policy's own rollouts: the best of a group against the worst."""
+"""Preference pairs from a policy's own rollouts: the best of a group against the worst."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from sparring.types import PAIR_SHARE, Group, Sample, alike
 
 
 class Pairs:
-    """Implements `Credit` for online preference optimisation (online DPO, Guo et al., arXiv 2402.04792; of a whole
-    group the best and the worst, as Dong et al., arXiv 2405.07863, section 3.2, choose them).
+    """Credit for online preference optimisation: online DPO (Guo et al., arXiv 2402.04792), with the best and the worst
+    of a group as the pair (Dong et al., arXiv 2405.07863, section 3.2).
 
-    The rollout with the highest reward is chosen, the one with the lowest rejected; of equals the first. All branches
-    of a rollout are its side of the pair. Rows of the others are returned with label 0, never trained. A group of
-    equal rewards leaves the update.
+    Implements `Credit`.
+
+    The rollout with the highest reward is chosen, the one with the lowest rejected; ties go to the earlier. All
+    branches of a rollout belong to its side of the pair. Rows of other rollouts get label 0 and are not trained. A
+    group of equal rewards leaves the update.
     """
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
@@ -28,11 +30,9 @@ class Pairs:
         return [self._group(group, rows) for group, rows in zip(groups, samples, strict=True)]
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
-        """Return None: the weights of a pair add up to 1."""
         return None
 
     def state(self) -> Mapping[str, Any]:
-        """Return nothing: no update depends on earlier ones."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""PRIME: implicit process rewards beside the outcome's."""
+"""PRIME: implicit process rewards in addition to the outcome."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from sparring.types import Group, Sample
 
 
 class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
-    """PRIME: leave-one-out on the outcome, and on token rewards that a language model trained on outcomes implies.
+    """PRIME: leave-one-out advantages of the outcome and of implicit token rewards, from a language model trained on
+    outcomes.
 
         r_i,t = beta * (log p_implicit(y_t) - log p_reference(y_t))
         A_i,t = sum_{s >= t} discount^(s - t) * (r_i,s - mean_{j != i}(mean_t(r_j,t)))  +  o_i - mean_{j != i}(o_j)
 
     Cui et al., arXiv 2502.01456, equation 5. The annotations `implicit` and `reference` are log-probabilities of the
     sampled tokens under the implicit process reward model (`[rl.implicit]`) and under the model it was trained from; o
-    is the reward. Which rollouts were right, as the scorer's `success` says or a reward above solved_above where it
-    says nothing, is what that model learns next; it is written as the annotation `right`. Use it for dense credit
-    without step labels. A group of one leaves the update.
+    is the reward. The annotation `right`, from which that model learns next, is 1 for rollouts with `success`; without
+    a `success`, for a reward above solved_above. Use it for dense credit without step labels. A group of one leaves the
+    update.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -54,10 +55,10 @@ class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
     """Scale of the implicit reward."""
 
     discount: float = 1.0
-    """Per token."""
+    """Discount per token."""
 
     solved_above: float = 0.5
-    """A rollout was right when its reward is above this."""
+    """Reward above which a rollout is right."""
 
     def __post_init__(self) -> None:
         if not self.beta > 0 or not 0 <= self.discount <= 1:
@@ -65,14 +66,13 @@ class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
 
     @property
     def implicit_scale(self) -> float:
-        """Return `beta`."""
         return self.beta
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages and the annotation `right`; see `protocols.Credit`.
 
         Raises:
-            BadInput: a row lacks one of the annotations.
+            BadInput: a row lacks the annotation `implicit` or `reference`.
         """
         credited = []
         for group, rows in zip(groups, samples, strict=True):

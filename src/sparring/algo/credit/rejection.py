@@ -1,4 +1,4 @@
-"""Rejection fine-tuning: imitate what succeeded, each solution once."""
+"""Rejection fine-tuning: imitates each distinct successful solution once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparring.types import Group, Sample
 
 
 class Rejection(BaseCredit, frozen=True, kw_only=True, tag="rejection"):
-    """Rejection fine-tuning: of the rollouts that succeeded, the distinct ones are imitated.
+    """Rejection fine-tuning: distinct successful rollouts are imitated.
 
         A_i = 1 if r_i > solved_above, no earlier member sampled the same tokens and fewer than `at_most` were taken,
         else 0
@@ -31,10 +31,10 @@ class Rejection(BaseCredit, frozen=True, kw_only=True, tag="rejection"):
     sees_one_group: ClassVar[bool] = True
 
     solved_above: float = 0.5
-    """A rollout succeeded when its reward is above this."""
+    """Reward above which a rollout succeeded."""
 
     at_most: int | None = None
-    """Members taken per group and role; None takes all."""
+    """Largest number of imitated members per group and role; None is no limit."""
 
     def __post_init__(self) -> None:
         if self.at_most is not None and self.at_most < 1:

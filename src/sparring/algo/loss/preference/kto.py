@@ -16,16 +16,16 @@ from sparring.protocols import LossResult, Needs
 
 
 class Kto:
-    """Implements `Loss` after Ethayarajh et al. (arXiv 2402.01306, equation 8).
+    """KTO, Ethayarajh et al. (arXiv 2402.01306, equation 8). Implements `Loss`.
 
         r    = log pi(y|x) - log reference(y|x)
         z    = max(0, mean of r over mismatched rows), without gradient
         loss = sum_i weight_i * (lambda_i - value_i) / denominator
-        value_i = wanted   * sigmoid(beta * (r_i - z))      where label_i = 1,  lambda_i = wanted
-                  unwanted * sigmoid(beta * (z - r_i))      where label_i = -1, lambda_i = unwanted
+        value_i = wanted   * sigmoid(beta * (r_i - z))      for label_i = 1,  lambda_i = wanted
+                  unwanted * sigmoid(beta * (z - r_i))      for label_i = -1, lambda_i = unwanted
 
-    A mismatched row, of label 0, is the prompt of one example with the reply to another: its mean r estimates how far
-    the policy is from the reference, which a survey finds.
+    A mismatched row, with label 0, pairs the prompt of one example with the reply to another. The mean r of mismatched
+    rows estimates the KL from the reference; it is computed in a first pass (`survey`).
     """
 
     term = "preference"
@@ -35,11 +35,10 @@ class Kto:
         self.beta, self.wanted, self.unwanted = beta, wanted, unwanted
 
     def survey(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
-        """Compute `kto_shift` [M]: the mean of r over the mismatched rows of an optimiser step, the same at every
-        token.
+        """Compute `kto_shift` [M], the mean of r over the mismatched rows of an optimiser step, equal at every token.
 
         Raises:
-            ValueError: there is no such row.
+            ValueError: the step has no mismatched row.
         """
         reward, there = self._rewards(quantities, micro_batch)
         mismatched = reward[there & (micro_batch.label == 0)]
@@ -48,15 +47,15 @@ class Kto:
         return {Annotation.KTO_SHIFT: mismatched.double().mean().expand(len(micro_batch.targets))}
 
     def __call__(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> LossResult:
-        """Compute the term's share of the update's loss.
+        """Compute the term's part of the loss.
 
         Args:
             quantities: `logprob` [M] float32 with gradient.
             micro_batch: `batch.tensors.MicroBatch` with the annotations `reference` and `kto_shift`.
 
         Returns:
-            A scalar, and the metrics reward_chosen and reward_rejected (beta * r of wanted and of unwanted rows) and
-            kto_shift (z) as (sum, count) over rows.
+            A scalar, and as (sum, count) over rows the metrics reward_chosen and reward_rejected (beta * r of wanted
+                and of unwanted rows) and kto_shift (z).
         """
         reward, there = self._rewards(quantities, micro_batch)
         label, shift = micro_batch.label.to(reward.dtype), micro_batch.annotations[Annotation.KTO_SHIFT][0].clamp(min=0)
@@ -72,7 +71,7 @@ class Kto:
         return LossResult(loss=loss, metrics=metrics)
 
     def _rewards(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute r of every row [R], and whether the term weighs the row [R]."""
+        """Compute r of each row [R], and a mask of the rows with weight in the term [R]."""
         which = torch.where(micro_batch.weights[self.term] != 0, micro_batch.rows, -1)
         totals = replies(
             quantities["logprob"], micro_batch.annotations[Annotation.REFERENCE], which, len(micro_batch.label)
