@@ -1,8 +1,8 @@
-"""Annotations: every value per token that one part leaves on a row for another, declared in one place.
+"""Annotations: all per-token values that one part leaves on a row for another, declared in one place.
 
 `Sample.annotations` maps a name to one float per token of the row, [T]. Code refers to the members of `Annotation`,
-never to a literal, and a row with another name is refused. Writers and readers are derived from the source by a test,
-which also holds the table in docs/path/batch.md against this declaration.
+never to a literal, and a row with an undeclared name is refused. A test derives writers and readers from the source,
+and checks the table in docs/path/batch.md against this declaration.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from enum import StrEnum
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Declaration:
-    """Facts about one annotation."""
+    """Description of one annotation."""
 
     name: str
-    """The key in `Sample.annotations`."""
+    """Key in `Sample.annotations`."""
     meaning: str
-    """The quantity and the tokens that have it; others have 0.0 unless it says otherwise."""
+    """Quantity, and the tokens that have it; others have 0.0 unless it says otherwise."""
     unit: str
-    """The unit, or the range of values."""
+    """Unit, or range of values."""
     writers: tuple[str, ...]
-    """Modules below src/sparring that put it on rows."""
+    """Modules below src/sparring that write it on rows."""
     readers: tuple[str, ...]
-    """Modules below src/sparring that take it from rows, or from the tensors made of them."""
+    """Modules below src/sparring that read it from rows or from their tensors."""
 
 
 class Annotation(StrEnum):
-    """Names of all annotations, each with its `declaration`. A member equals its name as a plain string."""
+    """Names of all annotations, each with its `declaration`. A member equals its name as a string."""
 
     declaration: Declaration
 
     def __new__(cls, declaration: Declaration) -> Annotation:
-        """Make the member, whose value is the declared name."""
+        """Create a member with the declared name as its value."""
         member = str.__new__(cls, declaration.name)
         member._value_ = declaration.name
         member.declaration = declaration
@@ -227,4 +227,4 @@ class Annotation(StrEnum):
 
 
 DECLARED = frozenset(annotation.value for annotation in Annotation)
-"""The names of all annotations."""
+"""Names of all annotations."""
