@@ -117,7 +117,7 @@ class ClaimedRollout:
             RewardRefused: the run was unavailable to the end.
             OSError: the run did not answer.
         """
-        begun = time.monotonic()
+        started = time.monotonic()
         while True:
             error: Exception
             try:
@@ -127,7 +127,7 @@ class ClaimedRollout:
                 error = RewardRefused(status, answer)
             except OSError as problem:
                 error = problem
-            if time.monotonic() - begun >= self._patience_s:
+            if time.monotonic() - started >= self._patience_s:
                 raise error
             time.sleep(PAUSE_S)
 
@@ -170,23 +170,23 @@ def claim(
         OSError: the run has never answered.
     """
     body: dict[str, Any] = {"environments": list(environments), "wait_s": wait_s, "worker": worker}
-    answered, begun = False, time.monotonic()
+    answered, started = False, time.monotonic()
     while True:
         body.setdefault("id", uuid.uuid4().hex)  # a retry without an answer repeats the same claim
         try:
             status, answer = post(url, "/v1/rollouts/claim", key, body, timeout_s=wait_s + 30)
-            if status == UNAVAILABLE and not answered and time.monotonic() - begun > patience_s:
+            if status == UNAVAILABLE and not answered and time.monotonic() - started > patience_s:
                 raise RewardRefused(status, answer)
         except OSError:
             status, answer = UNAVAILABLE, ""
-            if not answered and time.monotonic() - begun > patience_s:
+            if not answered and time.monotonic() - started > patience_s:
                 raise
         if status == UNAVAILABLE:
-            if time.monotonic() - begun > patience_s:
+            if time.monotonic() - started > patience_s:
                 return
             time.sleep(PAUSE_S)
             continue
-        answered, begun = True, time.monotonic()
+        answered, started = True, time.monotonic()
         del body["id"]
         if status == 410:
             return

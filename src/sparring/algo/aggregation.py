@@ -68,16 +68,18 @@ def recounted(
     Returns:
         [M] factors; 0 for tokens that are not kept.
     """
-    left = weights * kept_mask
+    kept_weights = weights * kept_mask
     if how == "token_mean":
-        return kept_mask * (weights.sum() / _or_one(left.sum()))
+        return kept_mask * (weights.sum() / _nonzero(kept_weights.sum()))
     count = int(trajectories.max()) + 1 if len(trajectories) else 0
-    before, after = (weights.new_zeros(count).index_add(0, trajectories, column) for column in (weights, left))
-    counted, left_over = ((column > 0).to(weights.dtype).sum() for column in (before, after))
-    longer = (before / _or_one(after))[trajectories] if how == "sequence_mean" else 1.0
-    return kept_mask * (counted / _or_one(left_over)) * longer
+    weighted_lengths, kept_lengths = (
+        weights.new_zeros(count).index_add(0, trajectories, column) for column in (weights, kept_weights)
+    )
+    weighted_count, kept_count = ((column > 0).to(weights.dtype).sum() for column in (weighted_lengths, kept_lengths))
+    lengthening = (weighted_lengths / _nonzero(kept_lengths))[trajectories] if how == "sequence_mean" else 1.0
+    return kept_mask * (weighted_count / _nonzero(kept_count)) * lengthening
 
 
-def _or_one(values: torch.Tensor) -> torch.Tensor:
+def _nonzero(values: torch.Tensor) -> torch.Tensor:
     """Replace zeros by ones, so that the result can be a divisor."""
     return values.masked_fill(values == 0, 1)

@@ -220,7 +220,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def needs_survey(self) -> bool:
         """Return whether a token's loss depends on all tokens of its optimiser step."""
-        return isinstance(self.gate, StepGate) or self._looks_at_the_step
+        return isinstance(self.gate, StepGate) or self._depends_on_step
 
     @property
     def needs_idle_tokens(self) -> bool:
@@ -230,10 +230,10 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def needs_idle_rows(self) -> bool:
         """Return whether rows whose advantages are all 0 affect the gradient; else they are not computed."""
-        return bool(self.kl.coefficient or self.entropy_bonus or self.gate.moves_idle_tokens or self._looks_at_the_step)
+        return bool(self.kl.coefficient or self.entropy_bonus or self.gate.moves_idle_tokens or self._depends_on_step)
 
     @property
-    def _looks_at_the_step(self) -> bool:
+    def _depends_on_step(self) -> bool:
         """Return whether anything but the gate depends on all tokens of the optimiser step."""
         rule = self.correction_rule
         return self.top_entropy < 1 or rule.normalise or rule.denominator == "kept"
@@ -283,11 +283,11 @@ def named(algo: Any) -> Any:
     for the config to refuse."""
     if not isinstance(algo, Mapping):
         return algo
-    explicit = {key: _table(key, value) for key, value in algo.items()}
+    explicit = {key: _as_table(key, value) for key, value in algo.items()}
     preset = str(explicit.get("preset", ""))
     if preset:
-        _known("preset", preset, ALGORITHMS)
-    filled = {key: _table(key, value) for key, value in ALGORITHMS.get(preset, {}).items()}
+        _check_name("preset", preset, ALGORITHMS)
+    filled = {key: _as_table(key, value) for key, value in ALGORITHMS.get(preset, {}).items()}
     for key, value in explicit.items():
         base = filled.get(key)
         _refuse_foreign_keys(key, value, base, preset)
@@ -305,11 +305,11 @@ def named(algo: Any) -> Any:
     return {key: _with_name(key, value) for key, value in filled.items()}
 
 
-def _table(key: str, value: Any) -> Any:
+def _as_table(key: str, value: Any) -> Any:
     if key in RULES and isinstance(value, str):
         return {"name": value}
     if key == "correction" and isinstance(value, str) and value != "auto":
-        return CORRECTIONS[_known(key, value, CORRECTIONS, "auto")]
+        return CORRECTIONS[_check_name(key, value, CORRECTIONS, "auto")]
     return value
 
 
@@ -317,7 +317,7 @@ def _with_name(key: str, value: Any) -> Any:
     if key not in RULES or not isinstance(value, Mapping):
         return value
     name = value.get("name", name_of(RULES[key]))
-    return {**value, "name": _known(key, name, [name_of(rule) for rule in RULES_BY_KEY[key]])}
+    return {**value, "name": _check_name(key, name, [name_of(rule) for rule in RULES_BY_KEY[key]])}
 
 
 def _refuse_foreign_keys(key: str, value: Any, base: Any, preset: str) -> None:
@@ -345,7 +345,7 @@ def _refuse_whole_reward(price: Any) -> None:
         raise InvalidValue(("algo", "kl_reward", "estimator"), "one of k1, k2, k3, abs", f"'full', {why}", do)
 
 
-def _known(key: str, name: Any, *names: Any) -> Any:
+def _check_name(key: str, name: Any, *names: Any) -> Any:
     """Return the name if it is one of `names`.
 
     Raises:

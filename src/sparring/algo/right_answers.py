@@ -52,7 +52,7 @@ class RightAnswers(
             for trajectory in rollout.trajectories
             if is_right(score, trajectory.role, self.solved_above)
         }
-        return [_imitated(row) if row.trajectory in right else row for row in rows]
+        return [_with_imitate_weights(row) if row.trajectory in right else row for row in rows]
 
 
 def is_right(score: Score, role: str, solved_above: float) -> bool:
@@ -65,7 +65,7 @@ def is_right(score: Score, role: str, solved_above: float) -> bool:
     return (score.of(role) or 0.0) > solved_above
 
 
-def _imitated(row: Sample) -> Sample:
+def _with_imitate_weights(row: Sample) -> Sample:
     return replace(
         row, weights={**row.weights, "imitate": tuple([float(weight != 0) for weight in row.weights["policy"]])}
     )

@@ -41,13 +41,15 @@ class InverseSurvival:
             credited: credited rows of each group; empty for a group that leaves the update.
         """
         self._survival.fade(FADE)
-        left, admitted = Counter[str](), Counter[str]()
+        survivors, admitted = Counter[str](), Counter[str]()
         for group, rows in zip(groups, credited, strict=True):
             self._survival.add(group)
             if rows:
-                left[group.task.env] += len(group.rollouts)
+                survivors[group.task.env] += len(group.rollouts)
                 admitted[group.task.env] += len(group.rollouts) + len(lost_rollouts(group))
-        return [self._of_group(group, rows, left, admitted) for group, rows in zip(groups, credited, strict=True)]
+        return [
+            self._weight_group(group, rows, survivors, admitted) for group, rows in zip(groups, credited, strict=True)
+        ]
 
     def state(self) -> Mapping[str, Any]:
         """Return the counts of rollouts that reached and that were lost at each stage, by environment."""
@@ -61,22 +63,22 @@ class InverseSurvival:
             for turn, calls, reached, lost in cells:
                 self._survival.counts[env][turn, calls] = [reached, lost]
 
-    def _of_group(
-        self, group: Group, rows: Sequence[Sample], left: Mapping[str, int], admitted: Mapping[str, int]
+    def _weight_group(
+        self, group: Group, rows: Sequence[Sample], survivors: Mapping[str, int], admitted: Mapping[str, int]
     ) -> list[Sample]:
         if not rows:
             return []
         env = group.task.env
-        share = left[env] / admitted[env]
+        share = survivors[env] / admitted[env]
         factors = {
             trajectory.id: share / self._survival.of(env, stages(rollout))
             for rollout in group.rollouts
             for trajectory in rollout.trajectories
         }
-        return [_times(row, factors[row.trajectory]) for row in rows]
+        return [_scale_policy_weights(row, factors[row.trajectory]) for row in rows]
 
 
-def _times(row: Sample, factor: float) -> Sample:
+def _scale_policy_weights(row: Sample, factor: float) -> Sample:
     """Multiply a row's policy weights by a factor."""
     if factor == 1.0 or "policy" not in row.weights:
         return row

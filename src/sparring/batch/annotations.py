@@ -23,11 +23,11 @@ def agreed(rows: Sequence[Sample]) -> list[str]:
     for row in rows:
         if row.annotations.keys() != first.annotations.keys():
             raise SparringError(
-                f"row {row.id}: expected the annotations of row {first.id} of the same batch, {_named(first)}, "
-                f"got {_named(row)}; annotate every row of a batch alike, with zeros where there is no value"
+                f"row {row.id}: expected the annotations of row {first.id} of the same batch, {_names(first)}, "
+                f"got {_names(row)}; annotate every row of a batch alike, with zeros where there is no value"
             )
     return sorted(first.annotations)
 
 
-def _named(row: Sample) -> str:
+def _names(row: Sample) -> str:
     return ", ".join(sorted(row.annotations)) or "none"

@@ -79,17 +79,17 @@ async def batches(
     if groups_per_step < 1:
         raise ValueError(f"groups_per_step must be at least 1, got {groups_per_step}")
     for step in steps:
-        taken: list[Group] = []
+        update_groups: list[Group] = []
         async for group in groups:
-            taken.append(group)
-            if len(taken) == groups_per_step:
+            update_groups.append(group)
+            if len(update_groups) == groups_per_step:
                 break
-        if not taken:
+        if not update_groups:
             return
-        samples = [row for group in taken for row in flatten(group, model)]
+        samples = [row for group in update_groups for row in flatten(group, model)]
         for annotator in annotators:
             samples = list(await annotator.annotate(samples))
-        for batch in assemble(taken, samples, credit=credit, model=model, step=step, plan=plan):
+        for batch in assemble(update_groups, samples, credit=credit, model=model, step=step, plan=plan):
             yield batch
 
 
@@ -121,12 +121,12 @@ def assemble(
         account += _account(group, before, after, model)
     rows = [row for after in credited for row in after]
     batches = []
-    for part in _parts(rows, plan, step):
+    for part in _divide(rows, plan, step):
         for learner, rows_of in plan.learners.items():
-            taught = rows_of(part)
-            batches.append(_batch(step, learner, taught, denominators(taught)))
-        trained = [] if warming else _trained_rows(part, plan)
-        batches.append(_batch(step, model, trained, denominators(part, policy=credit.denominator(part))))
+            learner_rows = rows_of(part)
+            batches.append(_batch(step, learner, learner_rows, denominators(learner_rows)))
+        policy_rows = [] if warming else _trained_rows(part, plan)
+        batches.append(_batch(step, model, policy_rows, denominators(part, policy=credit.denominator(part))))
     last = replace(
         batches[-1], publish=True, ends_update=True, account=account, groups=tuple(group.id for group in groups)
     )
@@ -139,7 +139,7 @@ def _batch(step: int, model: str, rows: Sequence[Sample], totals: Mapping[str, f
     return Batch(step=step, model=model, rows=tuple(rows), denominators=totals, publish=False, ends_update=False)
 
 
-def _parts(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]:
+def _divide(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]:
     """Divide an update's rows into optimiser steps: per pass the trajectories in a newly drawn order, in parts of
     nearly equal size."""
     if plan.minibatches == plan.passes == 1:
@@ -155,8 +155,8 @@ def _parts(rows: Sequence[Sample], plan: Plan, step: int) -> list[list[Sample]]:
         )
         # empty parts stay, because the learning rate's schedule counts steps
         bounds = [len(order) * part // plan.minibatches for part in range(plan.minibatches + 1)]
-        dealt = [set(order[begin:end]) for begin, end in pairwise(bounds)]
-        parts += [[row for id, own_rows in units.items() if id in chosen for row in own_rows] for chosen in dealt]
+        chosen_ids = [set(order[begin:end]) for begin, end in pairwise(bounds)]
+        parts += [[row for id, own_rows in units.items() if id in chosen for row in own_rows] for chosen in chosen_ids]
     return parts
 
 

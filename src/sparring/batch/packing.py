@@ -39,7 +39,7 @@ def pack(rows: Sequence[Sample], token_budget: int) -> list[list[Sample]]:
     if tree.cost <= token_budget:
         return [list(rows)] if rows else []
     orders = [tree.singles(), tree.largest_first(tree.units(token_budget))]
-    parts = min((_placed(tree, order, token_budget) for order in orders), key=lambda parts: (len(parts), _total(parts)))
+    parts = min((_place(tree, order, token_budget) for order in orders), key=lambda parts: (len(parts), _total(parts)))
     return tree.samples(parts)
 
 
@@ -61,7 +61,7 @@ def lanes(rows: Sequence[Sample], count: int, context: float = 0.0) -> list[list
             cost of attention.
     """
     tree = _Tree(rows, context)
-    parts = _shared_out(tree, count)
+    parts = _deal_out(tree, count)
     if min(part.cost for part in parts) < SMALLEST_PIECE or _total(parts) > (1 + MOST_EXTRA) * tree.cost:
         return [list(rows)]
     return tree.samples(parts)
@@ -97,15 +97,15 @@ class _Tree:
 
     def units(self, most: float) -> list[Subtree]:
         """List the largest subtrees that cost at most `most`; a single row may cost more."""
-        subtrees, left = [], [(0, len(self._order))] if self._order else []
-        while left:
-            first, last = left.pop()
+        subtrees, pending = [], [(0, len(self._order))] if self._order else []
+        while pending:
+            first, last = pending.pop()
             if last - first == 1 or self._cost((first, last)) <= most:
                 subtrees.append((first, last))
                 continue
             least = min(self._shared[first + 1 : last])
             cuts = [row for row in range(first + 1, last) if self._shared[row] == least]
-            left += pairwise([first, *cuts, last])
+            pending += pairwise([first, *cuts, last])
         return subtrees
 
     def largest_first(self, units: list[Subtree]) -> list[Subtree]:
@@ -157,7 +157,7 @@ class _Tree:
         return self._before[unit[1]] - self._before[unit[0]] + self._of(self._shared[unit[0]])
 
 
-def _placed(tree: _Tree, units: Iterable[Subtree], budget: int) -> list[_Part]:
+def _place(tree: _Tree, units: Iterable[Subtree], budget: int) -> list[_Part]:
     """Place each unit where it adds least, ties where it leaves the least room; open a new part if it fits nowhere."""
     parts: list[_Part] = []
     for unit in units:
@@ -169,7 +169,7 @@ def _placed(tree: _Tree, units: Iterable[Subtree], budget: int) -> list[_Part]:
     return parts
 
 
-def _shared_out(tree: _Tree, count: int) -> list[_Part]:
+def _deal_out(tree: _Tree, count: int) -> list[_Part]:
     """Divide the rows among `count` parts, some possibly empty, in the cheaper of the two ways that `lanes`
     describes."""
     dealt = [_Part() for _ in range(count)]

@@ -61,14 +61,14 @@ def whole_text(tokens: Sequence[int], *, id: str, group: str, label: float, marg
         label: CHOSEN or REJECTED.
         margin: smallest difference of rewards that the pair should have.
     """
-    behind = (0.0,) * len(tokens)
+    zeros = (0.0,) * len(tokens)
     return Sample(
         id=id,
         group=group,
         source="expert",
         tokens=(*tokens, BEHIND),
-        weights={"preference": (*behind, PAIR_SHARE)},
-        annotations={Annotation.MARGIN: (*behind, margin)},
+        weights={"preference": (*zeros, PAIR_SHARE)},
+        annotations={Annotation.MARGIN: (*zeros, margin)},
         label=label,
     )
 

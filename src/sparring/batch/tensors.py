@@ -106,10 +106,10 @@ def micro_batch(
     turns = _turns(flat, weights[terms.index("policy")] != 0 if "policy" in terms else marked)
     temperature = _temperature(flat, terms, weights)
     if not idle_tokens:
-        weights = _without_idle(flat, terms, weights)
+        weights = _mask_idle(flat, terms, weights)
         marked = weights.any(axis=0)
     chosen = np.flatnonzero(marked)
-    layout, predicting = _predicting(flat, chosen)
+    layout, predicting = _layout_and_predictors(flat, chosen)
 
     def integers(values: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.int64).to(device)
@@ -132,19 +132,19 @@ def micro_batch(
         versions=column((row.versions for row in rows), -1, np.int64),
         kv_versions=column((row.kv_versions for row in rows), -1, np.int64),
         temperature=torch.from_numpy(temperature[chosen]).to(device),
-        kept=_kept(flat, chosen, device),
+        kept=_kept_sets(flat, chosen, device),
         bias=_bias(flat, chosen, device),
         tops=_tops(flat, chosen, device),
         teachers=_teachers(flat, chosen, device),
         annotations={name: column(row.annotations[name] for row in rows) for name in names},
         denominators=dict(denominators),
-        group=integers(_numbered([row.group for row in rows])),
-        trajectory=integers(_numbered([row.trajectory for row in rows])),
+        group=integers(_number_names([row.group for row in rows])),
+        trajectory=integers(_number_names([row.trajectory for row in rows])),
         label=torch.tensor([row.label or 0.0 for row in rows], dtype=torch.float32, device=device),
     )
 
 
-def _numbered(names: Sequence[str]) -> np.ndarray:
+def _number_names(names: Sequence[str]) -> np.ndarray:
     """Number names from 0 in the order of first occurrence; equal names get equal numbers."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names], np.int64)
@@ -186,11 +186,11 @@ def _temperature(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.n
     so that these keep their sampling temperature."""
     sampled = [values for term, values in zip(terms, weights, strict=True) if term != "imitate"]
     imitated = [values for term, values in zip(terms, weights, strict=True) if term == "imitate"]
-    heat = flat.of_each([row.temperature for row in flat.rows], np.float32)
-    return np.where(np.any(imitated, axis=0) & ~np.any(sampled, axis=0), np.float32(1.0), heat)
+    temperatures = flat.of_each([row.temperature for row in flat.rows], np.float32)
+    return np.where(np.any(imitated, axis=0) & ~np.any(sampled, axis=0), np.float32(1.0), temperatures)
 
 
-def _without_idle(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.ndarray:
+def _mask_idle(flat: _Flat, terms: Sequence[str], weights: np.ndarray) -> np.ndarray:
     """Set the weights of policy tokens with an advantage of exactly 0 to 0."""
     if "policy" in terms:
         weights[terms.index("policy")] *= flat.column((row.advantages for row in flat.rows), 1.0, np.float64) != 0
@@ -205,7 +205,7 @@ def _turns(flat: _Flat, marked: np.ndarray) -> np.ndarray:
     return np.maximum(begins.cumsum() - 1, 0)
 
 
-def _kept(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _kept_sets(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return the kept sets of the `chosen` [M] of T tokens, end to end."""
     if all(row.kept is None for row in flat.rows):
         return None
@@ -251,7 +251,7 @@ def _teachers(flat: _Flat, chosen: np.ndarray, device: torch.device | str) -> di
     }
 
 
-def _predicting(flat: _Flat, chosen: np.ndarray) -> tuple[PrefixLayout, np.ndarray]:
+def _layout_and_predictors(flat: _Flat, chosen: np.ndarray) -> tuple[PrefixLayout, np.ndarray]:
     """Return the layout of all rows, each up to its last weighted token, and the layout index that predicts each
     `chosen` token [M]."""
     counts = np.diff(np.searchsorted(chosen, flat.offsets))

@@ -36,7 +36,7 @@ def pack_units(rows: Sequence[Sample], token_budget: int, paired: Set[str]) -> l
     room: list[int] = []
     for unit in all_units:
         size = _size(unit)
-        index = next((b for b, left in enumerate(room) if size <= left), len(bins))
+        index = next((b for b, space in enumerate(room) if size <= space), len(bins))
         if index == len(bins):
             bins.append([])
             room.append(token_budget)

@@ -41,7 +41,7 @@ class LaneSums:
         After an error the optimiser's gradients are discarded, because the set that was already added is arbitrary.
         """
         parameters = zip(self._names, self._optimiser.parameters, strict=True)
-        handles = [parameter.register_hook(partial(self._found, name)) for name, parameter in parameters]
+        handles = [parameter.register_hook(partial(self._on_gradient, name)) for name, parameter in parameters]
         try:
             yield
         except BaseException:
@@ -69,22 +69,22 @@ class LaneSums:
         with self._lock:
             self._ended.add(lane)
             for name in self._names:
-                self._settle(name)
+                self._add_waiting(name)
 
     def _thread(self) -> int:
         return 0 if self._one_thread else get_ident()
 
-    def _found(self, name: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def _on_gradient(self, name: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """Take a gradient from autograd, and give it a placeholder that needs no memory."""
         lane = self._lane_of.get(self._thread())
         if lane is None or gradient is None:
             return gradient
         with self._lock:
             self._early[name][lane] = gradient
-            self._settle(name)
+            self._add_waiting(name)
         return gradient.new_zeros(()).expand_as(gradient)
 
-    def _settle(self, name: str) -> None:
+    def _add_waiting(self, name: str) -> None:
         """Add a parameter's waiting gradients whose turn in the order of lanes has come."""
         early = self._early[name]
         while (lane := self._turn[name]) in early or lane in self._ended:

@@ -168,8 +168,8 @@ def learning_rate(config: TrainConfig, step: int, total_steps: int, *, ends_late
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
-    left = total_steps - config.warmup_steps - (0 if ends_late else 1)
-    x = min(1.0, (step - config.warmup_steps) / left) if left > 0 else float(config.warmup_steps > 0)
+    span = total_steps - config.warmup_steps - (0 if ends_late else 1)
+    x = min(1.0, (step - config.warmup_steps) / span) if span > 0 else float(config.warmup_steps > 0)
     if config.schedule == "linear":
         share = 1.0 - (1.0 - config.min_ratio) * x
     elif config.schedule == "cosine":

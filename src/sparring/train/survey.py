@@ -32,11 +32,11 @@ def surveyed(
         losses: losses of the trainer.
         forward: function that computes quantities of every weighted token, without gradients (`LocalTrainer._forward`).
     """
-    asking = [loss for loss in losses if loss.term in denominators and needs_survey(loss, rows)]
-    if not asking or not rows:
+    surveying = [loss for loss in losses if loss.term in denominators and needs_survey(loss, rows)]
+    if not surveying or not rows:
         return rows
     # surveys read the trained model only; a divergence would cost the teacher's forward pass
-    needs = sorted(set[str]().union(*(loss.needs.quantities for loss in asking)) - {"divergence"})
+    needs = sorted(set[str]().union(*(loss.needs.quantities for loss in surveying)) - {"divergence"})
     values = forward(rows, set(needs))
     micro = micro_batch(rows, denominators, idle_tokens=True)
     weighted = [[any(weights) for weights in zip(*row.weights.values(), strict=True)] for row in rows]
@@ -45,7 +45,7 @@ def surveyed(
         for name in needs
     }
     columns = {
-        name: iter(column.tolist()) for loss in asking for name, column in loss.survey(quantities, micro).items()
+        name: iter(column.tolist()) for loss in surveying for name, column in loss.survey(quantities, micro).items()
     }
     return [
         replace(row, annotations={**row.annotations, **{n: _spread(column, mask) for n, column in columns.items()}})

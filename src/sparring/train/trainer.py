@@ -135,7 +135,7 @@ class LocalTrainer:
         self._sums = LaneSums(self._optimiser, one_thread=self._lanes == 1)
         self._threads = threads or torch.get_num_threads()
         # torch keeps its number of threads per calling thread, so each worker sets its own
-        self._worker, self._beside = (
+        self._worker, self._second_worker = (
             ThreadPoolExecutor(1, f"trainer-{name}", initializer=torch.set_num_threads, initargs=(count,))
             for count in (self._threads, max(1, self._threads // 2))
         )
@@ -161,11 +161,11 @@ class LocalTrainer:
         Returns:
             For each row, in order, one value per token and quantity; 0.0 at tokens that no term weighs.
         """
-        return await self._work(self._forward, rows, needs)
+        return await self._run_in_worker(self._forward, rows, needs)
 
     async def score(self, teacher: str, request: ScoreRequest) -> Scores:
         """Compute a teacher's log-probabilities of given tokens. The version of the result is the trainer's."""
-        return await self._work(self._score, teacher, request)
+        return await self._run_in_worker(self._score, teacher, request)
 
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
         """Compute the losses of a batch and add up their gradients, micro-batch by micro-batch.
@@ -179,7 +179,7 @@ class LocalTrainer:
         Raises:
             ValueError: the batch is for another model, or has a term without a loss in this trainer.
         """
-        return await self._work(self._forward_backward, batch)
+        return await self._run_in_worker(self._forward_backward, batch)
 
     async def step(self, *, ends_update: bool = True) -> StepResult:
         """Apply the gradients and, at the end of an update, increment the version.
@@ -195,7 +195,7 @@ class LocalTrainer:
         Raises:
             NotFinite: the step is the last of several in a row with a non-finite gradient (`finite.DROPPED_STEPS`).
         """
-        return await self._work(self._step, ends_update)
+        return await self._run_in_worker(self._step, ends_update)
 
     async def push(self) -> WeightRef:
         """Publish a copy of the trained weights with a probe: fixed tokens and their log-probabilities under these
@@ -204,7 +204,7 @@ class LocalTrainer:
         Raises:
             NotFinite: a weight is infinite or not a number.
         """
-        return await self._work(self._push)
+        return await self._run_in_worker(self._push)
 
     async def save(self, path: str, *, stage: str, metrics: Mapping[str, float]) -> CheckpointRef:
         """Write a checkpoint to the folder `path`, atomically; it suffices for a bitwise resume.
@@ -213,7 +213,7 @@ class LocalTrainer:
             StoreError: the disk is full or cannot be written; earlier checkpoints are intact.
             NotFinite: a weight is infinite or not a number.
         """
-        return await self._work(self._save, path, stage, metrics)
+        return await self._run_in_worker(self._save, path, stage, metrics)
 
     async def restore(self, ref: CheckpointRef) -> None:
         """Restore a checkpoint of a trainer with the same model and config. Training then continues bitwise as if it
@@ -223,14 +223,14 @@ class LocalTrainer:
             BadInput: there is no checkpoint, or it was written under another config.
             StoreError: the checkpoint is damaged.
         """
-        await self._work(self._restore, ref)
+        await self._run_in_worker(self._restore, ref)
 
     async def close(self) -> None:
         """Finish pending calls and end the worker threads. Can be called twice."""
         await asyncio.to_thread(self._worker.shutdown)
-        await asyncio.to_thread(self._beside.shutdown)
+        await asyncio.to_thread(self._second_worker.shutdown)
 
-    async def _work(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def _run_in_worker(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
 
     @torch.no_grad()
@@ -258,12 +258,12 @@ class LocalTrainer:
         layout = Packed(torch.tensor([0, count], dtype=torch.int32, device=model.device))
         hidden = model.hidden(tokens[:-1], places, layout, places[request.first - 1 :])
         temperature = torch.full((len(hidden),), request.temperature, device=model.device)
-        judged = score_tokens(model, hidden, tokens[request.first :], temperature, request.top_k)
+        scores = score_tokens(model, hidden, tokens[request.first :], temperature, request.top_k)
         return Scores(
-            logprobs=tuple(judged.logprob.tolist()),
-            entropies=tuple(judged.entropy.tolist()),
-            top_ids=tuple(map(tuple, judged.top_ids.tolist())),
-            top_logprobs=tuple(map(tuple, judged.top_logprobs.tolist())),
+            logprobs=tuple(scores.logprob.tolist()),
+            entropies=tuple(scores.entropy.tolist()),
+            top_ids=tuple(map(tuple, scores.top_ids.tolist())),
+            top_logprobs=tuple(map(tuple, scores.top_logprobs.tolist())),
             version=self._version,
         )
 
@@ -277,7 +277,7 @@ class LocalTrainer:
         measures = Measures(self._version, pristine=self._pristine)
         all_rows = surveyed(batch.rows, batch.denominators, list(self._losses.values()), self._forward)
         with self._sums.collecting():
-            for rows in self._packed([row for row in all_rows if row.label != 0]):
+            for rows in self._pack_by_teacher([row for row in all_rows if row.label != 0]):
                 parts = cut_units(rows, self._lanes, self._paired, self._model.context)
                 for part in self._compute_lanes(parts, batch.denominators):
                     measures.add_tokens(part.micro, part.logprobs)
@@ -289,7 +289,7 @@ class LocalTrainer:
         self._tokens += metrics["tokens_trained"]
         return {**metrics, "forward_backward_s": time.perf_counter() - started}
 
-    def _packed(self, rows: Sequence[Sample]) -> list[list[Sample]]:
+    def _pack_by_teacher(self, rows: Sequence[Sample]) -> list[list[Sample]]:
         """Pack rows into micro-batches, separately for each teacher, so that each teacher computes only its own
         rows."""
         parts = [list(rows)]
@@ -306,25 +306,25 @@ class LocalTrainer:
         if len(parts) == 1 or self._threads == 1:
             results = [self._micro_batch(lane, rows, denominators) for lane, rows in enumerate(parts)]
         else:
-            beside = self._beside.submit(self._micro_batch, 1, parts[1], denominators)
+            second = self._second_worker.submit(self._micro_batch, 1, parts[1], denominators)
             torch.set_num_threads(self._threads - self._threads // 2)
             try:
                 results = [self._micro_batch(0, parts[0], denominators)]
             finally:
                 torch.set_num_threads(self._threads)
-                wait([beside])
-            results.append(beside.result())
+                wait([second])
+            results.append(second.result())
         return [part for part in results if part is not None]
 
     def _micro_batch(
         self, lane: int, rows: Sequence[Sample], denominators: Mapping[str, float]
     ) -> _MicroBatchResult | None:
         micro = micro_batch(rows, denominators, self._model.device, idle_tokens=self._idle_tokens)
-        result = self._trained_on(lane, micro) if len(micro.targets) else None
+        result = self._compute_losses(lane, micro) if len(micro.targets) else None
         self._sums.end(lane)
         return result
 
-    def _trained_on(self, lane: int, micro: MicroBatch) -> _MicroBatchResult:
+    def _compute_losses(self, lane: int, micro: MicroBatch) -> _MicroBatchResult:
         """Compute the losses of a micro-batch and add up their gradients."""
         losses = [self._losses[term] for term in micro.weights]
         quantities = self._quantities(micro, self._always_needed.union(*(loss.needs.quantities for loss in losses)))
@@ -335,19 +335,19 @@ class LocalTrainer:
     def _quantities(self, micro: MicroBatch, needs: Set[str]) -> dict[str, torch.Tensor]:
         layout = Packed(micro.cu_seqlens, micro.shared)
         hidden = self._model.hidden(micro.tokens, micro.positions, layout, micro.predicting)
-        drawn = TargetRows(micro.targets, micro.temperature, micro.kept, micro.bias)
+        target_rows = TargetRows(micro.targets, micro.temperature, micro.kept, micro.bias)
         own = needs - {"divergence", "teacher"}
         quantities = token_quantities(
-            self._model, hidden, drawn.targets, drawn.temperature, own, drawn.kept, drawn.bias
+            self._model, hidden, target_rows.targets, target_rows.temperature, own, target_rows.kept, target_rows.bias
         )
         if "divergence" in needs and self._divergence is not None:
-            quantities["divergence"] = self._teacher_divergence(micro, hidden, drawn, self._divergence)
+            quantities["divergence"] = self._teacher_divergence(micro, hidden, target_rows, self._divergence)
         if "teacher" in needs:
-            quantities["teacher"] = self._teacher_logprobs(micro, drawn)
+            quantities["teacher"] = self._teacher_logprobs(micro, target_rows)
         return quantities
 
     def _teacher_divergence(
-        self, micro: MicroBatch, hidden: torch.Tensor, drawn: TargetRows, form: Divergence
+        self, micro: MicroBatch, hidden: torch.Tensor, target_rows: TargetRows, form: Divergence
     ) -> torch.Tensor:
         """Compute the divergence [M] of the model, with output `hidden` [M, D], from each token's teacher; 0 without a
         teacher."""
@@ -358,18 +358,18 @@ class LocalTrainer:
         divergence = hidden.new_zeros(len(hidden), dtype=torch.float32)
         for mask, teacher, output in self._teacher_outputs(micro):
             divergence = divergence.index_put(
-                (mask,), from_teacher(self._model, hidden[mask], teacher, output, drawn.select(mask), form)
+                (mask,), from_teacher(self._model, hidden[mask], teacher, output, target_rows.select(mask), form)
             )
         return divergence
 
     @torch.no_grad()
-    def _teacher_logprobs(self, micro: MicroBatch, drawn: TargetRows) -> torch.Tensor:
+    def _teacher_logprobs(self, micro: MicroBatch, target_rows: TargetRows) -> torch.Tensor:
         """Compute each token's log-probability [M] under its teacher, in the distribution it was drawn from; 0 without
         a teacher."""
         logprobs = torch.zeros_like(micro.temperature)
         for mask, teacher, output in self._teacher_outputs(micro):
             logprobs[mask] = token_quantities(
-                teacher, output, *drawn.select(mask)[:2], {"logprob"}, *drawn.select(mask)[2:]
+                teacher, output, *target_rows.select(mask)[:2], {"logprob"}, *target_rows.select(mask)[2:]
             )["logprob"]
         return logprobs
 

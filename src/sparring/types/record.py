@@ -274,12 +274,12 @@ def main_replies(segments: Sequence[Segment]) -> list[Segment]:
     of_agents = [reply for reply in replies if reply.label == "agent" and reply.source != "harness"]
     if len(of_agents) < 2:
         return of_agents
-    main, begun = _agent_of(of_agents[0]), _begun_by_others(segments)
-    own = [r for r in of_agents if _agent_of(r) == main and (main or not begun.get(r.index))]
+    main, sub_agents = _agent_of(of_agents[0]), _by_sub_agents(segments)
+    own = [r for r in of_agents if _agent_of(r) == main and (main or not sub_agents.get(r.index))]
     return own or of_agents[:1]
 
 
-def _begun_by_others(segments: Sequence[Segment]) -> dict[int, bool]:
+def _by_sub_agents(segments: Sequence[Segment]) -> dict[int, bool]:
     """Return for each segment whether it belongs to an agent that another's reply started, judged by the tree alone,
     since clients need not name agents."""
     others: dict[int, bool] = {}

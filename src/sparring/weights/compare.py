@@ -81,11 +81,11 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
     """
     tensors: dict[str, StoredTensor] = {}
     for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
-        tensors |= _header(file)
+        tensors |= _read_header(file)
     return dict(sorted(tensors.items()))
 
 
-def _header(file: Path) -> dict[str, StoredTensor]:
+def _read_header(file: Path) -> dict[str, StoredTensor]:
     try:
         with file.open("rb") as data:
             start = 8 + int.from_bytes(data.read(8), "little")
@@ -129,7 +129,7 @@ def first_tensor_difference(left: Path, right: Path) -> TensorDifference | None:
                 return TensorDifference(tensor=name, what=what, values=(str(pair[0]), str(pair[1])))
         at = _first_byte(first.content(), second.content())
         if at is not None:
-            return _of_value(name, first, second, at)
+            return _value_difference(name, first, second, at)
     return None
 
 
@@ -142,7 +142,7 @@ def _first_byte(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> int 
     return None
 
 
-def _of_value(name: str, left: StoredTensor, right: StoredTensor, byte: int) -> TensorDifference:
+def _value_difference(name: str, left: StoredTensor, right: StoredTensor, byte: int) -> TensorDifference:
     """Describe the difference in the value that contains a byte."""
     size = (left.end - left.begin) // max(1, int(np.prod(left.shape, dtype=np.int64)))
     place = byte // max(1, size)

@@ -74,7 +74,7 @@ def published(
         WeightsError: shared memory is full or missing.
     """
     sweep()
-    location = _located(f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}", state)
+    location = _layout(f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}", state)
     with ExitStack() as stack:
         where, room = f"weights of {model} version {version}", f"{location.size} free bytes in {FOLDER}"
         with boundary(WeightsError, where, room, "free some space there"):
@@ -143,7 +143,7 @@ def _lend(stack: ExitStack, location: Location, state: Mapping[str, torch.Tensor
     stack.callback((FOLDER / location.segment).unlink, missing_ok=True)
 
 
-def _located(segment: str, state: Mapping[str, torch.Tensor]) -> Location:
+def _layout(segment: str, state: Mapping[str, torch.Tensor]) -> Location:
     places, offset = {}, 0
     for name, tensor in state.items():
         places[name] = TensorSpan(

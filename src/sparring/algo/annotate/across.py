@@ -116,19 +116,19 @@ class AcrossTokenizers:
     ) -> list[float]:
         """Compute the formula's values for one turn, one per token of the student."""
         teacher, tokens = self._tokenizers[name], segment.tokens
-        ended = tokens[-1] in self._student.stop_ids
-        body = tokens[:-1] if ended else tokens
+        has_end = tokens[-1] in self._student.stop_ids
+        body = tokens[:-1] if has_end else tokens
         text = self._student.decode(body)
         encoded = tuple(teacher.encode(text)) if text else ()
         if teacher.renderer.decode(encoded) != text:
             return behaviour
         spans = aligned(ends(body, self._student.decode), ends(encoded, teacher.renderer.decode))
-        if ended:
+        if has_end:
             spans.append((range(len(body), len(tokens)), range(len(encoded), len(encoded) + 1)))
         if not spans:
             return behaviour
         prompt = teacher.renderer.render(messages, self._tools).tokens
-        teacher_tokens = prompt + encoded + ((teacher.end,) if ended else ())
+        teacher_tokens = prompt + encoded + ((teacher.end,) if has_end else ())
         if len(teacher_tokens) > teacher.max_tokens:
             return behaviour
         id = f"{row.id}/{segment.index}/{name}"

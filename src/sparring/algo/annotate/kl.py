@@ -43,12 +43,12 @@ class KlCoefficient:
         Raises:
             BadInput: a sample has no annotation `reference`.
         """
-        annotated = [row.annotated(Annotation.KL_COEFFICIENT, self._everywhere(row)) for row in samples]
-        spent: dict[str, list[float]] = defaultdict(list)
+        annotated = [row.annotated(Annotation.KL_COEFFICIENT, self._constant_column(row)) for row in samples]
+        divergences: dict[str, list[float]] = defaultdict(list)
         for row in samples:
-            spent[row.trajectory] += [own - other for own, other, weight in _compared(row) if weight]
-        if spent and self._config.target is not None:
-            self._divergence = math.fsum(math.fsum(costs) for costs in spent.values()) / len(spent)
+            divergences[row.trajectory] += [own - other for own, other, weight in _logprobs_and_weights(row) if weight]
+        if divergences and self._config.target is not None:
+            self._divergence = math.fsum(math.fsum(costs) for costs in divergences.values()) / len(divergences)
             error = (self._divergence - self._config.target) / self._config.target
             self._coefficient *= 1 + self._config.gain * max(-LARGEST_ERROR, min(error, LARGEST_ERROR))
         return annotated
@@ -68,11 +68,11 @@ class KlCoefficient:
         """Restore the coefficient from `state`; an empty state gives the initial one."""
         self._coefficient = state.get("coefficient", self._config.coefficient)
 
-    def _everywhere(self, row: Sample) -> tuple[float, ...]:
+    def _constant_column(self, row: Sample) -> tuple[float, ...]:
         return (self._coefficient,) * len(row.tokens)
 
 
-def _compared(row: Sample) -> list[tuple[float, float, float]]:
+def _logprobs_and_weights(row: Sample) -> list[tuple[float, float, float]]:
     """Return the recorded and the reference log-probability of each token, with its policy weight."""
     none = (0.0,) * len(row.tokens)
     if Annotation.REFERENCE not in row.annotations:

@@ -145,9 +145,9 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if not self.reject_above >= 0 or not (self.reject_below is None or self.reject_below <= 0):
             got = f"{self.reject_above} and {self.reject_below}"
             raise ValueError(f"reject_above must be 0 or more and reject_below 0 or less, got {got}")
-        self._check_sense()
+        self._check_unused_settings()
 
-    def _check_sense(self) -> None:
+    def _check_unused_settings(self) -> None:
         if self.weight == "none":
             for name, idle in (
                 ("bound", self.bound == "truncate"),
@@ -225,7 +225,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """
         if self.does_nothing:
             return Corrected(weights=old.new_ones(len(old)), columns={})
-        weights, beyond, rejected = self._of(old, tokens)
+        weights, beyond, rejected = self._weights_and_masks(old, tokens)
         if self.normalise:
             weights = weights / tokens.annotations[Annotation.CORRECTION_MEAN]
         columns = {
@@ -238,10 +238,12 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def mean(self, old: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
         """Compute the mean weight over all tokens of an optimiser step, a scalar by which `normalise` divides
         (annotation `correction_mean`). A mean of 0 becomes 1."""
-        mean = tokens.average(self._of(old, tokens)[0].double())
+        mean = tokens.average(self._weights_and_masks(old, tokens)[0].double())
         return mean.masked_fill(mean == 0, 1.0)
 
-    def _of(self, old: torch.Tensor, tokens: PolicyTokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _weights_and_masks(
+        self, old: torch.Tensor, tokens: PolicyTokens
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return weights before normalisation, the mask of weights beyond the bounds, and the mask of rejected tokens,
         each [M]."""
         trainer = old if self.compare == "before" else tokens.logprob.detach()
@@ -249,7 +251,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         unbounded = self._weights(difference, tokens)
         beyond = ((unbounded > self.high) | (unbounded < self.low)) & (self.bound != "none")
         weights = unbounded.clamp(max=self.high) if self.bound == "truncate" else unbounded.masked_fill(beyond, 0.0)
-        rejected = self._rejected(difference, tokens)
+        rejected = self._rejection_mask(difference, tokens)
         return weights.masked_fill(rejected, 0.0), beyond, rejected
 
     def _weights(self, difference: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
@@ -259,7 +261,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             return tokens.mean(difference, "sequence").exp()
         return bounded(tokens.sum(difference, self.weight)).exp()
 
-    def _rejected(self, difference: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
+    def _rejection_mask(self, difference: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
         if self.reject == "none":
             return tokens.weighted & False
         divergences = {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: d.exp() - 1 - d}[self.reject](

@@ -23,7 +23,7 @@ class Distilled:
         self._aggregation = aggregation
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        return [[_moved(row) for row in aggregated(rows, self._aggregation, 1)] for rows in samples]
+        return [[_to_distill_term(row) for row in aggregated(rows, self._aggregation, 1)] for rows in samples]
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
         return None
@@ -35,6 +35,6 @@ class Distilled:
         """Do nothing: there is no state."""
 
 
-def _moved(row: Sample) -> Sample:
+def _to_distill_term(row: Sample) -> Sample:
     others = {term: values for term, values in row.weights.items() if term != "policy"}
     return replace(row, weights={**others, "distill": row.weights["policy"]})

@@ -89,22 +89,22 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
             BadInput: a row has no annotation `value`.
         """
         everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
-        both = [self._member(m) for of_group in everyone for m in of_group]
-        advantages = [a for values, _ in both for a in values]
+        results = [self._advantages_and_targets(m) for of_group in everyone for m in of_group]
+        advantages = [a for values, _ in results for a in values]
         if self.whiten:
             advantages = standardised(advantages, epsilon=self.epsilon, lost=0)
-        normal, targets = iter(advantages), iter(both)
+        normal, targets = iter(advantages), iter(results)
         credited = []
         for of_group, rows in zip(everyone, samples, strict=True):
-            made = []
+            credited_members = []
             for m in of_group:
                 own, target = next(targets)
                 with_target = replace(m, rows=m.with_steps(target, Annotation.RETURN))
-                made.append(with_target.with_steps([next(normal) for _ in own]))
-            credited.append(in_order(rows, made, made))
+                credited_members.append(with_target.with_steps([next(normal) for _ in own]))
+            credited.append(in_order(rows, credited_members, credited_members))
         return credited
 
-    def _member(self, member: Member) -> tuple[list[float], list[float]]:
+    def _advantages_and_targets(self, member: Member) -> tuple[list[float], list[float]]:
         """Compute a member's advantages before whitening, and the critic's targets."""
         values, rewards = member.read(Annotation.VALUE, "gae"), member.step_rewards(self.discount)
         following = member.following()
@@ -113,6 +113,6 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
         lambda_policy = self.lambda_policy
         if self.length_alpha is not None and values:
             lambda_policy = max(0.0, 1 - 1 / (self.length_alpha * len(values)))
-        seen = returns(deltas, self.discount * self.lambda_value, following)
-        targets = [g + v for g, v in zip(seen, values, strict=True)]
+        value_returns = returns(deltas, self.discount * self.lambda_value, following)
+        targets = [g + v for g, v in zip(value_returns, values, strict=True)]
         return returns(deltas, self.discount * lambda_policy, following), targets

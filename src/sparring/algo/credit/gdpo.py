@@ -56,7 +56,11 @@ class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
         """Set advantages; see `protocols.Credit`."""
         everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
         compared = [role for of_group in everyone for role in by_role(of_group).values() if len(role) > 1]
-        sums = {m.trajectory.id: value for role in compared for m, value in zip(role, self._sums(role), strict=True)}
+        sums = {
+            m.trajectory.id: value
+            for role in compared
+            for m, value in zip(role, self._weighted_sums(role), strict=True)
+        }
         normal = dict(zip(sums, standardised(list(sums.values()), epsilon=self.epsilon), strict=True))
         credited = []
         for of_group, rows in zip(everyone, samples, strict=True):
@@ -65,17 +69,17 @@ class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
             credited.append(in_order(rows, rows_of, bool(compared_members)))
         return credited
 
-    def _sums(self, role: Sequence[Member]) -> list[float]:
+    def _weighted_sums(self, role: Sequence[Member]) -> list[float]:
         """Compute each member's weighted sum of normalised parts."""
         columns = [
             [weight * a for a in standardised(values, epsilon=self.epsilon)]
             for name, weight in self.weights.items()
-            if (values := _values(role, name)) is not None
+            if (values := _part_values(role, name)) is not None
         ]
         return [math.fsum(column) for column in zip(*columns, strict=True)] if columns else [0.0] * len(role)
 
 
-def _values(role: Sequence[Member], name: str) -> list[float] | None:
+def _part_values(role: Sequence[Member], name: str) -> list[float] | None:
     """Return the value of a part for each member; None if no score of the group has this part, but some have others."""
     if any(m.score.parts for m in role) and not any(name in m.score.parts for m in role):
         return None

@@ -71,12 +71,12 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
             raise refusal(
                 "[algo] credit 'gigpo'", "scores with the states of their turns", "none in the whole update", do
             )
-        return per_turn(groups, samples, self._role)
+        return per_turn(groups, samples, self._role_advantages)
 
-    def _role(self, role: Sequence[Member]) -> list[list[float]] | None:
+    def _role_advantages(self, role: Sequence[Member]) -> list[list[float]] | None:
         """Compute each member's advantage per turn; None if nothing can be compared."""
-        episodes = self._compared([m.reward for m in role])
-        to_go = [self._to_go(m) for m in role]
+        episodes = self._normalise([m.reward for m in role])
+        to_go = [self._rewards_to_go(m) for m in role]
         places: dict[str, list[tuple[int, int]]] = {}
         for number, m in enumerate(role):
             for turn, state in enumerate(m.states()):
@@ -87,17 +87,17 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
         turns = [[episode] * len(member_returns) for episode, member_returns in zip(episodes, to_go, strict=True)]
         for same_state in places.values():
             for (number, turn), value in zip(
-                same_state, self._compared([to_go[n][t] for n, t in same_state]), strict=True
+                same_state, self._normalise([to_go[n][t] for n, t in same_state]), strict=True
             ):
                 turns[number][turn] += self.step_weight * value
         return turns
 
-    def _to_go(self, member: Member) -> list[float]:
+    def _rewards_to_go(self, member: Member) -> list[float]:
         """Compute the reward to go of each turn, along branches and links."""
         order, rewards = member.succession(), member.per_turn()
         rest = member.reward - sum(rewards)
         earned = order.earned([[reward] for reward in rewards], self.discount, rest)
         return returns([value for [value] in earned], self.discount, order.following)
 
-    def _compared(self, values: Sequence[float]) -> list[float]:
+    def _normalise(self, values: Sequence[float]) -> list[float]:
         return standardised(values, epsilon=self.epsilon) if self.divide else centred(values)

@@ -41,29 +41,31 @@ class CreditPipeline:
         config, shaped = self._config, list(groups)
         for rule in config.shaping:
             shaped = rule.shape(shaped)
-        stays = [self._stays(group, after) for group, after in zip(groups, shaped, strict=True)]
+        stays = [self._passes_filters(group, after) for group, after in zip(groups, shaped, strict=True)]
         chosen = [(group, rows) for group, rows, stay in zip(shaped, samples, stays, strict=True) if stay]
         credited = iter(self._rule.credit([group for group, _ in chosen], [rows for _, rows in chosen]))
-        counted = [aggregated(next(credited), config.aggregation, self._max_tokens) if stay else [] for stay in stays]
+        aggregated_rows = [
+            aggregated(next(credited), config.aggregation, self._max_tokens) if stay else [] for stay in stays
+        ]
         if self._survival is not None:
-            counted = self._survival.weighted(groups, counted)
+            aggregated_rows = self._survival.weighted(groups, aggregated_rows)
         if config.right_answers is None:
-            return counted
-        return [config.right_answers.imitated(group, rows) for group, rows in zip(groups, counted, strict=True)]
+            return aggregated_rows
+        return [config.right_answers.imitated(group, rows) for group, rows in zip(groups, aggregated_rows, strict=True)]
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
         return denominator(rows, self._config.aggregation)
 
     def state(self) -> Mapping[str, Any]:
-        kept = {} if self._survival is None else {SURVIVAL: self._survival.state()}
-        return {**self._rule.state(), **kept}
+        survival = {} if self._survival is None else {SURVIVAL: self._survival.state()}
+        return {**self._rule.state(), **survival}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._rule.restore({name: value for name, value in state.items() if name != SURVIVAL})
         if self._survival is not None:
             self._survival.restore(state.get(SURVIVAL, {}))
 
-    def _stays(self, group: Group, shaped: Group) -> bool:
+    def _passes_filters(self, group: Group, shaped: Group) -> bool:
         difficulty = self._config.difficulty
         in_range = difficulty is None or difficulty.keep(group)
         return in_range and not (self._config.zero_variance_filter and _is_flat(shaped, self._config.credit))

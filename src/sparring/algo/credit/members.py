@@ -49,7 +49,7 @@ class Member:
     def reward(self) -> float:
         """Return the trajectory's total reward: its role's, plus every per-token reward that annotators wrote."""
         return self.outcome + math.fsum(
-            x for row in self.rows for x in _weighted(row, row.annotations.get(Annotation.REWARD))
+            x for row in self.rows for x in _step_values(row, row.annotations.get(Annotation.REWARD))
         )
 
     @property
@@ -97,7 +97,7 @@ class Member:
         Raises:
             ValueError: the score's number of turns is not the trajectory's.
         """
-        return self._aligned("per_turn", self.score.turns_of(self.trajectory.role), 0.0)
+        return self._turn_values("per_turn", self.score.turns_of(self.trajectory.role), 0.0)
 
     def per_step(self) -> list[tuple[tuple[int, float], ...]]:
         """Return the step rewards of each turn as (number of the turn's tokens up to the step's end, reward).
@@ -111,7 +111,7 @@ class Member:
         lengths = [len(turn.tokens) for turn in self.trajectory.turns]
         if self.score.per_step is None:
             return [((length, reward),) for length, reward in zip(lengths, self.per_turn(), strict=True)]
-        per_turn = self._aligned("per_step", self.score.per_step, ())
+        per_turn = self._turn_values("per_step", self.score.per_step, ())
         for length, steps in zip(lengths, per_turn, strict=True):
             ends = [end for end, _ in steps]
             if ends != sorted(set(ends)) or ends and not 0 < ends[0] <= ends[-1] <= length:
@@ -124,7 +124,7 @@ class Member:
         Raises:
             ValueError: the score's number of turns is not the trajectory's.
         """
-        return self._aligned("states", self.score.states_of(self.trajectory.role), None)
+        return self._turn_values("states", self.score.states_of(self.trajectory.role), None)
 
     def read(self, name: str, rule: str) -> list[float]:
         """Return the values of an annotation at each step.
@@ -157,8 +157,8 @@ class Member:
     def earned(self, values: Sequence[float], discount: float, rest: float = 0.0) -> list[float]:
         """Add up rewards of side branches and the rest of the outcome, given one value per step; see
         `Succession.earned`."""
-        left = iter(values)
-        by_turn = [[next(left) for _ in turn] for turn in self.steps()]
+        remaining = iter(values)
+        by_turn = [[next(remaining) for _ in turn] for turn in self.steps()]
         return [value for turn in self.succession().earned(by_turn, discount, rest) for value in turn]
 
     def step_rewards(self, discount: float) -> list[float]:
@@ -205,7 +205,7 @@ class Member:
             for row in self.rows
         )
 
-    def _aligned(self, what: str, values: Sequence[T] | None, absent: T) -> list[T]:
+    def _turn_values(self, what: str, values: Sequence[T] | None, absent: T) -> list[T]:
         count = len(self.trajectory.turns)
         if values is None:
             return [absent] * count
@@ -267,24 +267,26 @@ def per_trajectory(groups: Sequence[Group], samples: Sequence[Sequence[Sample]],
 
     A role for which the rule returns None gets 0.0; a group whose roles all do leaves the update.
     """
-    return [_compared(group, rows, rule, Member.with_advantage) for group, rows in zip(groups, samples, strict=True)]
+    return [
+        _credit_group(group, rows, rule, Member.with_advantage) for group, rows in zip(groups, samples, strict=True)
+    ]
 
 
 def per_turn(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule: TurnRule) -> list[list[Sample]]:
     """Set one advantage for all tokens of a turn; as `per_trajectory` otherwise."""
-    return [_compared(group, rows, rule, Member.with_turns) for group, rows in zip(groups, samples, strict=True)]
+    return [_credit_group(group, rows, rule, Member.with_turns) for group, rows in zip(groups, samples, strict=True)]
 
 
 def per_token(groups: Sequence[Group], samples: Sequence[Sequence[Sample]], rule: TurnRule) -> list[list[Sample]]:
     """Set one advantage for each step, turn by turn; as `per_trajectory` otherwise."""
-    return [_compared(group, rows, rule, Member.with_steps) for group, rows in zip(groups, samples, strict=True)]
+    return [_credit_group(group, rows, rule, Member.with_steps) for group, rows in zip(groups, samples, strict=True)]
 
 
-def _compared(
+def _credit_group(
     group: Group,
     rows: Sequence[Sample],
     rule: Callable[[Sequence[Member]], Sequence[T] | None],
-    written: Callable[[Member, T], tuple[Sample, ...]],
+    write: Callable[[Member, T], tuple[Sample, ...]],
 ) -> list[Sample]:
     advantages: dict[str, T] = {}
     everyone = members(group, rows)
@@ -293,8 +295,8 @@ def _compared(
         if values is not None:
             advantages |= {m.trajectory.id: value for m, value in zip(role, values, strict=True)}
     pairs = ((m, advantages.get(m.trajectory.id)) for m in everyone)
-    made = (m.with_advantage(0.0) if value is None else written(m, value) for m, value in pairs)
-    return in_order(rows, made, advantages)
+    credited = (m.with_advantage(0.0) if value is None else write(m, value) for m, value in pairs)
+    return in_order(rows, credited, advantages)
 
 
 def in_order(rows: Sequence[Sample], credited: Iterable[tuple[Sample, ...]], any_credit: object) -> list[Sample]:
@@ -310,7 +312,7 @@ def any_scored(groups: Sequence[Group]) -> bool:
     return any(rollout.outcome.kind != "policy_failed" for group in groups for rollout in group.rollouts)
 
 
-def _weighted(row: Sample, values: Sequence[float] | None) -> Iterable[float]:
+def _step_values(row: Sample, values: Sequence[float] | None) -> Iterable[float]:
     """Select a row's values at its steps; empty if there are no values."""
     return compress(values or (), row.weights["policy"])
 

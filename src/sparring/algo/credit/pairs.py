@@ -27,7 +27,7 @@ class Pairs:
         Raises:
             ValueError: a reward is not finite.
         """
-        return [self._group(group, rows) for group, rows in zip(groups, samples, strict=True)]
+        return [self._pair_rows(group, rows) for group, rows in zip(groups, samples, strict=True)]
 
     def denominator(self, rows: Iterable[Sample]) -> float | None:
         return None
@@ -38,7 +38,7 @@ class Pairs:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Do nothing: there is no state."""
 
-    def _group(self, group: Group, rows: Sequence[Sample]) -> list[Sample]:
+    def _pair_rows(self, group: Group, rows: Sequence[Sample]) -> list[Sample]:
         rewards = [math.nan if score.reward is None else score.reward for score in group.scores]
         if not all(map(math.isfinite, rewards)):
             raise ValueError(f"group {group.id}: expected finite rewards, got {rewards}")
@@ -53,12 +53,12 @@ class Pairs:
         if not all(lengths[number] for number in sides):
             return []  # a rollout without tokens cannot be compared
         return [
-            _labelled(row, sides.get(number, 0.0), PAIR_SHARE / lengths[number])
+            _with_label(row, sides.get(number, 0.0), PAIR_SHARE / lengths[number])
             for row, number in zip(rows, of_row, strict=True)
         ]
 
 
-def _labelled(row: Sample, label: float, weight: float) -> Sample:
+def _with_label(row: Sample, label: float, weight: float) -> Sample:
     others = {term: values for term, values in row.weights.items() if term != "policy"}
     shares = tuple(weight if value else 0.0 for value in row.weights["policy"])
     return replace(row, weights={**others, "preference": shares}, label=label)

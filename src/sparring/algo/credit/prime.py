@@ -79,16 +79,16 @@ class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
             everyone = members(group, rows)
             values = {}
             for role in by_role(everyone).values():
-                values |= self._role([m for m in role if m.rows])
-            credits = ((self._labelled(m), values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
+                values |= self._role_advantages([m for m in role if m.rows])
+            credits = ((self._with_label(m), values.get(m.trajectory.id, [0.0] * m.length)) for m in everyone)
             credited.append(in_order(rows, (m.with_steps(steps) for m, steps in credits), bool(values)))
         return credited
 
-    def _labelled(self, member: Member) -> Member:
+    def _with_label(self, member: Member) -> Member:
         right = float(is_right(member.score, member.trajectory.role, self.solved_above))
         return replace(member, rows=member.with_steps([right] * member.length, Annotation.RIGHT))
 
-    def _role(self, role: Sequence[Member]) -> dict[str, list[float]]:
+    def _role_advantages(self, role: Sequence[Member]) -> dict[str, list[float]]:
         if len(role) < 2:
             return {}
         implied = [

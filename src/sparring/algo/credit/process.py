@@ -47,9 +47,9 @@ class Process(BaseCredit, frozen=True, kw_only=True, tag="process"):
             BadInput: no score of the update has rewards per turn.
         """
         want_turns(groups, "process")
-        return per_token(groups, samples, self._role)
+        return per_token(groups, samples, self._role_advantages)
 
-    def _role(self, role: Sequence[Member]) -> list[list[float]] | None:
+    def _role_advantages(self, role: Sequence[Member]) -> list[list[float]] | None:
         per_member = [m.per_step() for m in role]
         rewards = [reward for turns in per_member for turn in turns for _, reward in turn]
         if len(rewards) < 2:
@@ -57,10 +57,12 @@ class Process(BaseCredit, frozen=True, kw_only=True, tag="process"):
         normal = iter(standardised(rewards, epsilon=self.epsilon))
         # an empty step at the end of each turn holds the tokens after the last rewarded one
         rewarded = [[[*(next(normal) for _ in turn), 0.0] for turn in turns] for turns in per_member]
-        return [_of_tokens(m, turns, values) for m, turns, values in zip(role, per_member, rewarded, strict=True)]
+        return [
+            _token_advantages(m, turns, values) for m, turns, values in zip(role, per_member, rewarded, strict=True)
+        ]
 
 
-def _of_tokens(member: Member, turns: Sequence[Sequence[tuple[int, float]]], rewards: Values) -> list[float]:
+def _token_advantages(member: Member, turns: Sequence[Sequence[tuple[int, float]]], rewards: Values) -> list[float]:
     """Return for each token the reward to go from its step on; tokens outside a step use the next one."""
     order = member.succession()
     earned = [value for turn in order.earned(rewards, 1.0) for value in turn]

@@ -37,10 +37,12 @@ class ReinforcePlusPlusBaseline(BaseCredit, frozen=True, kw_only=True, tag="rein
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Set advantages; see `protocols.Credit`."""
         everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
-        return over_the_update(everyone, [_less_mean(of_group) for of_group in everyone], samples, epsilon=self.epsilon)
+        return over_the_update(
+            everyone, [_centred_rewards(of_group) for of_group in everyone], samples, epsilon=self.epsilon
+        )
 
 
-def _less_mean(of_group: Sequence[Member]) -> list[list[float]] | None:
+def _centred_rewards(of_group: Sequence[Member]) -> list[list[float]] | None:
     """Compute each member's reward less its role's mean, once per step; None if no role has two members."""
     roles = by_role(of_group).values()
     if all(len(role) < 2 for role in roles):

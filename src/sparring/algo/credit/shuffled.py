@@ -32,10 +32,10 @@ class Shuffled:
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> Sequence[Sequence[Sample]]:
         scores = [score for group in groups for score in group.scores]
-        order = sorted(range(len(scores)), key=lambda number: self._key(groups[0].index, number))
+        order = sorted(range(len(scores)), key=lambda number: self._sort_key(groups[0].index, number))
         permuted = iter([scores[number] for number in order])
         shuffled = [
-            replace(group, scores=tuple(_in_place_of(own, next(permuted)) for own in group.scores)) for group in groups
+            replace(group, scores=tuple(_fit_score(own, next(permuted)) for own in group.scores)) for group in groups
         ]
         return self._credit.credit(shuffled, samples)
 
@@ -48,11 +48,11 @@ class Shuffled:
     def restore(self, state: Mapping[str, Any]) -> None:
         self._credit.restore(state)
 
-    def _key(self, update: int, number: int) -> int:
+    def _sort_key(self, update: int, number: int) -> int:
         return xxhash.xxh3_64_intdigest(f"shuffled/{self._seed}/{update}/{number}".encode())
 
 
-def _in_place_of(own: Score, other: Score) -> Score:
+def _fit_score(own: Score, other: Score) -> Score:
     """Fit another rollout's score to this one's turns: states stay, rewards of turns move to the end."""
     turns = None if own.per_turn is None else (0.0,) * len(own.per_turn)
     of_roles = own.per_role_turns

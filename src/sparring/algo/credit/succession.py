@@ -67,23 +67,23 @@ class Succession:
             rest: part of the outcome that no turn has earned.
         """
         values = [list(of_turn) for of_turn in rewards]
-        worth: dict[int, float] = {}
+        chain_rewards: dict[int, float] = {}
         for first in sorted(self.chains, reverse=True):  # side chains begin after the chain they hang on
             pending = 0.0
             for turn in reversed(self.chains[first]):
                 for other in self.beside[turn]:
-                    pending += discount * worth[other]
+                    pending += discount * chain_rewards[other]
                 if values[turn]:
                     values[turn][-1] += pending
                     pending = 0.0
             total = 0.0
             for reward in (reward for turn in reversed(self.chains[first]) for reward in reversed(values[turn])):
                 total = reward + discount * total
-            worth[first] = total
+            chain_rewards[first] = total
         for turns in self.chains.values():
-            spoken = [turn for turn in turns if values[turn]]
-            if spoken and self.following[turns[-1]] is None:
-                values[spoken[-1]][-1] += rest
+            turns_with_steps = [turn for turn in turns if values[turn]]
+            if turns_with_steps and self.following[turns[-1]] is None:
+                values[turns_with_steps[-1]][-1] += rest
         return values
 
     def behind(self, lengths: Sequence[int]) -> list[int | None]:
@@ -116,7 +116,7 @@ class Succession:
     def steps(self, lengths: Sequence[int]) -> list[StepPlace]:
         """Return the position of each step, given each turn's number of steps."""
         starts = list(accumulate(lengths, initial=0))
-        hangs = self._hangs()
+        hangs = self._attachments()
         places: dict[int, StepPlace] = {}
         for first, prefix in self._prefixes().items():
             before = self._last_step(hangs[first], starts) if first in hangs else None
@@ -132,16 +132,16 @@ class Succession:
         earlier = chain[: chain.index(turn) + 1]
         return next((starts[at + 1] - 1 for at in reversed(earlier) if starts[at + 1] > starts[at]), None)
 
-    def _hangs(self) -> dict[int, int]:
+    def _attachments(self) -> dict[int, int]:
         """Return the turn that each side chain hangs on, by the chain's first turn."""
         return {first: turn for turn, firsts in enumerate(self.beside) for first in firsts}
 
     def _prefixes(self) -> dict[int, Address]:
         """Return the address of each chain by its first turn, in the order of first turns."""
-        hangs = self._hangs()
+        hangs = self._attachments()
         place = {turn: (first, number) for first, of in self.chains.items() for number, turn in enumerate(of)}
         prefixes: dict[int, Address] = {}
-        alone = 0
+        num_detached = 0
         for first in sorted(self.chains):
             if first in self.main[:1]:
                 prefixes[first] = ()
@@ -149,8 +149,8 @@ class Succession:
                 chain, number = place[hangs[first]]
                 prefixes[first] = (*prefixes[chain], number, self.beside[hangs[first]].index(first))
             else:
-                prefixes[first] = (-1, alone)
-                alone += 1
+                prefixes[first] = (-1, num_detached)
+                num_detached += 1
         return prefixes
 
 
@@ -179,7 +179,7 @@ class _Links:
         self._number = {turn.index: number for number, turn in enumerate(turns)}
         agents = _agents(trajectory)
         self._agent = [agents[turn.index] for turn in turns]
-        self._requests = [tuple(self._back_to_turn(turn)) for turn in turns]
+        self._requests = [tuple(self._request_segments(turn)) for turn in turns]
         self._parent = [self._turn_at(request[-1].parent) for request in self._requests]
         self._fork = [next((s.fork for s in request if s.fork is not None), None) for request in self._requests]
         self._latest = list(range(len(turns)))  # last turn in each turn's subtree
@@ -190,8 +190,8 @@ class _Links:
 
     def succession(self) -> Succession:
         following = self._following()
-        hangs = [self._hangs_on(turn, following) for turn in range(len(following))]
-        before = self._before(following, hangs)
+        hangs = [self._attachment(turn, following) for turn in range(len(following))]
+        before = self._predecessors(following, hangs)
         chains: dict[int, list[int]] = {}
         first_of: list[int] = []
         for turn, on in enumerate(before):
@@ -202,15 +202,15 @@ class _Links:
             on = hangs[first]
             if on is not None:
                 beside[on].append(first)
-        last = self._last(following)
+        last = self._last_turn(following)
         return Succession(
             following=tuple(following),
-            beside=_counted_once(following, chains, beside),
+            beside=_without_double_counts(following, chains, beside),
             chains=chains,
             main=() if last is None else tuple(chains[first_of[last]]),
         )
 
-    def _back_to_turn(self, turn: Segment) -> Iterator[Segment]:
+    def _request_segments(self, turn: Segment) -> Iterator[Segment]:
         """Yield a turn and the segments of its prompt, back to the turn that it continues or to the root."""
         yield turn
         at = turn.parent
@@ -237,26 +237,26 @@ class _Links:
                 following[turn] = max(same or own, key=lambda child: self._latest[child])
         for turn in range(count):
             fork, cause = self._fork[turn], self._cause(turn)
-            began = fork is not None and fork.reason == "agent"
-            for quoted in self._quoted(turn):
-                if quoted < turn and following[quoted] is None and not (began and quoted == cause):
+            starts_agent = fork is not None and fork.reason == "agent"
+            for quoted in self._quoted_turns(turn):
+                if quoted < turn and following[quoted] is None and not (starts_agent and quoted == cause):
                     following[quoted] = turn
-            left = self._left(turn)
-            if left is not None and following[left] is None:
-                following[left] = turn
+            abandoned = self._abandoned_turn(turn)
+            if abandoned is not None and following[abandoned] is None:
+                following[abandoned] = turn
         for turn in range(count):  # turns that only started another agent
             cause = self._cause(turn)
             if cause is not None and following[cause] is None:
                 following[cause] = turn
         return following
 
-    def _quoted(self, turn: int) -> list[int]:
+    def _quoted_turns(self, turn: int) -> list[int]:
         """Return the turns that a turn's prompt quotes, in order."""
         return sorted(
             {self._number[at] for segment in self._requests[turn] for at in segment.quotes if at in self._number}
         )
 
-    def _left(self, turn: int) -> int | None:
+    def _abandoned_turn(self, turn: int) -> int | None:
         """Return the last turn of the branch that the agent abandoned for this turn; None if it abandoned none."""
         fork = self._fork[turn]
         if fork is None or fork.reason in ("agent", "auxiliary"):
@@ -271,28 +271,32 @@ class _Links:
             at = self._segments[at].parent
         return at == index
 
-    def _before(self, following: Sequence[int | None], hangs: Sequence[int | None]) -> list[int | None]:
+    def _predecessors(self, following: Sequence[int | None], hangs: Sequence[int | None]) -> list[int | None]:
         """Return for each turn the previous turn of its chain; None if it begins a chain.
 
         A turn continues one of the turns that it follows, provided that it also follows its cause. `_rank` decides
         between several.
         """
-        leading: list[list[int]] = [[] for _ in following]
+        candidates_of: list[list[int]] = [[] for _ in following]
         for turn, follows in enumerate(following):
             if follows is not None:
-                leading[follows].append(turn)
-        before: list[int | None] = []
+                candidates_of[follows].append(turn)
+        predecessors: list[int | None] = []
         first_of: list[int] = []
-        for turn, leads in enumerate(leading):
+        for turn, candidates in enumerate(candidates_of):
             cause = self._cause(turn)
-            goes_on = bool(leads) and (cause is None or turn in _way(cause, following))
-            chosen = max(leads, key=lambda other: self._rank(other, turn, leads, first_of, hangs)) if goes_on else None
-            before.append(chosen)
+            goes_on = bool(candidates) and (cause is None or turn in _path(cause, following))
+            chosen = (
+                max(candidates, key=lambda other: self._rank(other, turn, candidates, first_of, hangs))
+                if goes_on
+                else None
+            )
+            predecessors.append(chosen)
             first_of.append(turn if chosen is None else first_of[chosen])
-        return before
+        return predecessors
 
     def _rank(
-        self, turn: int, follows: int, leads: Sequence[int], first_of: Sequence[int], hangs: Sequence[int | None]
+        self, turn: int, follows: int, candidates: Sequence[int], first_of: Sequence[int], hangs: Sequence[int | None]
     ) -> tuple[int, bool, bool, int]:
         """Return the sort key of a turn among those that `follows` can continue; the largest wins.
 
@@ -307,10 +311,10 @@ class _Links:
             return at is not None
 
         own = first_of[turn]
-        carried = sum(first_of[other] != own and hangs_on(first_of[other], own) for other in leads)
-        return carried, self._parent[follows] == turn, self._agent[follows] == self._agent[turn], turn
+        num_hanging = sum(first_of[other] != own and hangs_on(first_of[other], own) for other in candidates)
+        return num_hanging, self._parent[follows] == turn, self._agent[follows] == self._agent[turn], turn
 
-    def _last(self, following: Sequence[int | None]) -> int | None:
+    def _last_turn(self, following: Sequence[int | None]) -> int | None:
         """Return the last turn of the main chain: the first agent's last turn."""
         ends = [turn for turn, follows in enumerate(following) if follows is None]
         own = [turn for turn in ends if self._agent[turn] == self._agent[0]]
@@ -322,10 +326,10 @@ class _Links:
         if cause is None and fork is not None:
             cause = self._turn_at(fork.of)
         if cause is None:
-            cause = next((quoted for quoted in reversed(self._quoted(turn)) if quoted < turn), None)
+            cause = next((quoted for quoted in reversed(self._quoted_turns(turn)) if quoted < turn), None)
         return cause
 
-    def _hangs_on(self, first: int, following: Sequence[int | None]) -> int | None:
+    def _attachment(self, first: int, following: Sequence[int | None]) -> int | None:
         """Return the turn that a chain with this first turn hangs on; None if no turn was requested before it.
 
         It is the last turn requested before the chain began, among those that follow the chain's cause. Without a cause
@@ -333,20 +337,20 @@ class _Links:
         """
         cause = self._cause(first)
         if cause is not None:
-            return [turn for turn in _way(cause, following) if turn < first][-1]
-        way = _way(first, following)
-        for met in way[1:]:
-            on = self._parent[met]
-            if on is not None and on not in way:
-                while on is not None and on >= first:
-                    on = self._parent[on]
-                if on is not None:
-                    return on
+            return [turn for turn in _path(cause, following) if turn < first][-1]
+        path = _path(first, following)
+        for merged in path[1:]:
+            candidate = self._parent[merged]
+            if candidate is not None and candidate not in path:
+                while candidate is not None and candidate >= first:
+                    candidate = self._parent[candidate]
+                if candidate is not None:
+                    return candidate
         before = max((turn for turn in range(first) if self._agent[turn] == self._agent[0]), default=None)
-        return None if before is None or set(way).intersection(_way(before, following)) else before
+        return None if before is None or set(path).intersection(_path(before, following)) else before
 
 
-def _counted_once(
+def _without_double_counts(
     following: Sequence[int | None], chains: dict[int, list[int]], beside: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, ...], ...]:
     """Drop side chains that would make a return count a turn twice, and return those that remain for each turn.
@@ -374,12 +378,12 @@ def _counted_once(
     return tuple(retained)
 
 
-def _way(turn: int, following: Sequence[int | None]) -> list[int]:
+def _path(turn: int, following: Sequence[int | None]) -> list[int]:
     """Return a turn and all turns that follow it."""
-    way = [turn]
-    while (then := following[way[-1]]) is not None:
-        way.append(then)
-    return way
+    path = [turn]
+    while (then := following[path[-1]]) is not None:
+        path.append(then)
+    return path
 
 
 def _agents(trajectory: Trajectory) -> list[str]:

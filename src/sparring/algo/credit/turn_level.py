@@ -55,9 +55,9 @@ class TurnLevel(BaseCredit, frozen=True, kw_only=True, tag="turn_level"):
             BadInput: no score of the update has rewards per turn.
         """
         want_turns(groups, "turn_level")
-        return per_turn(groups, samples, self._role)
+        return per_turn(groups, samples, self._role_advantages)
 
-    def _role(self, role: Sequence[Member]) -> list[list[float]] | None:
+    def _role_advantages(self, role: Sequence[Member]) -> list[list[float]] | None:
         if len(role) < 2:
             return None
         orders, turns = [m.succession() for m in role], [m.per_turn() for m in role]
@@ -67,14 +67,14 @@ class TurnLevel(BaseCredit, frozen=True, kw_only=True, tag="turn_level"):
             epsilon=self.epsilon,
         )
         values = [[o] * len(rewards) for o, rewards in zip(outcomes, turns, strict=True)]
-        reached: dict[Address, list[tuple[int, int]]] = {}
+        members_at: dict[Address, list[tuple[int, int]]] = {}
         for number, (order, ks) in enumerate(zip(orders, earlier, strict=True)):
             addresses = order.addresses()
             for k in ks:
-                reached.setdefault(addresses[k], []).append((number, k))
-        for same in reached.values():
-            normal = standardised([turns[number][k] for number, k in same], epsilon=self.epsilon)
-            for (number, k), value in zip(same, normal, strict=True):
+                members_at.setdefault(addresses[k], []).append((number, k))
+        for peers in members_at.values():
+            normal = standardised([turns[number][k] for number, k in peers], epsilon=self.epsilon)
+            for (number, k), value in zip(peers, normal, strict=True):
                 values[number][k] = value + self.outcome_weight * outcomes[number]
         return values
 

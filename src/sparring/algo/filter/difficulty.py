@@ -58,9 +58,9 @@ class Difficulty(
         """Return whether the group is trained; a group without members is not."""
         if not group.scores:
             return False
-        share = sum(map(self._solved, group.scores)) / len(group.scores)
+        share = sum(map(self._is_solved, group.scores)) / len(group.scores)
         inside = self.lowest < share < self.highest
         return inside or (self.inclusive and share in (self.lowest, self.highest))
 
-    def _solved(self, score: Score) -> bool:
+    def _is_solved(self, score: Score) -> bool:
         return score.success if score.success is not None else (score.reward or 0.0) > self.solved_above

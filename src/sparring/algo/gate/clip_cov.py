@@ -76,21 +76,21 @@ class ClipCov(BaseGate, frozen=True, kw_only=True, tag="clip_cov"):
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
         """Compute the surrogate [M]; drawn tokens and tokens at which the clip is active are stopped."""
-        surrogate, clipped = self._clipped(log_ratio, tokens)
+        surrogate, clipped = self._clipped_surrogate(log_ratio, tokens)
         chosen = tokens.annotations[Annotation.CHOSEN] > 0
         return Gated(surrogate=surrogate.masked_fill(chosen, 0.0), stopped=chosen | clipped)
 
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
         """Mark the drawn tokens of the step, which get no gradient."""
         cov = covariance(tokens)
-        _, clipped = self._clipped(log_ratio, tokens)
+        _, clipped = self._clipped_surrogate(log_ratio, tokens)
         candidates = tokens.weighted & (cov >= self.low) & (cov <= self.high) & ~clipped
         number = tokens.weighted.cumsum(0).double()
-        drawn = (number * STRIDE + tokens.behaviour.double().abs() * 2.0**13).frac()
+        draws = (number * STRIDE + tokens.behaviour.double().abs() * 2.0**13).frac()
         count = min(max(1, int(self.share * int(tokens.weighted.sum()))), int(candidates.sum()))
-        return tokens.largest(-drawn.masked_fill(~candidates, 2.0), count)
+        return tokens.largest(-draws.masked_fill(~candidates, 2.0), count)
 
-    def _clipped(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> tuple[torch.Tensor, torch.Tensor]:
+    def _clipped_surrogate(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> tuple[torch.Tensor, torch.Tensor]:
         """Return PPO's surrogate [M], and the tokens at which its clip is active [M]."""
         ratio, advantages = log_ratio.exp(), tokens.advantages
         plain, clipped = ratio * advantages, ratio.clamp(1.0 - self.clip_low, 1.0 + self.clip_high) * advantages

@@ -40,9 +40,9 @@ class KlMask(BaseGate, frozen=True, kw_only=True, tag="kl_mask"):
 
     def __call__(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> Gated:
         """Compute the surrogate [M]; masked tokens are stopped."""
-        now, then = tokens.logprob.detach().clamp(max=0.0), tokens.anchor.clamp(max=0.0)
-        others_now, others_then = -now.expm1(), -then.expm1()
-        of_others = others_then.xlogy(others_then) - others_then.xlogy(others_now)  # 0 log 0 is 0
-        distance = then.exp() * (then - now) + of_others
+        current, anchor = tokens.logprob.detach().clamp(max=0.0), tokens.anchor.clamp(max=0.0)
+        other_current, other_anchor = -current.expm1(), -anchor.expm1()
+        of_others = other_anchor.xlogy(other_anchor) - other_anchor.xlogy(other_current)  # 0 log 0 is 0
+        distance = anchor.exp() * (anchor - current) + of_others
         stopped = (distance > self.above) & (log_ratio.detach() * tokens.advantages > 0)
         return Gated(surrogate=(log_ratio.exp() * tokens.advantages).masked_fill(stopped, 0.0), stopped=stopped)

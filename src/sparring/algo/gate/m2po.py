@@ -54,8 +54,8 @@ class M2po(BaseGate, frozen=True, kw_only=True, tag="m2po"):
     def chosen(self, log_ratio: torch.Tensor, tokens: PolicyTokens) -> torch.Tensor:
         """Mark the masked tokens of the step."""
         moved = log_ratio.detach().double()
-        away = tokens.weighted & (moved * tokens.advantages > 0)
-        squares = moved.square().masked_fill(~away, -1.0)
-        upwards = squares[away].sort().values
-        means = upwards.cumsum(0) / upwards.new_ones(len(upwards)).cumsum(0)
+        moving_away = tokens.weighted & (moved * tokens.advantages > 0)
+        squares = moved.square().masked_fill(~moving_away, -1.0)
+        ascending = squares[moving_away].sort().values
+        means = ascending.cumsum(0) / ascending.new_ones(len(ascending)).cumsum(0)
         return tokens.largest(squares, int((means > self.bound).sum()))

@@ -45,5 +45,5 @@ class Sapo(BaseGate, frozen=True, kw_only=True, tag="sapo"):
         good = tokens.advantages > 0
         tau = log_ratio.new_full(log_ratio.shape, self.tau_negative).masked_fill(good, self.tau_positive)
         sigmoid = (tau * (log_ratio.exp() - 1.0)).sigmoid()
-        faded = (4.0 * sigmoid * (1.0 - sigmoid)).detach() < 0.5
-        return Gated(surrogate=4.0 / tau * sigmoid * tokens.advantages, stopped=faded)
+        stopped = (4.0 * sigmoid * (1.0 - sigmoid)).detach() < 0.5
+        return Gated(surrogate=4.0 / tau * sigmoid * tokens.advantages, stopped=stopped)

@@ -83,7 +83,7 @@ class PolicyLoss:
         """
         config, weights = self._config, self._weights(micro_batch)
         old, tokens = self._tokens(quantities, micro_batch)
-        objective = self._surveyed(tokens) or self._objective(old, tokens, weights)
+        objective = self._objective_from_survey(tokens) or self._objective(old, tokens, weights)
         total = objective.parts.sum()
         columns = {**objective.columns, **_local_columns(tokens)}
         if config.entropy_bonus:
@@ -130,10 +130,10 @@ class PolicyLoss:
             ).to(old.dtype)
         if config.unit == "sequence" and len(micro_batch.trajectory.unique()) < len(micro_batch.trajectory):
             annotations = {**micro_batch.annotations, **columns}
-            columns |= self._of_sequences(quantities, replace(micro_batch, annotations=annotations))
+            columns |= self._sequence_columns(quantities, replace(micro_batch, annotations=annotations))
         return columns
 
-    def _of_sequences(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
+    def _sequence_columns(self, quantities: Mapping[str, torch.Tensor], micro_batch: Any) -> dict[str, torch.Tensor]:
         """Compute the first sum of the loss as annotations: its summands, its slopes and its metrics."""
         with torch.enable_grad():
             logprob = quantities["logprob"].detach().requires_grad_(True)
@@ -150,12 +150,12 @@ class PolicyLoss:
             }
         return {Annotation.OBJECTIVE: objective.parts.detach(), Annotation.SLOPE: slope, **measured}
 
-    def _surveyed(self, tokens: PolicyTokens) -> _Objective | None:
+    def _objective_from_survey(self, tokens: PolicyTokens) -> _Objective | None:
         """Rebuild the objective, with value and gradient, from a first pass; None if there was none."""
         annotations = tokens.annotations
         if Annotation.SLOPE not in annotations:
             return None
-        along = annotations[Annotation.SLOPE] * (tokens.logprob - tokens.logprob.detach())
+        gradient_term = annotations[Annotation.SLOPE] * (tokens.logprob - tokens.logprob.detach())
         columns = {"ratio": annotations[Annotation.RATIO], "clip_fraction": annotations[Annotation.STOPPED]}
         if not self._config.correction_rule.does_nothing:
             columns |= {
@@ -163,7 +163,7 @@ class PolicyLoss:
                 "correction_truncated": annotations[Annotation.CORRECTION_TRUNCATED],
                 "correction_rejected": annotations[Annotation.CORRECTION_REJECTED],
             }
-        return _Objective(annotations[Annotation.OBJECTIVE] + along, columns)
+        return _Objective(annotations[Annotation.OBJECTIVE] + gradient_term, columns)
 
     def _objective(self, old: torch.Tensor, tokens: PolicyTokens, weights: torch.Tensor) -> _Objective:
         """Compute the objective of tokens whose sequences are complete."""

@@ -47,9 +47,9 @@ class ValueLoss:
         error = (values - target) ** 2
         stopped = torch.zeros_like(weights, dtype=torch.bool)
         if self.clip:
-            held = (old + (values - old).clamp(-self.clip, self.clip) - target) ** 2
-            stopped = held > error
-            error = torch.where(stopped, held, error)
+            clipped_error = (old + (values - old).clamp(-self.clip, self.clip) - target) ** 2
+            stopped = clipped_error > error
+            error = torch.where(stopped, clipped_error, error)
         loss = 0.5 * (weights * error).sum() / micro_batch.denominators[self.term]
         return LossResult(loss=loss, metrics=_metrics(values, target, stopped, weights != 0))
 

@@ -39,10 +39,12 @@ def shaped(group: Group, name: str, amounts: Amounts) -> Group:
         ):
             added[trajectory.id] = amount
     pairs = zip(group.rollouts, group.scores, strict=True)
-    return replace(group, scores=tuple(_score(score, rollout.trajectories, added, name) for rollout, score in pairs))
+    return replace(
+        group, scores=tuple(_add_to_score(score, rollout.trajectories, added, name) for rollout, score in pairs)
+    )
 
 
-def _score(score: Score, trajectories: Sequence[Trajectory], added: dict[str, float], name: str) -> Score:
+def _add_to_score(score: Score, trajectories: Sequence[Trajectory], added: dict[str, float], name: str) -> Score:
     if len(trajectories) == 1:
         [trajectory] = trajectories
         amount = added[trajectory.id]

@@ -67,9 +67,9 @@ class KlReward(
         Raises:
             BadInput: a sample has no annotation `reference`, or no recorded log-probabilities.
         """
-        return [self._sample(row) for row in samples]
+        return [self._penalise(row) for row in samples]
 
-    def _sample(self, row: Sample) -> Sample:
+    def _penalise(self, row: Sample) -> Sample:
         if Annotation.REFERENCE not in row.annotations or row.logprobs is None:
             do = "name a reference model for the stage"
             raise refusal(

@@ -40,8 +40,8 @@ class Kto:
         Raises:
             ValueError: the step has no mismatched row.
         """
-        reward, there = self._rewards(quantities, micro_batch)
-        mismatched = reward[there & (micro_batch.label == 0)]
+        reward, weighted_rows = self._rewards(quantities, micro_batch)
+        mismatched = reward[weighted_rows & (micro_batch.label == 0)]
         if not len(mismatched):
             raise ValueError("expected mismatched rows (label 0) in a step of kto, got none; add them to the batch")
         return {Annotation.KTO_SHIFT: mismatched.double().mean().expand(len(micro_batch.targets))}
@@ -57,16 +57,19 @@ class Kto:
             A scalar, and as (sum, count) over rows the metrics reward_chosen and reward_rejected (beta * r of wanted
                 and of unwanted rows) and kto_shift (z).
         """
-        reward, there = self._rewards(quantities, micro_batch)
+        reward, trained_rows = self._rewards(quantities, micro_batch)
         label, shift = micro_batch.label.to(reward.dtype), micro_batch.annotations[Annotation.KTO_SHIFT][0].clamp(min=0)
-        there = there & (label != 0)
+        trained_rows = trained_rows & (label != 0)
         scale = torch.full_like(reward, self.unwanted).masked_fill(label > 0, self.wanted)
         value = scale * torch.sigmoid(self.beta * label * (reward - shift))
         weights = micro_batch.weights[self.term]
         of_row = weights.new_zeros(len(label)).index_add(0, micro_batch.rows, weights)
-        loss = (of_row * (scale - value))[there].sum() / micro_batch.denominators[self.term]
-        metrics = {"kto_shift": (float(shift) * int(there.sum()), int(there.sum()))}
-        for name, side in (("reward_chosen", there & (label > 0)), ("reward_rejected", there & (label < 0))):
+        loss = (of_row * (scale - value))[trained_rows].sum() / micro_batch.denominators[self.term]
+        metrics = {"kto_shift": (float(shift) * int(trained_rows.sum()), int(trained_rows.sum()))}
+        for name, side in (
+            ("reward_chosen", trained_rows & (label > 0)),
+            ("reward_rejected", trained_rows & (label < 0)),
+        ):
             metrics[name] = (self.beta * float(reward.detach()[side].double().sum()), int(side.sum()))
         return LossResult(loss=loss, metrics=metrics)
 
