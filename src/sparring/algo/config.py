@@ -46,13 +46,13 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     facts: ClassVar[Facts] = Facts(
-        source="the parts, each with a source of its own",
+        source="the parts, each with its own source",
         defaults={
             "preset": "off",
             "credit": "arXiv 2402.03300",
             "ratio": "arXiv 1707.06347",
             "gate": "arXiv 2503.14476",
-            "anchor": "ours: with an exact engine what was recorded is what the trainer computes",
+            "anchor": "ours: an exact engine records what the trainer computes",
             "correction": "ours: see `auto`",
             "aggregation": "DAPO's code (verl's token-mean)",
             "max_tokens": "ours; Dr. GRPO takes the largest length of an answer",
@@ -63,7 +63,7 @@ class AlgoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "shaping": "off",
             "kl_reward": "off",
             "difficulty": "off",
-            "zero_variance_filter": "off: equation 3 of arXiv 2402.03300 divides by all; DAPO's presets set it",
+            "zero_variance_filter": "off: equation 3 of arXiv 2402.03300 divides by all groups; DAPO's presets set it",
             "survival": "off",
             "control": "off",
         },

@@ -41,7 +41,7 @@ class SequenceRatio(
     facts: ClassVar[Facts] = Facts(
         source="arXiv 2507.18071, equation 7; `per_token` equation 14",
         defaults={"per_token": "off"},
-        differences=("A sequence is all that was sampled in a trajectory, in whichever branch.",),
+        differences=("A sequence is all sampled tokens of a trajectory, in all branches.",),
     )
 
     unit: ClassVar[Unit] = "sequence"
@@ -84,7 +84,7 @@ class ProductRatio(
     facts: ClassVar[Facts] = Facts(
         source="Precup, Sutton and Singh 2000",
         defaults={},
-        differences=("A sequence is all that was sampled in a trajectory, in whichever branch.",),
+        differences=("A sequence is all sampled tokens of a trajectory, in all branches.",),
     )
 
     unit: ClassVar[Unit] = "sequence"

@@ -73,19 +73,18 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "reject_unit": "Liu et al. 2025",
             "reject_by": "Liu et al. 2025: the geometric mean",
             "reject_above": (
-                "ours; nobody's number: for the mask of DeepSeek-V3.2 TRL suggests 0.5 and slime has 1e-4, the paper "
-                "gives none"
+                "ours; for the mask of DeepSeek-V3.2 TRL suggests 0.5 and slime has 1e-4, the paper gives no number"
             ),
             "reject_below": "off",
             "only_negative": "off",
             "compare": "AReaL, arXiv 2505.24298: the proximal policy",
             "normalise": "off",
             "denominator": (
-                "NeMo RL and TRL, and IcePop's equation; verl and slime leave out what is masked or rejected"
+                "NeMo RL and TRL, and IcePop's equation; verl and slime exclude masked and rejected tokens"
             ),
             "metrics_only": "off",
         },
-        differences=("A sequence is all that was sampled in a trajectory, in whichever branch.",),
+        differences=("A sequence is all sampled tokens of a trajectory, in all branches.",),
     )
 
     weight: Literal["none", "token", "turn", "sequence", "geometric"] = "none"

@@ -46,8 +46,8 @@ class Gae(BaseCredit, frozen=True, kw_only=True, tag="gae"):
         differences=(
             "Advantages are whitened with a deviation over n; verl's is over n - 1.",
             (
-                "What a limit cut off is worth 0 behind its last token, as in RLHF code; there is no bootstrap from "
-                "the critic."
+                "The value after the last token of a truncated rollout is 0, as in RLHF code; there is no bootstrap "
+                "from the critic."
             ),
         ),
     )

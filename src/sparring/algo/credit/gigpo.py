@@ -37,10 +37,7 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
             "epsilon": "its authors' code (verl-agent)",
         },
         differences=(
-            (
-                "The outcome is earned in the last turn by what the turns leave of it; its authors' environments say "
-                "a reward per turn."
-            ),
+            ("The last turn earns the rest of the outcome; the authors' environments give a reward per turn."),
         ),
     )
 

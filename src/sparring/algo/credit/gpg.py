@@ -26,7 +26,7 @@ class Gpg(BaseCredit, frozen=True, kw_only=True, tag="gpg"):
     facts: ClassVar[Facts] = Facts(
         source="arXiv 2504.02546",
         defaults={"divide": "one of the paper's two choices", "epsilon": "ours: it only keeps a division by 0 away"},
-        differences=("alpha is of one update; a group of one counts among what says nothing.",),
+        differences=("alpha is of one update; groups of one count among M.",),
     )
 
     least_members: ClassVar[int] = 2

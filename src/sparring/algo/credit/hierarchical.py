@@ -27,7 +27,7 @@ class Hierarchical(BaseCredit, frozen=True, kw_only=True, tag="hierarchical"):
 
     facts: ClassVar[Facts] = Facts(
         source="prime-rl's hierarchical GRPO",
-        defaults={"inside": "ours: the name that the roles of a world with a proposer have"},
+        defaults={"inside": "ours: usual role name in a world with a proposer"},
         differences=(),
     )
 

@@ -25,9 +25,7 @@ class MaxRl(BaseCredit, frozen=True, kw_only=True, tag="maxrl"):
     facts: ClassVar[Facts] = Facts(
         source="arXiv 2602.02710",
         defaults={},
-        differences=(
-            "With the mean taken off, N rollouts give N - 1 terms of the series; theorem 2 has N, without it.",
-        ),
+        differences=("Without the mean, as in theorem 2, N rollouts give N terms of the series; with it N - 1.",),
     )
 
     least_members: ClassVar[int] = 2

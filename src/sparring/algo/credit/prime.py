@@ -38,11 +38,11 @@ class Prime(BaseCredit, frozen=True, kw_only=True, tag="prime"):
         },
         differences=(
             (
-                "Its authors' code computes r n / (n - 1) less the sum of all means over n - 1: a token's own reward "
-                "stands where the equation has its rollout's mean."
+                "The authors' code subtracts the sum of all means over n - 1 from r n / (n - 1): it has a token's own "
+                "reward in place of its rollout's mean."
             ),
             (
-                "Its authors' code whitens the advantages over the batch, the equation does not: the size of a step "
+                "The authors' code whitens the advantages over the batch, the equation does not: the size of a step "
                 "differs."
             ),
         ),

@@ -27,8 +27,8 @@ class Rae(BaseCredit, frozen=True, kw_only=True, tag="rae"):
         defaults={"decay": "the paper"},
         differences=(
             (
-                "SPIRAL's and prime-rl's code take the average as it was before the reward: advantages are larger "
-                "there, by the factor 1 / decay."
+                "SPIRAL's and prime-rl's code subtract the average from before the reward: their advantages are larger "
+                "by the factor 1 / decay."
             ),
         ),
     )

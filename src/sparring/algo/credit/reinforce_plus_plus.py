@@ -25,7 +25,7 @@ class ReinforcePlusPlus(BaseCredit, frozen=True, kw_only=True, tag="reinforce_pl
     facts: ClassVar[Facts] = Facts(
         source="arXiv 2501.03262, equations 4 and 5",
         defaults={"epsilon": "verl (core_algos.py); it only keeps a division by 0 away"},
-        differences=("verl starts the return anew behind each tool's answer; here it goes through to the end.",),
+        differences=("verl restarts the return after each tool answer; here it runs to the end.",),
     )
 
     least_members: ClassVar[int] = 1

@@ -24,7 +24,7 @@ class Rejection(BaseCredit, frozen=True, kw_only=True, tag="rejection"):
     facts: ClassVar[Facts] = Facts(
         source="arXiv 2308.01825, section 3.3",
         defaults={"solved_above": "ours: between a failure's 0 and a success's 1", "at_most": "off"},
-        differences=("Distinct are the sampled tokens; the paper tells reasoning paths apart by their equations.",),
+        differences=("Rollouts are distinct by sampled tokens; the paper compares the equations of reasoning paths.",),
     )
 
     least_members: ClassVar[int] = 1

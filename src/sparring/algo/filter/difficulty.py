@@ -31,7 +31,7 @@ class Difficulty(
             "inclusive": "equation 11",
             "solved_above": "ours: between a failure's 0 and a success's 1",
         },
-        differences=("What is left out is not replaced by other tasks: an update has fewer groups.",),
+        differences=("Dropped groups are not replaced: an update has fewer groups.",),
     )
 
     lowest: float = 0.0

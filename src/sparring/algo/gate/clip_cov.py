@@ -37,12 +37,12 @@ class ClipCov(BaseGate, frozen=True, kw_only=True, tag="clip_cov"):
         },
         differences=(
             (
-                "PPO's clip of the others, at least one chosen token and none among the clipped are the code's; the "
-                "paper has none of these."
+                "From the authors' code, not the paper: PPO's clip of the other tokens, at least one drawn token, and "
+                "no drawn token among the clipped."
             ),
             (
-                "Chosen are tokens of a whole optimiser step; its authors' code chooses in each micro-batch. Its "
-                "draw is random; ours is a function of what was recorded, so that a replay finds the same."
+                "Tokens are drawn from a whole optimiser step, and by a function of recorded values, so that a replay "
+                "draws the same; the authors' code draws at random in each micro-batch."
             ),
         ),
     )

@@ -32,8 +32,8 @@ class KlCov(BaseGate, frozen=True, kw_only=True, tag="kl_cov"):
             "coefficient": "its authors' script: ppo_kl_coef = 1",
         },
         differences=(
-            "At least one chosen token and |log r| for the divergence are the code's.",
-            "Chosen are tokens of a whole optimiser step; its authors' code chooses in each micro-batch.",
+            "From the authors' code: at least one penalised token, and |log r| as the divergence.",
+            "Tokens are selected in a whole optimiser step; the authors' code selects in each micro-batch.",
         ),
     )
 

@@ -29,10 +29,10 @@ class M2po(BaseGate, frozen=True, kw_only=True, tag="m2po"):
         defaults={"bound": "the paper's tau"},
         differences=(
             (
-                "Its authors' code makes a clip range of the bound, never narrower than constants, where the paper "
+                "The authors' code turns the bound into a clip range, never narrower than given constants; the paper "
                 "masks."
             ),
-            "AReaL takes the mean over all tokens, here and in its authors' code it is over those that move away.",
+            "AReaL takes the mean over all tokens; here and in the authors' code it is over tokens that move away.",
         ),
     )
 

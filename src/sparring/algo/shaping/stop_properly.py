@@ -25,7 +25,7 @@ class StopProperly(BaseShaping, frozen=True, kw_only=True, tag="stop_properly"):
     facts: ClassVar[Facts] = Facts(
         source="ProRL's recipe; NeMo RL has it under this name",
         defaults={"keeps": "ours"},
-        differences=("Negative rewards are refused; NeMo RL multiplies these, too.",),
+        differences=("Negative rewards are refused; NeMo RL multiplies them too.",),
     )
 
     needs_nonnegative_rewards: ClassVar[bool] = True
