@@ -117,7 +117,7 @@ class LocalTrainer:
         self._steps = self._updates = 0
         self._pristine = True  # False between the optimiser steps of an update
         self._has_gradients = False
-        self._tokens = 0.0  # of the batches since the last step
+        self._tokens = 0.0  # tokens trained since the last step
         self._finite, self._begun = FiniteSteps(name), Begun()
         self._trained = model.adapters.everywhere or model
         if self._trained is not model:

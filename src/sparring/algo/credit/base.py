@@ -17,7 +17,7 @@ class BaseCredit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Base of the credit rules: class variables and methods that the configuration, the stages and the pipeline read.
 
     A rule is one file: its equation, its settings as fields, and the class variables in which it differs from the
-    defaults below. `algo/rules.py` lists it; nothing else names it.
+    defaults below. `algo/rules.py` lists it; nothing else names it. Implements `Credit`, except `denominator`.
     """
 
     facts: ClassVar[Facts]
@@ -71,11 +71,10 @@ class BaseCredit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self
 
     def state(self) -> Mapping[str, Any]:
-        """Return the state that a resume needs; empty for a rule without state."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Do nothing: a rule without state has nothing to restore."""
 
     def check(self, group_size: int, written: Set[str]) -> None:
         """Refuse a stage in which the rule cannot work.

@@ -53,7 +53,6 @@ class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
         return [name for name in parts if name not in self.weights]
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
         compared = [role for of_group in everyone for role in by_role(of_group).values() if len(role) > 1]
         sums = {

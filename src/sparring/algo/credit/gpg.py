@@ -42,7 +42,6 @@ class Gpg(BaseCredit, frozen=True, kw_only=True, tag="gpg"):
             raise ValueError(f"epsilon must be above 0, got {self.epsilon}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         compared = [
             role for group, rows in zip(groups, samples, strict=True) for role in by_role(members(group, rows)).values()
         ]

@@ -38,7 +38,6 @@ class Hierarchical(BaseCredit, frozen=True, kw_only=True, tag="hierarchical"):
     """Roles that are compared inside a rollout."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         credited = []
         for group, rows in zip(groups, samples, strict=True):
             everyone = members(group, rows)

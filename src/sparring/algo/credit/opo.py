@@ -31,7 +31,6 @@ class Opo(BaseCredit, frozen=True, kw_only=True, tag="opo"):
     sees_one_group: ClassVar[bool] = True
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         return per_trajectory(groups, samples, _advantages)
 
 

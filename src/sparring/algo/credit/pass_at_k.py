@@ -50,7 +50,6 @@ class PassAtK(BaseCredit, frozen=True, kw_only=True, tag="pass_at_k"):
         return max(2, self.k)
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         return per_trajectory(groups, samples, self._advantages)
 
     def says_nothing(self, rewards: Sequence[float]) -> bool:

@@ -37,7 +37,6 @@ class Raft(BaseCredit, frozen=True, kw_only=True, tag="raft"):
             raise ValueError(f"best must be at least 1, got {self.best}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         return per_trajectory(groups, samples, self._advantages)
 
     def _advantages(self, members: Sequence[Member]) -> list[float]:

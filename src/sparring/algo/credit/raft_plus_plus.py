@@ -34,7 +34,6 @@ class RaftPlusPlus(BaseCredit, frozen=True, kw_only=True, tag="raft_plus_plus"):
     """Reward above which a rollout succeeded."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         return per_trajectory(groups, samples, self._advantages)
 
     def _advantages(self, members: Sequence[Member]) -> list[float] | None:

@@ -42,7 +42,6 @@ class Reinforce(BaseCredit, frozen=True, kw_only=True, tag="reinforce"):
             raise ValueError(f"discount must lie between 0 and 1, got {self.discount}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         credited = []
         for group, rows in zip(groups, samples, strict=True):
             everyone = members(group, rows)

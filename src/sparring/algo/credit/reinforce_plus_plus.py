@@ -35,7 +35,6 @@ class ReinforcePlusPlus(BaseCredit, frozen=True, kw_only=True, tag="reinforce_pl
     """Constant added to the standard deviation."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
         to_go = [[returns(m.step_rewards(1.0), 1.0, m.following()) for m in of_group] for of_group in everyone]
         return over_the_update(everyone, to_go, samples, epsilon=self.epsilon)

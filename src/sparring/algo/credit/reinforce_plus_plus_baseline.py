@@ -35,7 +35,6 @@ class ReinforcePlusPlusBaseline(BaseCredit, frozen=True, kw_only=True, tag="rein
     """Constant added to the standard deviation."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         everyone = [members(group, rows) for group, rows in zip(groups, samples, strict=True)]
         return over_the_update(
             everyone, [_centred_rewards(of_group) for of_group in everyone], samples, epsilon=self.epsilon

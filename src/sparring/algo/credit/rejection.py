@@ -41,7 +41,6 @@ class Rejection(BaseCredit, frozen=True, kw_only=True, tag="rejection"):
             raise ValueError(f"at_most must be at least 1, got {self.at_most}")
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         return per_trajectory(groups, samples, self._advantages)
 
     def _advantages(self, members: Sequence[Member]) -> list[float] | None:

@@ -34,7 +34,6 @@ class Topr(BaseCredit, frozen=True, kw_only=True, tag="topr"):
     """Constant subtracted from every reward."""
 
     def credit(self, groups: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """Set advantages; see `protocols.Credit`."""
         return per_trajectory(groups, samples, self._advantages)
 
     def _advantages(self, members: Sequence[Member]) -> list[float]:
