@@ -200,9 +200,6 @@ class boundary:
 class naming_memory:
     """Context that repeats an earlier memory warning if memory runs out in its body.
 
-    Args:
-        warning: text of the warning.
-
     Raises:
         InfraError: memory ran out; the message contains the warning.
     """

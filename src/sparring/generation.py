@@ -54,14 +54,11 @@ class Sampling:
         top_p: nucleus; 1 is off.
         top_k: number of likeliest tokens; 0 is off.
         min_p: smallest probability relative to the likeliest token's; 0 is off.
-        max_tokens: largest number of tokens.
         stop: ids that end the turn; the stop token itself is sampled, recorded and trained.
         seed: seed of the rollout's random numbers.
         min_tokens: number of tokens before which no stop token can be sampled.
         logit_bias: pairs of an id and the value added to its logit, before anything else.
         top_logprobs: number of likeliest tokens to report per draw, at most 20; without effect on sampling.
-        stop_strings: texts that end the turn.
-        constraint: constraint on the text.
     """
 
     temperature: float = 1.0
@@ -228,9 +225,7 @@ class GenerateRequest:
     """Request for one turn: token ids in, token ids out.
 
     Attributes:
-        id: id of the request.
         tokens: ids of the prompt.
-        sampling: sampling parameters.
         conversation: name of the rollout branch, under which the KV cache may be kept between turns; None keeps
             nothing.
         priority: priority of the request; higher is served first. Evaluation has a lower one than training.
@@ -271,9 +266,7 @@ class Completion:
     """Completion that an engine sampled.
 
     Attributes:
-        tokens: sampled ids.
         logprobs: log-probability of each token in the distribution that it was drawn from (law 2).
-        finish_reason: reason why sampling ended.
         versions: weight version that sampled each token.
         kv_versions: oldest weight version of the KV entries that each token attended to.
         kept: kept sets; None if sampling was not truncated.
@@ -300,10 +293,7 @@ class ScoreRequest:
     before it.
 
     Attributes:
-        id: id of the request.
-        tokens: ids of the whole text.
         first: index of the first token to score.
-        temperature: divisor of logits.
         top_k: number of likeliest tokens to return per position.
         priority: priority among all requests, as in `GenerateRequest`.
         adapter: name of the adapter, as in `GenerateRequest`.
@@ -327,7 +317,6 @@ class Scores:
         entropies: entropies in nats.
         top_ids: ids of the top_k likeliest tokens, best first, ties by id.
         top_logprobs: log-probabilities of `top_ids`.
-        version: weight version.
         cached_tokens: number of tokens with a cached KV.
     """
 

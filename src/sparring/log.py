@@ -32,8 +32,6 @@ class LogEntry:
     """Entry in the log of one stage.
 
     Attributes:
-        stage: name of the stage.
-        kind: kind of the entry, one of `LogKind`.
         name: id that it is about: a group (`rl/12`), a rollout or attempt (`rl/12/3`, `rl/12/3/retry-1`), or a step
             (`rl@7`, see `step_name`).
         data: plain data, documented at its writer.

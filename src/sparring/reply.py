@@ -20,7 +20,6 @@ class SampledReply:
 
     Attributes:
         id: id of the reply, made of the rollout's role and the request: `rl/12/3#5`. Unique in the rollout.
-        message: text and tool calls.
         finish_reason: reason why sampling ended; `length` for a truncated reply.
         stop: stop string of the client that ended the reply and is not in its message; None if there was none.
         prompt_tokens: number of tokens in the prompt.
@@ -47,12 +46,7 @@ class SampledReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyHead:
-    """Head of a streamed reply, known when its first token is sampled.
-
-    Attributes:
-        id: id of the reply.
-        prompt_tokens: number of tokens in the prompt.
-    """
+    """Head of a streamed reply, known when its first token is sampled."""
 
     id: str
     prompt_tokens: int
@@ -222,7 +216,6 @@ async def in_pieces(
     `AnsweringSession.stream`.
 
     Args:
-        reply: function that samples the reply.
         abort: function that ends a reply, by its id.
     """
     parts: asyncio.Queue[ReplyHead | ReplyPiece | None] = asyncio.Queue()

@@ -132,7 +132,6 @@ class ClaimedRollout:
             time.sleep(PAUSE_S)
 
     def _renew(self, pause_s: float) -> None:
-        """Renew the lease until the rollout is over or the lease is lost."""
         while not self._over.wait(pause_s):
             try:
                 status, _ = post(self.url, f"/v1/rollouts/{self._id}/renew", self._worker_key, {})

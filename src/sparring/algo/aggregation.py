@@ -63,7 +63,6 @@ def recounted(
         weights: [M] weight of each token in the policy term; 0 outside it.
         kept_mask: [M] bool, tokens that a mask lets through.
         trajectories: [M] int64, number of the token's trajectory, from 0.
-        how: aggregation that the weights were made with.
 
     Returns:
         [M] factors; 0 for tokens that are not kept.

@@ -95,7 +95,6 @@ class ProductRatio(
 
 
 def _mean_ratio(tokens: PolicyTokens, unit: Unit, *, per_token: bool) -> torch.Tensor:
-    """Compute the mean of log r_t over each token's unit [M]."""
     if per_token:
         return tokens.mean(tokens.log_ratio.detach(), unit) + (tokens.logprob - tokens.logprob.detach())
     return tokens.mean(tokens.log_ratio, unit)

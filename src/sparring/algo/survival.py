@@ -37,7 +37,6 @@ class InverseSurvival:
         """Multiply the policy weights of an update's rows by their rollouts' factors.
 
         Args:
-            groups: groups of the update.
             credited: credited rows of each group; empty for a group that leaves the update.
         """
         self._survival.fade(FADE)
@@ -79,7 +78,6 @@ class InverseSurvival:
 
 
 def _scale_policy_weights(row: Sample, factor: float) -> Sample:
-    """Multiply a row's policy weights by a factor."""
     if factor == 1.0 or "policy" not in row.weights:
         return row
     weights = tuple([factor * weight for weight in row.weights["policy"]])

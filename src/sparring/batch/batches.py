@@ -27,7 +27,6 @@ class Plan:
     A trajectory is trained in one step of each pass, with all its branches.
 
     Attributes:
-        passes: number of passes over the rows.
         minibatches: optimiser steps per pass.
         seed: seed of the assignment of trajectories to steps.
         idle_rows: also train the policy's rows whose advantages are all 0, because a part other than the advantage,
@@ -68,10 +67,8 @@ async def batches(
         groups: scored groups in admission order.
         steps: numbers of the updates to do. Update n makes version n, so a fresh run of 100 updates has range(1, 101).
         groups_per_step: number of tasks per update.
-        credit: credit rule, applied to all groups of the step at once.
         model: name of the trained model; tokens of other models are context.
         annotators: annotators that run before credit, in this order.
-        plan: division of an update into optimiser steps.
 
     Raises:
         SparringError: an annotator or the credit lost or doubled a token (law 7), or annotated only some rows.
@@ -134,7 +131,6 @@ def assemble(
 
 
 def _batch(step: int, model: str, rows: Sequence[Sample], totals: Mapping[str, float]) -> Batch:
-    """Return an unpublished batch for one optimiser step of an update."""
     agreed(rows)
     return Batch(step=step, model=model, rows=tuple(rows), denominators=totals, publish=False, ends_update=False)
 
@@ -208,7 +204,6 @@ def _trained_tokens(row: Sample) -> int:
 
 
 def _trained_rows(rows: Sequence[Sample], plan: Plan) -> list[Sample]:
-    """Return the rows that an optimiser step has to compute."""
     if plan.idle_rows:
         return list(rows)
     moved = {row.trajectory for row in rows if _has_gradient(row)} if plan.whole_trajectories else set[str]()

@@ -16,7 +16,6 @@ def denominators(rows: Iterable[Sample], *, policy: float | None = None) -> dict
     judged but not trained, do not count.
 
     Args:
-        rows: rows of the update.
         policy: denominator of the policy term; None takes the sum.
 
     Raises:

@@ -55,8 +55,6 @@ def lanes(rows: Sequence[Sample], count: int, context: float = 0.0) -> list[list
     The result depends only on the rows' order and tokens, and is ordered as in `pack`.
 
     Args:
-        rows: one micro-batch.
-        count: number of parts.
         context: number of earlier positions at which attention costs a token as much as everything else; 0 ignores the
             cost of attention.
     """
@@ -92,7 +90,6 @@ class _Tree:
         self.cost = self._before[-1]
 
     def singles(self) -> list[Subtree]:
-        """List the rows one by one."""
         return [(row, row + 1) for row in range(len(self._order))]
 
     def units(self, most: float) -> list[Subtree]:
@@ -109,7 +106,6 @@ class _Tree:
         return subtrees
 
     def largest_first(self, units: list[Subtree]) -> list[Subtree]:
-        """Sort units by falling cost; ties in the order of the walk."""
         return sorted(units, key=lambda unit: (-self._cost(unit), unit))
 
     def added(self, part: _Part, unit: Subtree) -> float:
@@ -153,7 +149,6 @@ class _Tree:
         return [[self._rows[index] for index in indices] for indices in members]
 
     def _cost(self, unit: Subtree) -> float:
-        """Return the cost of a subtree on its own."""
         return self._before[unit[1]] - self._before[unit[0]] + self._of(self._shared[unit[0]])
 
 

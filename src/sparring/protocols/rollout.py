@@ -187,7 +187,6 @@ class EnvFactory(Protocol):
     """Maker of environments, with their tasks and their expert.
 
     Attributes:
-        name: name of the environment.
         scorer: second pass over its groups; None if rewards are final.
     """
 

@@ -78,7 +78,6 @@ class Store(Protocol):
         """Yield the log entries of a stage with their row numbers, in the order of recording.
 
         Args:
-            stage: name of the stage.
             after: row number after which to begin.
             kinds: kinds of entries; None is all.
             name: id that the entries are about; None is any.

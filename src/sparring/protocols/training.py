@@ -37,7 +37,6 @@ class Credit(Protocol):
         """Set advantages and weights, and return the rows by group.
 
         Args:
-            groups: groups of the update.
             samples: rows of each group, one per branch.
 
         Returns:
@@ -82,7 +81,6 @@ class Needs:
         survey: True if the loss has a method `survey(quantities, micro_batch)`, which gets all tokens of the step at
             once and returns annotations, name -> [M]. It costs a first pass without gradients.
         idle_tokens: True if policy tokens with an advantage of 0 have to be computed.
-        divergence: definition of the quantity `divergence`.
     """
 
     quantities: frozenset[str] = frozenset({"logprob"})

@@ -15,7 +15,6 @@ def best_of(refs: Sequence[CheckpointRef], metric: str, is_highest: bool) -> Che
     Args:
         refs: checkpoints of one stage, oldest first.
         metric: key of `CheckpointRef.metrics`.
-        is_highest: True if a higher value is better.
     """
     sign = 1.0 if is_highest else -1.0
     rated = [ref for ref in refs if not math.isnan(ref.metrics.get(metric, math.nan))]

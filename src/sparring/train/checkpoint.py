@@ -35,7 +35,6 @@ def write(path: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], manifes
     Until the rename `path` is unchanged; by then all bytes are on disk.
 
     Args:
-        path: folder of the checkpoint.
         tensors: named tensors by file name.
         manifest: all other data, as JSON.
 
@@ -105,9 +104,7 @@ def retain(
 
     Args:
         refs: checkpoints of one stage, oldest first.
-        keep_last: number of newest checkpoints to keep.
         best_metric: key of `CheckpointRef.metrics`; empty keeps no best.
-        best_is_highest: True if a higher value is better.
         also: steps of further checkpoints to keep.
 
     Returns:
@@ -133,7 +130,6 @@ def _swap(staging: Path, path: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Flush a file's bytes, or a folder's entries, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

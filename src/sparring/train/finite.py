@@ -29,8 +29,6 @@ class FiniteSteps:
 
         Args:
             norm: norm of the gradient; if it is not finite, the step changed nothing.
-            tokens: number of trained tokens in the step's batches.
-            version: version that the step's update makes.
 
         Returns:
             Metrics of a dropped step, which replace its batches' metrics: tokens_trained, 0, and tokens_dropped.

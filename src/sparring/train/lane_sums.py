@@ -20,7 +20,6 @@ class LaneSums:
     For each parameter the lanes add in their order, whatever the timing of their threads: an early gradient waits.
 
     Args:
-        optimiser: optimiser that receives the gradients.
         one_thread: True if the lanes' backward passes never run at once. Else each runs on its caller's thread, as
             torch does on a CPU.
     """

@@ -19,7 +19,6 @@ class Measures:
     """Sums, counts and maxima of one batch. A metric without contributions is absent, which differs from 0.
 
     Args:
-        version: version of the trained weights.
         pristine: True if they are the weights published as that version, and not those after a further optimiser step.
     """
 
@@ -58,7 +57,6 @@ class Measures:
         Equal log-probabilities give exactly 0, 0, 0 and 1.
 
         Args:
-            micro: the micro-batch.
             logprobs: [M] float32 log-probabilities, from the forward pass of the gradients; None for a scalar head.
         """
         self._counts["tokens"] += len(micro.targets)

@@ -26,7 +26,6 @@ class Optimiser:
 
     Args:
         parameters: parameters by name; those without `requires_grad` are ignored.
-        config: `[train]` of the recipe.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: TrainConfig) -> None:
@@ -161,8 +160,6 @@ def learning_rate(config: TrainConfig, step: int, total_steps: int, *, ends_late
     1).
 
     Args:
-        config: `[train]` of the recipe.
-        step: number of finished optimiser steps.
         total_steps: number of optimiser steps in the schedule.
         ends_late: let x reach 1 one step after the last, as older runs did (`begun.Begun`).
     """

@@ -28,8 +28,6 @@ def surveyed(
 
     Args:
         rows: all rows of the optimiser step.
-        denominators: denominators of the batch.
-        losses: losses of the trainer.
         forward: function that computes quantities of every weighted token, without gradients (`LocalTrainer._forward`).
     """
     surveying = [loss for loss in losses if loss.term in denominators and needs_survey(loss, rows)]

@@ -61,9 +61,7 @@ class _MicroBatchResult(NamedTuple):
 
 class LocalTrainer:
     """Trainer of a `CausalModel` in place. Of a model with an adapter everywhere only the adapter is trained, published
-    and saved.
-
-    Implements `Trainer`.
+    and saved. Implements `Trainer`.
 
     float32 trains the module's own parameters. Any other dtype has float32 master weights, accumulates gradients in
     float32 and casts after each step. All tensor work runs in one worker thread, in the order of the calls; on a CPU a
@@ -71,11 +69,9 @@ class LocalTrainer:
 
     Args:
         model: model to train; only the trainer may compute with it.
-        config: `[train]` of the recipe.
         losses: losses by which it trains; a batch may carry only their terms.
         name: name of the model in the run.
         total_steps: number of optimiser steps in the learning rate's schedule.
-        version: version of the weights that `model` holds.
         threads: CPU threads of the worker; 0 keeps torch's number.
         teachers: models to compare rows with, by name; only the trainer may compute with them. A moving average follows
             the trained weights at each version.
@@ -142,7 +138,6 @@ class LocalTrainer:
 
     @property
     def version(self) -> int:
-        """Version of the weights that the model holds now."""
         return self._version
 
     async def forward(
@@ -154,7 +149,6 @@ class LocalTrainer:
         Tokens with an advantage of 0 are included.
 
         Args:
-            rows: rows to compute.
             needs: names of `model.head.QUANTITIES`, and `teacher`: the log-probability under the teacher that the row
                 names.
 
@@ -164,7 +158,6 @@ class LocalTrainer:
         return await self._run_in_worker(self._forward, rows, needs)
 
     async def score(self, teacher: str, request: ScoreRequest) -> Scores:
-        """Compute a teacher's log-probabilities of given tokens. The version of the result is the trainer's."""
         return await self._run_in_worker(self._score, teacher, request)
 
     async def forward_backward(self, batch: Batch) -> Mapping[str, float]:
@@ -325,7 +318,6 @@ class LocalTrainer:
         return result
 
     def _compute_losses(self, lane: int, micro: MicroBatch) -> _MicroBatchResult:
-        """Compute the losses of a micro-batch and add up their gradients."""
         losses = [self._losses[term] for term in micro.weights]
         quantities = self._quantities(micro, self._always_needed.union(*(loss.needs.quantities for loss in losses)))
         results = {loss.term: loss(quantities, micro) for loss in losses}
@@ -405,7 +397,6 @@ class LocalTrainer:
         return StepResult(version=self._version, metrics={**metrics, "step_s": time.perf_counter() - started})
 
     def _write_back(self) -> None:
-        """Cast the master weights into the model."""
         if self._optimiser.has_masters:
             self._trained.load_state({**self._trained.state(), **self._optimiser.cast()})
         else:

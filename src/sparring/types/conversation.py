@@ -38,7 +38,6 @@ class ReplyPiece:
     """Part of a reply, streamed before the reply is complete. No later token changes it.
 
     Attributes:
-        kind: part of the reply that it belongs to.
         text: text that follows the previous piece of the same kind.
         call: complete tool call.
     """
@@ -87,11 +86,6 @@ class Task:
 
     Attributes:
         id: unique within a run and equal in all runs.
-        env: name of the environment.
-        messages: first messages of the conversation.
-        data: data for the reward.
-        limits: limits of a rollout.
-        box: box that the task needs, or None.
         seed: seed of everything random about the task.
         tag: component of a mixture (for a reasoning-gym task, the dataset), by which reports are split.
         key: deduplication key for tasks with identical prompts, such as a game with many seeds. Tasks with one key are
@@ -135,9 +129,7 @@ class Observation:
     """World's answer to a reply.
 
     Attributes:
-        messages: messages for the policy.
         reward: part of the score's reward that the reply earned; None if the world assigns none.
-        done: True if the task is over.
         state_key: name of the state in which the next reply is made; turns taken in equal states can be compared.
         constraint: constraint on the text of the next reply, which replaces the run's.
     """

@@ -101,17 +101,11 @@ class Segment:
     token; so does `kept` if sampling was truncated. Segments are in the order of their requests.
 
     Attributes:
-        index: position in `Trajectory.segments`.
         parent: index of the parent; None for a root.
-        source: origin of the tokens.
-        tokens: token ids.
         message: rendered or parsed message; None for pure template tokens.
         model: name of the model that sampled the tokens, or None.
-        logprobs: log-probabilities of the sampled tokens.
         versions: weight versions that sampled them.
         kv_versions: oldest weight versions of the KV cache that they attended to.
-        sampling: sampling parameters of the request.
-        kept: kept sets of truncated sampling.
         finish_reason: reason why sampling ended; None if nothing was sampled, or unknown (old stores).
         label: purpose of a sampled reply.
         place: number reserved when the request was planned, which the reply's id bears (`rl/12/3#5`). None: equal to
@@ -300,11 +294,8 @@ class Rollout:
     """One attempt at a task.
 
     Attributes:
-        id: id of the rollout.
-        task: task of the attempt.
         index: position in the group.
         attempt: number of retries before it.
-        purpose: use of the rollout.
         trajectories: one trajectory per role that got a request, in the world's order of roles; an attempt without
             requests has the first role's.
     """
@@ -391,11 +382,7 @@ class Group:
     """A task's rollouts with their scores. A group with an unscored or untrainable rollout cannot be built.
 
     Attributes:
-        id: id of the group.
         index: admission number; batches form in this order (law 5).
-        task: task of the rollouts.
-        rollouts: members of the group.
-        scores: scores of the members, in the same order.
         failed: rollouts that were lost to infrastructure, or that reached a limit before the policy's first turn.
         version: weight version at admission.
         baselines: scores of the task's rollouts with purpose "baseline", which are neither trained nor members.

@@ -29,14 +29,8 @@ class Sample:
     Attributes:
         id: `<trajectory id>#<branch>`, or a name of its own.
         group: name of the group of rows.
-        source: origin of the trained tokens.
-        tokens: ids of the branch.
         weights: weight of each token by loss term (policy, imitate, ...); an absent term does not train the row.
-        logprobs: log-probabilities that the engine recorded.
-        advantages: advantages that the credit rule wrote.
-        versions: weight versions that sampled the tokens.
         kv_versions: oldest weight versions of the KV cache that they attended to.
-        temperature: sampling temperature.
         kept: kept sets; empty for tokens without truncated sampling. None if all are empty.
         bias: (id, value) pairs added to the logits before each token was drawn, minus infinity for banned ids. None if
             all are empty.
@@ -155,8 +149,6 @@ class Batch:
 
     Attributes:
         step: number of the update.
-        model: name of the trained model.
-        rows: rows to train.
         denominators: global denominator of each loss term.
         publish: True if the engine gets the weights after this step.
         ends_update: True for the last optimiser step of an update.
@@ -187,8 +179,6 @@ class WeightRef:
     """Reference to published weights.
 
     Attributes:
-        model: name of the model.
-        version: weight version.
         checksum: checksum that the fetched tensors must have.
         transport: name of the transport, such as `inline`.
         location: the transport's own data: an object in this process, or the position of a file.

@@ -37,7 +37,6 @@ class TensorDifference:
     """First difference between two weight folders, in the order of tensor names.
 
     Attributes:
-        tensor: name of the tensor.
         what: `tensor`, `dtype`, `shape`, or `value at (row, column, ...)`.
         values: description in the first and in the second folder; `none` if a folder lacks the tensor.
     """
@@ -52,9 +51,7 @@ class StoredTensor:
     """Tensor in a safetensors file.
 
     Attributes:
-        file: path of the file.
         dtype: name of the type in the file's header.
-        shape: sizes of the dimensions.
         begin: offset of its first byte.
         end: offset after its last byte.
     """
@@ -134,7 +131,6 @@ def first_tensor_difference(left: Path, right: Path) -> TensorDifference | None:
 
 
 def _first_byte(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> int | None:
-    """Return the offset of the first differing byte, or None."""
     for begin in range(0, len(left), PIECE):
         differs = left[begin : begin + PIECE] != right[begin : begin + PIECE]
         if differs.any():
@@ -143,7 +139,6 @@ def _first_byte(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> int 
 
 
 def _value_difference(name: str, left: StoredTensor, right: StoredTensor, byte: int) -> TensorDifference:
-    """Describe the difference in the value that contains a byte."""
     size = (left.end - left.begin) // max(1, int(np.prod(left.shape, dtype=np.int64)))
     place = byte // max(1, size)
     position: Sequence[int] = [int(at) for at in np.unravel_index(place, left.shape or (1,))]

@@ -48,7 +48,6 @@ class Location(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         segment: name of the file.
         size: size of the file in bytes.
-        tensors: positions of the tensors, by name.
     """
 
     segment: str

@@ -36,8 +36,6 @@ class TeacherTokenizer:
     """Text format of a teacher.
 
     Attributes:
-        renderer: renderer of the teacher's prompts.
-        encode: tokenizer, text -> ids.
         end: id that ends a turn.
         max_tokens: context length of the teacher.
     """
@@ -49,21 +47,15 @@ class TeacherTokenizer:
 
 
 class AcrossTokenizers:
-    """Writes the annotation `teacher` by the formula above.
-
-    Implements `Annotator`.
+    """Writes the annotation `teacher` by the formula above. Implements `Annotator`.
 
     Some turns cannot be given to the teacher: text that does not survive its tokenizer, a prompt longer than its
     context, a turn after several simultaneous tool calls. They keep their recorded log-probabilities, a gap of 0.
 
     Args:
-        provenance: lookup of the rows' groups.
         teachers: names of models by domain, as for `TeacherRows`.
-        engines: scoring engines by model name.
-        client: client that sends the requests.
         student: renderer of the student.
         tokenizers: text formats of the teachers, by model name.
-        tools: tools that the policy may call.
     """
 
     def __init__(
@@ -114,7 +106,6 @@ class AcrossTokenizers:
     async def _turn(
         self, row: Sample, name: str, messages: Sequence[Message], segment: Segment, behaviour: list[float]
     ) -> list[float]:
-        """Compute the formula's values for one turn, one per token of the student."""
         teacher, tokens = self._tokenizers[name], segment.tokens
         has_end = tokens[-1] in self._student.stop_ids
         body = tokens[:-1] if has_end else tokens

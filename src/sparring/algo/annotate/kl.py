@@ -18,9 +18,7 @@ LARGEST_ERROR = 0.2
 
 class KlCoefficient:
     """Adapts the coefficient of the KL penalty to a target divergence, and writes it as the annotation
-    `kl_coefficient`.
-
-    Implements `Annotator`.
+    `kl_coefficient`. Implements `Annotator`.
 
     The controller of Ziegler et al., arXiv 1909.08593, moves it at every update:
 

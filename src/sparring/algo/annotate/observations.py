@@ -11,15 +11,11 @@ from sparring.types import Sample
 
 class ObservationTargets:
     """Sets weight 1 in the imitate term on the tokens that tool answers added, with the template around them.
-
     Implements `Annotator`.
 
     A token that several rows share gets its weight in the first. The loss is ECHO's (arXiv 2605.24517): policy loss +
     lambda * mean cross-entropy of the environment's tokens, with lambda the scale of the term. The trainer cuts a row
     after its last weighted token, so an answer at the end of a row is trained too.
-
-    Args:
-        provenance: lookup of the rows' branches.
     """
 
     def __init__(self, provenance: SampleProvenance) -> None:

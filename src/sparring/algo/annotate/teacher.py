@@ -21,7 +21,6 @@ class TeacherInput:
     """Tokens that a teacher reads instead of a row.
 
     Attributes:
-        tokens: ids of the input.
         shift: offset of the row in the input: the row's token t is `tokens[t + shift]`.
     """
 
@@ -69,19 +68,15 @@ class ScoreClient:
 
 
 class TeacherRows:
-    """Writes on each row the name of its teacher and the teacher's scores of tokens with policy weight.
-
-    Implements `Annotator`.
+    """Writes on each row the name of its teacher and the teacher's scores of tokens with policy weight. Implements
+    `Annotator`.
 
     The scores are log-probabilities at the row's sampling temperature: the annotation `teacher` and, with `top_k`,
     `Sample.tops`. Scores of a fixed teacher depend only on the row, so a resumed run gets the same ones.
 
     Args:
-        provenance: lookup of the rows' groups.
         teachers: names of models by domain: a task's tag, else its environment, else `*`.
         engines: scoring engines by model name; a teacher without one is only named, because the trainer computes it.
-        client: client that sends the requests.
-        top_k: number of likeliest tokens to return per position.
         reading: function that builds the teacher's input for a row, by default the row itself. If it returns None, the
             row keeps its recorded log-probabilities as the teacher's.
         max_tokens: largest length of an input; a longer one counts as None.

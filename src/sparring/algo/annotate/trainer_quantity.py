@@ -13,15 +13,11 @@ Forward = Callable[[Sequence[Sample], Set[str]], Awaitable[Sequence[Mapping[str,
 
 
 class TrainerQuantity:
-    """Writes a quantity of every weighted token under the trainer's current weights.
-
-    Implements `Annotator`.
+    """Writes a quantity of every weighted token under the trainer's current weights. Implements `Annotator`.
 
     Args:
-        forward: the trainer's forward pass.
         name: annotation to write, such as `Annotation.PROXIMAL` for the policy's log-probabilities before an update of
             several optimiser steps.
-        quantity: quantity that `forward` computes.
     """
 
     def __init__(self, forward: Forward, name: Annotation, quantity: str = "logprob") -> None:
@@ -38,7 +34,6 @@ class TrainerQuantity:
 
 class TeacherTag:
     """Names on each row the model that the trainer compares it with, such as a reference that the trainer holds.
-
     Implements `Annotator`.
 
     Args:
@@ -54,9 +49,7 @@ class TeacherTag:
 
 class ProximalShare:
     """Writes the annotation `proximal_share`, which places the proximal log-probability between the recorded and the
-    current one.
-
-    Implements `Annotator`.
+    current one. Implements `Annotator`.
 
         share = (v - v_b) / (v + 1 - v_b)       log proximal = log behaviour + share * (log pi - log behaviour)
 
@@ -64,9 +57,6 @@ class ProximalShare:
     PPO's anchor without its forward pass (AReaL, Fu et al., arXiv 2505.24298, and its log-linear approximation). For
     tokens of version v the anchor is the recorded log-probability; the staler a token, the nearer its anchor is to the
     current one.
-
-    Args:
-        version: function that returns the version of the trainer's weights.
     """
 
     def __init__(self, version: Callable[[], int]) -> None:

@@ -80,7 +80,6 @@ class BaseCredit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Refuse a stage in which the rule cannot work.
 
         Args:
-            group_size: number of rollouts per task.
             written: annotations that the stage writes.
 
         Raises:

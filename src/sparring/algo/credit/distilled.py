@@ -11,13 +11,7 @@ from sparring.types import Group, Sample
 
 
 class Distilled:
-    """Moves the policy weights to the distill term. Every row stays, whatever its reward.
-
-    Implements `Credit`.
-
-    Args:
-        aggregation: weights with which token losses are averaged.
-    """
+    """Moves the policy weights to the distill term. Every row stays, whatever its reward. Implements `Credit`."""
 
     def __init__(self, aggregation: Literal["token_mean", "sequence_mean"] = "token_mean") -> None:
         self._aggregation = aggregation

@@ -69,7 +69,6 @@ class Gdpo(BaseCredit, frozen=True, kw_only=True, tag="gdpo"):
         return credited
 
     def _weighted_sums(self, role: Sequence[Member]) -> list[float]:
-        """Compute each member's weighted sum of normalised parts."""
         columns = [
             [weight * a for a in standardised(values, epsilon=self.epsilon)]
             for name, weight in self.weights.items()

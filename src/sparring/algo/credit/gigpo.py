@@ -71,7 +71,6 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
         return per_turn(groups, samples, self._role_advantages)
 
     def _role_advantages(self, role: Sequence[Member]) -> list[list[float]] | None:
-        """Compute each member's advantage per turn; None if nothing can be compared."""
         episodes = self._normalise([m.reward for m in role])
         to_go = [self._rewards_to_go(m) for m in role]
         places: dict[str, list[tuple[int, int]]] = {}
@@ -90,7 +89,6 @@ class Gigpo(BaseCredit, frozen=True, kw_only=True, tag="gigpo"):
         return turns
 
     def _rewards_to_go(self, member: Member) -> list[float]:
-        """Compute the reward to go of each turn, along branches and links."""
         order, rewards = member.succession(), member.per_turn()
         rest = member.reward - sum(rewards)
         earned = order.earned([[reward] for reward in rewards], self.discount, rest)

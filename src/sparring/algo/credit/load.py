@@ -22,12 +22,9 @@ class CreditPipeline:
     it.
 
     Difficulty and right answers are judged by the score before shaping, the zero-variance filter by rewards after
-    shaping. A filtered group gives an empty list, and no rule sees it.
-
-    Implements `Credit`.
+    shaping. A filtered group gives an empty list, and no rule sees it. Implements `Credit`.
 
     Args:
-        config: `[algo]` of the recipe.
         max_tokens: constant length of aggregation "constant" if the config sets none.
     """
 

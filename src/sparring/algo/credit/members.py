@@ -34,9 +34,7 @@ class Member:
     branches share has weight in a single branch, so it is one step. `following` gives the order of steps.
 
     Attributes:
-        trajectory: trajectory of one role.
         rollout: id of its rollout.
-        score: score of its rollout.
         rows: rows of its branches; empty if another model played it.
     """
 
@@ -321,8 +319,6 @@ def returns(rewards: Sequence[float], discount: float, following: Sequence[int |
     """Compute the reward to go: G_t = r_t + discount * G_next, with 0 after the end.
 
     Args:
-        rewards: reward of each step.
-        discount: discount per step.
         following: number of each step's next step, which comes later in `rewards`; None at the end.
     """
     to_go = [0.0] * len(rewards)

@@ -80,7 +80,6 @@ class OptimalTokenBaseline(BaseCredit, frozen=True, kw_only=True, tag="optimal_t
 
 
 def _cumulative_weights(member: Member, places: Sequence[StepPlace]) -> list[float]:
-    """Compute W at each step."""
     squares = member.read(Annotation.PROBABILITY_SQUARES, "optimal_token_baseline")
     totals: list[float] = []
     for logprob, square, place in zip(member.logprobs(), squares, places, strict=True):

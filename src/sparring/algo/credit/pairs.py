@@ -12,9 +12,7 @@ from sparring.types import PAIR_SHARE, Group, Sample, alike
 
 class Pairs:
     """Credit for online preference optimisation: online DPO (Guo et al., arXiv 2402.04792), with the best and the worst
-    of a group as the pair (Dong et al., arXiv 2405.07863, section 3.2).
-
-    Implements `Credit`.
+    of a group as the pair (Dong et al., arXiv 2405.07863, section 3.2). Implements `Credit`.
 
     The rollout with the highest reward is chosen, the one with the lowest rejected; ties go to the earlier. All
     branches of a rollout belong to its side of the pair. Rows of other rollouts get label 0 and are not trained. A

@@ -47,10 +47,7 @@ class Rae(BaseCredit, frozen=True, kw_only=True, tag="rae"):
 
 
 class RaeCredit:
-    """Rule `rae` with its moving averages, by environment and role.
-
-    Implements `Credit`, except `denominator`.
-    """
+    """Rule `rae` with its moving averages, by environment and role. Implements `Credit`, except `denominator`."""
 
     def __init__(self, decay: float) -> None:
         self._decay = decay

@@ -50,10 +50,7 @@ def over_the_update(
     """Set the values of steps as advantages, standardised over all steps of the update.
 
     Args:
-        everyone: members of each group.
         values: values of each member's steps, by group; None for a group that leaves the update.
-        samples: rows of each group.
-        epsilon: constant added to the standard deviation.
     """
     normal = iter(
         standardised([v for group in values if group for steps in group for v in steps], epsilon=epsilon, lost=0)

@@ -17,13 +17,7 @@ class Shuffled:
 
     Rewards then carry no information, so a run that still improves has a leak. The permutation depends only on the seed
     and on the update's first admission number, so a resumed run shuffles the same way. States of turns stay in place;
-    rewards of turns move to the end.
-
-    Implements `Credit`.
-
-    Args:
-        credit: wrapped credit, which gets the permuted scores.
-        seed: seed of the run.
+    rewards of turns move to the end. Implements `Credit`.
     """
 
     def __init__(self, credit: Credit, *, seed: int) -> None:

@@ -22,7 +22,6 @@ class StepPlace:
     """Logical position of a step.
 
     Attributes:
-        address: address of the step.
         before: number of the preceding step, on the same chain or on the one that this chain hangs on; None for a first
             step.
     """
@@ -62,8 +61,6 @@ class Succession:
         each chain that ends with the trajectory gets `rest`. The return along `following` then counts no reward twice.
 
         Args:
-            rewards: reward of each step, by turn.
-            discount: discount per step.
             rest: part of the outcome that no turn has earned.
         """
         values = [list(of_turn) for of_turn in rewards]
@@ -315,7 +312,6 @@ class _Links:
         return num_hanging, self._parent[follows] == turn, self._agent[follows] == self._agent[turn], turn
 
     def _last_turn(self, following: Sequence[int | None]) -> int | None:
-        """Return the last turn of the main chain: the first agent's last turn."""
         ends = [turn for turn, follows in enumerate(following) if follows is None]
         own = [turn for turn in ends if self._agent[turn] == self._agent[0]]
         return max(own or ends, default=None)
@@ -379,7 +375,6 @@ def _without_double_counts(
 
 
 def _path(turn: int, following: Sequence[int | None]) -> list[int]:
-    """Return a turn and all turns that follow it."""
     path = [turn]
     while (then := following[path[-1]]) is not None:
         path.append(then)

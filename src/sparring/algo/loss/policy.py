@@ -48,12 +48,7 @@ class PolicyLoss:
     Values that depend on all tokens of an optimiser step are computed in a first pass (`survey`) and come back as
     annotations. This includes the first sum, if a part combines whole sequences (unit "sequence") and the rows of a
     trajectory may be in different micro-batches: its summands come back as `objective`, its derivatives by each
-    log-probability as `slope`. Together they give the value and the gradient of the sum.
-
-    Implements `Loss`.
-
-    Args:
-        config: `[algo]` of the recipe.
+    log-probability as `slope`. Together they give the value and the gradient of the sum. Implements `Loss`.
     """
 
     term = "policy"

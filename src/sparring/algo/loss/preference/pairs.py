@@ -33,7 +33,6 @@ class PairForm(Protocol):
     """Algorithm over pairs.
 
     Attributes:
-        name: name of the algorithm.
         has_reference: True if rows carry the annotation `reference`.
     """
 
@@ -55,9 +54,6 @@ class PairLoss:
     A reply consists of all rows on its side of the group, so a reply with branches is still one. Its tokens are those
     with a weight; the token weights of a pair sum to the pair's weight. With equal pairs the denominator, the sum of
     all weights, is therefore the number of pairs. Implements `Loss`.
-
-    Args:
-        form: algorithm.
     """
 
     term = "preference"
@@ -115,7 +111,6 @@ def replies(logprob: torch.Tensor, reference: torch.Tensor | None, which: torch.
         logprob: [M] log-probability under the policy.
         reference: [M] log-probability under the reference, or None.
         which: [M] number of the token's reply; negative for tokens of no reply.
-        count: number of replies.
     """
     belongs = which >= 0
     zeros = logprob.new_zeros(count)
@@ -145,7 +140,6 @@ def rewards_of(form: PairForm, rows: Sequence[Sample], logprobs: Sequence[Sequen
     """Compute the reward of each row's reply in float64.
 
     Args:
-        form: algorithm.
         rows: rows with weights in the preference term.
         logprobs: log-probabilities per row and token, from `Trainer.forward`.
     """
