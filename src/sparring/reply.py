@@ -50,17 +50,17 @@ class SampledReply:
     """Reply that was sampled and recorded.
 
     Attributes:
-        id: of the rollout's role and the request that it answers: `rl/12/3#5`. No other reply of the rollout has it.
-        message: what was said, and the calls.
-        finish_reason: `length` where it was cut short.
-        stop: the string of the client's that ended it, which its message does not have; None where none did.
-        prompt_tokens: number of ids that it was sampled after.
-        cached_tokens: number of these whose keys and values were there.
-        tokens: the sampled ids; of text that none of our engines sampled, those that it has for who is to imitate it.
-        logprobs: of each, under what it was drawn from; empty where nobody sampled them.
-        reasoning_tokens: number of the ids that are its thought; None where the format does not tell.
-        limit: the limit of the rollout or the context that it hit; None where the client's own `max_tokens` cut it, or
-            nothing did.
+        id: id of the reply, made of the rollout's role and the request: `rl/12/3#5`. Unique in the rollout.
+        finish_reason: reason why sampling ended; `length` for a truncated reply.
+        stop: stop string of the client that ended the reply and is not in its message; None if there was none.
+        prompt_tokens: number of tokens in the prompt.
+        cached_tokens: number of prompt tokens with a cached KV.
+        tokens: sampled ids; for text from another source, the ids by which it can be imitated.
+        logprobs: log-probability of each token in the distribution that it was drawn from; empty if nothing was
+            sampled.
+        reasoning_tokens: number of tokens of reasoning; None if the format has no marker for it.
+        limit: limit of the rollout or of the context that truncated the reply; None if it was the client's
+            `max_tokens`, or if nothing did.
     """
 
     id: str
@@ -77,19 +77,14 @@ class SampledReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyHead:
-    """Head of a streamed reply, known when its first token is sampled.
-
-    Attributes:
-        id: as the whole reply's.
-        prompt_tokens: number of ids that it is sampled after.
-    """
+    """Head of a streamed reply, known when its first token is sampled."""
 
     id: str
     prompt_tokens: int
 
 
 class ShownReply:
-    """Account of the pieces of a reply that were shown."""
+    """Counter of the pieces of a reply that a client has been sent."""
 
     def __init__(self) -> None:
         self._reasoning = self._text = self._calls = 0
@@ -104,7 +99,7 @@ class ShownReply:
             self._calls += 1
 
     def rest(self, message: Message) -> tuple[ReplyPiece, ...]:
-        """Return the pieces that are left to show of a whole reply."""
+        """Return the pieces of a complete reply that have not been sent yet."""
         reasoning, text = (message.reasoning or "")[self._reasoning :], message.content[self._text :]
         pieces = [ReplyPiece(kind="reasoning", text=reasoning)] if reasoning else []
         if text:
@@ -113,24 +108,24 @@ class ShownReply:
 
 
 def as_shown(piece: ReplyPiece) -> ReplyPiece:
-    """Return a piece of a reply as clients are shown it: a call that names no tool is the text that was written."""
+    """Convert a piece to the form that clients get: a call without a tool name becomes text."""
     if piece.call is None or piece.call.name:
         return piece
     return ReplyPiece(kind="text", text=piece.call.raw)
 
 
 def calls_shown(message: Message) -> tuple[ToolCall, ...]:
-    """Return the calls of a reply that clients are shown: those that name a tool."""
+    """Return the tool calls that clients get: those with a tool name."""
     return tuple(call for call in message.tool_calls if call.name) if message.tool_calls else ()
 
 
 def text_shown(message: Message) -> str:
-    """Return the text of a reply that clients are shown: with what was written of calls that name no tool."""
+    """Return the text that clients get, which includes the raw text of calls without a tool name."""
     return message.content + "".join([call.raw for call in message.tool_calls if not call.name])
 
 
 def pieces_of(message: Message) -> tuple[ReplyPiece, ...]:
-    """Return the pieces of a whole reply as clients are shown them."""
+    """Return the pieces of a complete reply in the form that clients get."""
     return tuple(map(as_shown, ShownReply().rest(message)))
 
 

@@ -259,16 +259,19 @@ def documented_methods(modules: list[Module]) -> dict[str, set[str]]:
 
 
 def inherited_docstrings(modules: list[Module]) -> Iterator[tuple[Function, str]]:
-    """Yield every method whose base class, or the protocol that its class says it implements, describes it; refuse a
-    protocol that does not exist."""
+    """Yield every method that a base class describes, or a protocol that its class or a base says it implements; refuse
+    a protocol that does not exist."""
     described = documented_methods(modules)
+    classes = [node for module in modules for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
+    implemented = {node.name: IMPLEMENTS.findall(ast.get_docstring(node) or "") for node in classes}
     for module in modules:
         for node in ast.walk(module.tree):
             if not isinstance(node, ast.ClassDef):
                 continue
             protocols = IMPLEMENTS.findall(ast.get_docstring(node) or "")
             bases = {ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases}
-            names = set().union(*(described.get(name, set()) for name in {*protocols, *bases}))
+            above = {*protocols, *bases, *(name for base in bases for name in implemented.get(base, ()))}
+            names = set().union(*(described.get(name, set()) for name in above))
             yield from ((method, "") for method in node.body if isinstance(method, Function) and method.name in names)
             for name in protocols:
                 if name not in described:
@@ -583,6 +586,8 @@ CLEAN = {
     "train/a.py": "'''d'''\nimport torch\nfrom sparring.types import T\ndef _f(x): ...\n",
     "rollout/a.py": "'''d'''\ndef f() -> None:\n    '''d'''\n    import wandb\n",
     "recipe/load.py": "'''d'''\nfrom sparring.train.config import C\nfrom sparring.errors import E\n",
+    "store/a.py": "'''d'''\nclass S(Protocol):\n    '''d'''\n    def f(self) -> int:\n        '''d'''\n"
+    "class B:\n    '''Implements `S`.'''\nclass A(B):\n    '''d'''\n    def f(self) -> int: ...\n",
 }
 
 
