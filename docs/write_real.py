@@ -37,8 +37,10 @@ def percent(summary: Mapping[str, Any], stage: str) -> str:
 
 
 def points(summary: Mapping[str, Any]) -> str:
-    """Return the change, task by task, with its interval."""
+    """Return the change, task by task, with its interval; empty if one stage alone was evaluated."""
     change = summary["change"]
+    if change is None:
+        return ""
     values = (100 * change[f"difference{end}"] for end in ("", "_low", "_high"))
     return "{:+.1f} points ({:+.1f} to {:+.1f})".format(*values)
 
