@@ -86,7 +86,6 @@ def _environment(args: argparse.Namespace) -> list[str]:
 
 
 def _settings(args: argparse.Namespace) -> list[str]:
-    """Return the overrides of `[eval]` from the arguments."""
     options = {"tasks": args.tasks, "samples": args.samples, "ks": None if args.k is None else f"[{args.k}]"}
     return [f"eval.{key}={value}" for key, value in options.items() if value is not None]
 

@@ -319,7 +319,6 @@ class ProgramHarness:
         return result or ExecResult(exit_code=137, stdout="", stderr="", wall_s=0.0, timed_out=True)
 
     def _values(self, door: Address, session: CountedSession, messages: Sequence[Message]) -> dict[str, Any]:
-        """Return the value of each placeholder."""
         preset = self._preset
         texts = [*preset.command, preset.stdin, *preset.files.values(), *preset.environment.values()]
         has_system = any("{system}" in text for text in texts)
@@ -384,7 +383,6 @@ def _box_of(episode: Episode) -> Any:
 
 
 def _note_of(name: str, result: ExecResult, session: CountedSession) -> dict[str, Any]:
-    """Return the note about a program that has ended."""
     return {
         "harness": name,
         "exit_code": result.exit_code,

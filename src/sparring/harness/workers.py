@@ -160,7 +160,6 @@ def _judge(end: LeaseEnd, offer: RolloutOffer, session: CountedSession) -> None:
 
 
 def _note_of(offer: RolloutOffer, session: CountedSession) -> dict[str, Any]:
-    """Return the note about a worker's rollout."""
     outcome, reason = ("lost", "") if offer.end is None else (offer.end.outcome, offer.end.reason)
     end = {"harness": NAME, "worker": offer.worker, "outcome": outcome, "reason": reason}
     return {**end, "requests": session.requests, "unsampled_calls": session.calls.unsampled}

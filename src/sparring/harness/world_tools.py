@@ -215,7 +215,6 @@ def are_equal(sampled: ToolCall, sent: ToolCall, schema: Mapping[str, Any]) -> b
 
 
 def _with_defaults(value: Any, schema: Any) -> Any:
-    """Return plain data with the schema's defaults for omitted values."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(value, Mapping) or not isinstance(properties, Mapping):
         return value
