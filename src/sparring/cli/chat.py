@@ -124,7 +124,7 @@ def _converse(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message
                 continue
             if words in numbers:
                 conversation = _first_messages(runner, chat, opening, numbers[words])
-                say("\n".join(shown(message) for message in conversation if message.role != "system"))
+                say("\n".join(message_text(message) for message in conversation if message.role != "system"))
             else:
                 conversation = [*messages, Message(role="user", content=words)]
             answer, between = runner.run(chat.reply(conversation))
@@ -138,7 +138,7 @@ def _converse(runner: asyncio.Runner, chat: Answering, opening: Sequence[Message
             continue
         messages = [*conversation, *between, answer]
         for message in (*between, answer):
-            say(shown(message))
+            say(message_text(message))
         if chat.cut_short:
             say(f"(cut short: {chat.cut_short})")
 
@@ -149,7 +149,7 @@ def _first_messages(runner: asyncio.Runner, chat: Answering, opening: Sequence[M
     return [*opening, *(message for message in messages if not opening or message.role != "system")]
 
 
-def shown(message: Message) -> str:
+def message_text(message: Message) -> str:
     """Return one message as text for the terminal, with reasoning, calls and results marked."""
     if message.role == "tool":
         return "\n".join("  | " + printable(line) for line in message.content.splitlines() or ["(nothing)"])

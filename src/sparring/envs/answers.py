@@ -115,7 +115,6 @@ def _check_turns(score: Score, role: str, lengths: Sequence[int], *, alone: bool
 
 
 def _one_per_turn(what: str, values: Any, lengths: Sequence[int]) -> Sequence[Any]:
-    """Return values per turn if there is one for each turn."""
     if not isinstance(values, (tuple, list)):
         raise TypeError(f"expected {what} as a tuple, got {values!r:.80}")
     if len(values) != len(lengths):

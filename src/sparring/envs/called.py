@@ -133,7 +133,6 @@ def _batch(completion: str, task: Task, ids: Sequence[int]) -> dict[str, Any]:
 
 
 def _underlying(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the underlying function or method of partials and callable objects."""
     while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) else type(function).__call__

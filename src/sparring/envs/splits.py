@@ -37,7 +37,7 @@ Same = Callable[[Task], str]
 def identity(task: Task) -> str:
     """Return a task's identity: its deduplication key, else its normalised messages. A key starts with a separator that
     no normalised text starts with, so the two never collide."""
-    return f"\x1f{task.key}" if task.key else told(task.messages)
+    return f"\x1f{task.key}" if task.key else prompt_content(task.messages)
 
 
 def identity_by_words(task: Task) -> str:
@@ -46,7 +46,7 @@ def identity_by_words(task: Task) -> str:
     return f"\x1f{task.key}" if task.key else _words(task.messages)
 
 
-def told(messages: Sequence[Message]) -> str:
+def prompt_content(messages: Sequence[Message]) -> str:
     """Return the normalised content of a prompt, without case and spacing: the words alone for one question with or
     without a system message; else each message with its role, reasoning and tool calls."""
     roles = [message.role for message in messages]

@@ -177,7 +177,6 @@ def _node(preset: AgentProgram, folder: Path) -> Path:
 
 
 def _remedy(preset: AgentProgram, folder: Path) -> str:
-    """Return how to install a program."""
     kind, _, package = preset.install.partition(":")
     if kind == "npm":
         return f"do: npm install --prefix {folder} {package} (or `make test-harness`, which installs all of them)"

@@ -240,7 +240,7 @@ class ProgramHarness:
         finally:
             if own is not box:
                 await own.close()
-        episode.note("program", _noted(self.name, result, requests))
+        episode.note("program", _note_of(self.name, result, requests))
         self._judge(result, requests)
         if requests.session.last_words is not None:
             await tools.answer(requests.session.last_words)
@@ -282,7 +282,6 @@ class ProgramHarness:
         return result or ExecResult(exit_code=137, stdout="", stderr="", wall_s=0.0, timed_out=True)
 
     def _values(self, door: Address, session: Session, messages: Sequence[Message]) -> dict[str, Any]:
-        """Return what stands for each placeholder."""
         preset = self._preset
         texts = [*preset.command, preset.stdin, *preset.files.values(), *preset.environment.values()]
         has_system = any("{system}" in text for text in texts)
@@ -346,8 +345,7 @@ def _box_of(episode: Episode) -> Any:
     return box
 
 
-def _noted(name: str, result: ExecResult, requests: ProgramRequests) -> dict[str, Any]:
-    """Return the note of a program that has ended."""
+def _note_of(name: str, result: ExecResult, requests: ProgramRequests) -> dict[str, Any]:
     return {
         "harness": name,
         "exit_code": result.exit_code,

@@ -162,7 +162,6 @@ def _judge(end: LeaseEnd, offer: RolloutOffer, requests: ProgramRequests) -> Non
 
 
 def _note_of(offer: RolloutOffer, requests: ProgramRequests) -> dict[str, Any]:
-    """Return the note about a worker's rollout."""
     outcome, reason = ("lost", "") if offer.end is None else (offer.end.outcome, offer.end.reason)
     end = {"harness": NAME, "worker": offer.worker, "outcome": outcome, "reason": reason}
     return {**end, "requests": requests.requests, "unsampled_calls": requests.calls.unsampled}

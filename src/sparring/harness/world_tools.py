@@ -72,7 +72,7 @@ class SampledCalls:
     def reopen(self, reply: str) -> None:
         """Allow the calls of a reply that its client lost, and may receive again. Calls that have run keep their
         answer."""
-        self._open |= {place: held for place, held in self._all.items() if place[0] == reply}
+        self._open |= {place: sampled for place, sampled in self._all.items() if place[0] == reply}
 
     def go_on(self, messages: Sequence[Message]) -> None:
         """Disallow the calls that an agent has left behind by continuing its conversation."""
@@ -85,15 +85,15 @@ class SampledCalls:
     def _leave(self, call: ToolCall) -> None:
         """Disallow a call that a client sends back, found by its id, or else by its name and arguments."""
         if call.id in self._ids:
-            places = [place for place, held in self._open.items() if held.call.id == call.id]
+            places = [place for place, sampled in self._open.items() if sampled.call.id == call.id]
         elif call.arguments is None:
             return
         else:
             key = arguments_key(call.arguments)
             places = [
                 place
-                for place, held in self._open.items()
-                if held.call.name == call.name and arguments_key(held.call.arguments or {}) == key
+                for place, sampled in self._open.items()
+                if sampled.call.name == call.name and arguments_key(sampled.call.arguments or {}) == key
             ]
         for place in places[:1]:
             del self._open[place]
@@ -111,11 +111,11 @@ class SampledCalls:
         """
         names = [tool.name for tool in tools]
         schema = next((tool.parameters for tool in tools if tool.name == call.name), {})
-        for place, held in self._open.items():
-            if tool_meant(held.call.name, names) == call.name and are_equal(held.call, call, schema):
+        for place, sampled in self._open.items():
+            if tool_meant(sampled.call.name, names) == call.name and are_equal(sampled.call, call, schema):
                 del self._open[place]
-                self._check(held.number)
-                return held
+                self._check(sampled.number)
+                return sampled
         if not self._from_code:
             self.unsampled += 1
             raise UnsampledCall(
@@ -165,10 +165,10 @@ class WorldTools:
             EnvError: the world failed.
             LimitReached: the policy's commands exceeded their time, or the rollout its number of calls.
         """
-        held = self._calls.claim(call, self.tools)  # before the lock, so in the order of arrival
+        sampled = self._calls.claim(call, self.tools)  # before the lock, so in the order of arrival
         async with self._turn:
-            if held.answer is not None:
-                return held.answer
+            if sampled.answer is not None:
+                return sampled.answer
             if self.done:
                 return "error: the task is over"
             self._num_run += 1
@@ -176,8 +176,8 @@ class WorldTools:
             with boundary(EnvError, f"tool {call.name}"):
                 observation = await self._env.step(Message(role="assistant", tool_calls=(named,)))
             self.done = observation.done
-            held.answer = "\n".join(message.content for message in observation.messages) or "done"
-            return held.answer
+            sampled.answer = "\n".join(message.content for message in observation.messages) or "done"
+            return sampled.answer
 
     async def answer(self, reply: Message, of: Message | None = None) -> None:
         """Pass the program's last reply to the world, unless it has ended.
@@ -215,7 +215,6 @@ def are_equal(sampled: ToolCall, sent: ToolCall, schema: Mapping[str, Any]) -> b
 
 
 def _with_defaults(value: Any, schema: Any) -> Any:
-    """Return plain data with the schema's defaults for omitted values."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(value, Mapping) or not isinstance(properties, Mapping):
         return value

@@ -199,7 +199,7 @@ def compare(before: Evaluation, after: Evaluation) -> Comparison:
     return Comparison(tasks=len(scored[0] & scored[1]), left_out=tuple(sorted(scored[0] ^ scored[1])), changes=changes)
 
 
-def kept(before: Evaluation, after: Evaluation) -> Estimate:
+def retained_share(before: Evaluation, after: Evaluation) -> Estimate:
     """Return the share of the first's success that the second retains, over the tasks that both scored.
 
     Raises:

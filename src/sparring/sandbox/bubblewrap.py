@@ -376,7 +376,6 @@ class BubblewrapBox:
         return self._connection[1]
 
     def _close_pipes(self) -> None:
-        """Close the pipe ends, which the box has received."""
         for file in self._joined:
             os.close(file)
         self._joined = ()

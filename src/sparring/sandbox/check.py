@@ -76,7 +76,6 @@ async def _probe(config: SandboxConfig) -> str | None:
 
 
 def _explain(config: SandboxConfig, failure: str) -> BadInput:
-    """Return a refusal with the likeliest remedy."""
     if any(words in failure for words in ("source path", "execvp", "failed to execute")):
         expected = "an interpreter that any user of this machine can read"
         return refusal(

@@ -125,7 +125,6 @@ def links(path: Path) -> list[Path]:
 
 
 def _next(link: Path) -> Path:
-    """Return the absolute target of a link."""
     target = link.readlink()
     return target if target.is_absolute() else Path(os.path.normpath(os.path.realpath(link.parent) / target))
 

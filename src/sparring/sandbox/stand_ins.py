@@ -114,7 +114,6 @@ def _read(value: object) -> object:
 
 
 def _send(file: int, message: list) -> None:
-    """Write one complete message."""
     try:
         text = json.dumps(message, ensure_ascii=False, check_circular=False).encode("utf-8", "surrogatepass")
     except RecursionError:
@@ -257,7 +256,6 @@ def run_tests(code: str, scope: dict, defined: tuple) -> None:
 
 
 def _run_case(case: type) -> None:
-    """Run the tests of a unittest class."""
     unittest = sys.modules["unittest"]
     result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)

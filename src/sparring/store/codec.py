@@ -79,7 +79,6 @@ class StoredRollout(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _full_trajectories(self) -> tuple[Trajectory, ...]:
-        """Return the trajectories with all their ids."""
         if not self.shared:
             return self.trajectories
         return tuple(

@@ -339,7 +339,6 @@ def _by_place(group: Group) -> dict[int, Rollout]:
 
 
 def _scores(group: Group) -> dict[int, Score]:
-    """Return the scores of a group by place."""
     return {rollout.index: score for rollout, score in zip(group.rollouts, group.scores, strict=True)}
 
 

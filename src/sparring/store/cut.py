@@ -98,7 +98,6 @@ def _log(path: Path) -> Path:
 
 
 def _logged_pages(log: Path, page_bytes: int) -> set[int]:
-    """Return the numbers of the pages in a write-ahead log."""
     pages: set[int] = set()
     if not log.exists():
         return pages

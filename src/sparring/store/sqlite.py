@@ -397,7 +397,6 @@ class SqliteStore:
 
     @contextmanager
     def _store_errors(self, what: str) -> Iterator[None]:
-        """Convert errors of SQLite and of the system to StoreError."""
         try:
             yield
         except (sqlite3.Error, OSError) as error:

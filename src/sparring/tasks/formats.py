@@ -86,7 +86,6 @@ def check_plain(value: Any, where: str) -> None:
 
 
 def _text_file(path: Path) -> Located:
-    """Return the rows of a text file, compressed or not."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     inner = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else path.suffix.lower()
     if inner in JSON:

@@ -131,10 +131,10 @@ class Mix:
                 f"one of {', '.join(state['sources'])}",
                 "resume with the recipe that the run was started with",
             )
-        for name, (trained, in_flight, part, seen, drawn) in state["shares"].items():
+        for name, (trained, in_flight, part, num_seen, drawn_share) in state["shares"].items():
             share = self._shares[name]
-            share.trained, share.part, share.drawn = float(trained), float(part), float(drawn)
-            share.in_flight, share.seen = int(in_flight), int(seen)
+            share.trained, share.part, share.drawn = float(trained), float(part), float(drawn_share)
+            share.in_flight, share.seen = int(in_flight), int(num_seen)
         self._ended = set(state["ended"])
         for name, source in self._sources.items():
             source.restore(state["sources"][name])

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from sparring.cli.chat import shown
+from sparring.cli.chat import message_text
 from sparring.types import Message, ToolCall
 
 SCRIPT = """
@@ -60,7 +60,7 @@ def test_calls_reasoning_and_results_are_marked() -> None:
         ToolCall(id="2", name="look", arguments={"at": "x", "n": 2}),
         ToolCall(id="3", name="bad", arguments=None, raw="{oops"),
     )
-    text = shown(Message(role="assistant", content="", reasoning="let me see", tool_calls=calls))
+    text = message_text(Message(role="assistant", content="", reasoning="let me see", tool_calls=calls))
     assert text.splitlines() == [
         "  ~ let me see",
         "  > python:",
@@ -69,13 +69,13 @@ def test_calls_reasoning_and_results_are_marked() -> None:
         "  > look(at='x', n=2)",
         "  > bad: {oops",
     ]
-    assert shown(Message(role="tool", content="1\n2")) == "  | 1\n  | 2"
-    assert shown(Message(role="tool", content="")) == "  | (nothing)"
-    assert shown(Message(role="assistant", content="")) == "it> "
+    assert message_text(Message(role="tool", content="1\n2")) == "  | 1\n  | 2"
+    assert message_text(Message(role="tool", content="")) == "  | (nothing)"
+    assert message_text(Message(role="assistant", content="")) == "it> "
 
 
 def test_a_model_cannot_steer_the_terminal() -> None:
-    assert shown(Message(role="assistant", content="a\x1b[2Jb\r\tc\n")) == "it> a\\x1b[2Jb\\r\tc"
+    assert message_text(Message(role="assistant", content="a\x1b[2Jb\r\tc\n")) == "it> a\\x1b[2Jb\\r\tc"
 
 
 def test_proposed_tasks_are_shown_and_asked_by_number() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparring.envs.splits import Splits, can_be_held_out, derived_seed, identity, identity_by_words, told
+from sparring.envs.splits import Splits, can_be_held_out, derived_seed, identity, identity_by_words, prompt_content
 from sparring.errors import BadInput
 from sparring.types import Message, Task, ToolCall
 
@@ -106,6 +106,15 @@ def test_tasks_that_differ_in_a_call_a_role_or_a_thought_are_two() -> None:
 def test_the_identity_of_a_question_is_its_words() -> None:
     """So what earlier runs have held out by text is held out still; what two users say is another thing."""
     asked, system = Message(role="user", content="What  is 7?"), Message(role="system", content="Count.")
-    assert told([asked]) == "what is 7?" and told([system, asked]) == "count. what is 7?"
-    assert len({told([system, asked]), told([replace(system, role="user"), asked]), told([system, system, asked])}) == 3
-    assert told([]) == ""
+    assert prompt_content([asked]) == "what is 7?" and prompt_content([system, asked]) == "count. what is 7?"
+    assert (
+        len(
+            {
+                prompt_content([system, asked]),
+                prompt_content([replace(system, role="user"), asked]),
+                prompt_content([system, system, asked]),
+            }
+        )
+        == 3
+    )
+    assert prompt_content([]) == ""

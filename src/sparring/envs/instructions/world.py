@@ -169,7 +169,7 @@ class Instructions:
             tag = HELD_TAG if lead in self._args.held_kinds else tag
         else:
             topics, lead = self._training_topics, random.choice(trained)
-        data = drawn(random, random.choice(topics), lead, self._args)
+        data = draw_data(random, random.choice(topics), lead, self._args)
         if data is None or solution(data, task_seed) is None:
             return None
         system = (Message(role="system", content=self._config.system),) if self._config.system else ()
@@ -184,7 +184,7 @@ class Instructions:
         )
 
 
-def drawn(random: Random, topic: str, lead: str, args: InstructionsArgs) -> dict[str, Any] | None:
+def draw_data(random: Random, topic: str, lead: str, args: InstructionsArgs) -> dict[str, Any] | None:
     """Return a task's data: prompt, topic, and instructions that include the kind `lead`; None if too few kinds are
     compatible."""
     count = random.randint(args.min_instructions, args.max_instructions)
@@ -209,7 +209,7 @@ def score(completion: str, data: Params) -> Score:
 
     Args:
         completion: reply.
-        data: data of the task, as `drawn` returns it.
+        data: data of the task, as `draw_data` returns it.
     """
     reply = ReplyText(completion.strip())
     instructions = data["instructions"]

@@ -176,7 +176,6 @@ def _is_test(value: Any) -> bool:
 
 
 def _shares_process(task: Task) -> bool:
-    """Return True if the row's tests run in the answer's process."""
     return bool(task.data.get("shared", False))
 
 
@@ -228,7 +227,6 @@ def _shared_code(program: str, test: str, passed: str) -> str:
 
 
 def _last_words(result: ExecResult) -> str:
-    """Return the reason for which a command failed."""
     for flag, words in (
         ("timed_out", "timed out"),
         ("out_of_memory", "out of memory"),

@@ -28,7 +28,7 @@ class JudgedAnswer:
         check_prompt(self._config.prompt, task, ("completion",))
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
-        question = filled(self._config.prompt, task, {"completion": completion})
+        question = fill_prompt(self._config.prompt, task, {"completion": completion})
         return await mean_verdict(self._judges, self._config, question, self._where)
 
 
@@ -72,7 +72,7 @@ def check_prompt(prompt: str, task: Task, names: tuple[str, ...]) -> None:
         )
 
 
-def filled(prompt: str, task: Task, names: Mapping[str, str]) -> str:
+def fill_prompt(prompt: str, task: Task, names: Mapping[str, str]) -> str:
     """Return the prompt with its placeholders replaced. Placeholders in the replacements stay as they are."""
     values = {**_values(task), **names}
     return _NAME.sub(lambda match: values[match[1]], prompt)

@@ -64,8 +64,8 @@ class ReadTest:
 
     @property
     def can_fail(self) -> bool:
-        """False if nothing in it can fail: outside of dead code there is no assert other than of a tuple or a true
-        constant, no `raise`, and no call of a function that asserts or exits."""
+        """False if nothing in it can fail: outside of dead code there is no assert other than of a non-empty tuple or a
+        true constant, no `raise`, and no call of a function that asserts or exits."""
         return any(map(_checks, _live(self._tree)))
 
     def _is_plain_assert(self, statement: ast.stmt) -> bool:

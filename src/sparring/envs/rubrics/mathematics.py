@@ -103,7 +103,6 @@ def _is_marked(text: str) -> bool:
 
 
 def _parse_as_one(text: str) -> list[Any]:
-    """Return a text parsed as one expression."""
     return _parse(text if _is_marked(_rewrite(text)) else f"\\boxed{{{text}}}")
 
 

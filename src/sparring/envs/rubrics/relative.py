@@ -26,7 +26,14 @@ import xxhash
 from sparring.envs.base import final_text
 from sparring.envs.executor import cooperative
 from sparring.envs.rubrics.config import RELATIVE, Pairwise, Ranking, Relative, of_domain
-from sparring.envs.rubrics.judge import asked_of, check_prompt, filled, mean_verdict, order_constraint, order_reader
+from sparring.envs.rubrics.judge import (
+    asked_of,
+    check_prompt,
+    fill_prompt,
+    mean_verdict,
+    order_constraint,
+    order_reader,
+)
 from sparring.envs.rubrics.judges import Judges, together
 from sparring.envs.rubrics.rubric import Rubric
 from sparring.types import Rollout, Score, Task
@@ -103,7 +110,7 @@ class RelativeScorer:
         )
 
         async def wins(i: int, j: int) -> float:
-            question = filled(part.prompt, task, {"first": answers[i], "second": answers[j]})
+            question = fill_prompt(part.prompt, task, {"first": answers[i], "second": answers[j]})
             return await mean_verdict(self._judges, part, question, where)
 
         different = [(i, j) for i, j in pairs if answers[i] != answers[j]]
@@ -123,7 +130,7 @@ class RelativeScorer:
 
         async def ranked(order: Sequence[int], sample: int) -> Sequence[int]:
             texts = "\n\n".join(f"[{number}]\n{answers[place]}" for number, place in enumerate(order, 1))
-            question = filled(part.prompt, task, {"answers": texts})
+            question = fill_prompt(part.prompt, task, {"answers": texts})
             ranks = await self._judges.verdict(part, question, read, where, constraint=constraint, sample=sample)
             return [order[shown] for shown in ranks]
 

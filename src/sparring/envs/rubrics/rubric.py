@@ -18,7 +18,7 @@ from sparring.envs.rubrics.function import CalledFunction
 from sparring.envs.rubrics.judge import JudgedAnswer
 from sparring.envs.rubrics.judges import Judges, together
 from sparring.envs.rubrics.proven import Proven, digest
-from sparring.envs.rubrics.text import Text, wanted
+from sparring.envs.rubrics.text import Text, targets_of
 from sparring.envs.rubrics.workers import Workers
 from sparring.errors import BadInput, JudgeError, boundary, refusal
 from sparring.protocols import Sandbox
@@ -48,7 +48,7 @@ class TextCheck:
         self._config, self._workers = config, workers
 
     def check(self, task: Task) -> None:
-        wanted(self._config, task.data)
+        targets_of(self._config, task.data)
 
     async def prove(self, task: Task) -> None:
         """Refuse a row with a right answer that the check cannot read completely.
@@ -59,14 +59,14 @@ class TextCheck:
         """
         if not isinstance(self._config, Mathematics):
             return
-        for target in wanted(self._config, task.data):
+        for target in targets_of(self._config, task.data):
             if SIMPLE.fullmatch(target) is None and (why := await self._workers.unread(self._config, target)):
                 do = "correct the row, pick what counts with column_find, or compare it as a text: kind exact"
                 where = f"column {self._config.column}"
                 raise refusal(where, "an answer that math-verify reads whole", f"{target[:80]!r}: {why}", do)
 
     async def value(self, completion: str, task: Task, box: Sandbox | None) -> float:
-        return await self._workers.worth(self._config, completion, wanted(self._config, task.data))
+        return await self._workers.worth(self._config, completion, targets_of(self._config, task.data))
 
 
 class Rubric:

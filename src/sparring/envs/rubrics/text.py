@@ -37,7 +37,7 @@ def last_match(pattern: str, text: str) -> str | None:
     return None if matched is None else matched.strip()
 
 
-def wanted(part: Text, row: Mapping[str, Any]) -> Any:
+def targets_of(part: Text, row: Mapping[str, Any]) -> Any:
     """Return the values of the row to compare with; None for a part without a column.
 
     Raises:
@@ -97,7 +97,7 @@ def worth(part: Text, completion: str, target: Any) -> float:
     Args:
         part: part of the rubric.
         completion: answer.
-        target: result of `wanted`.
+        target: result of `targets_of`.
     """
     text = last_match(part.find, completion)
     if text is None:

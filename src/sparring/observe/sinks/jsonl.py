@@ -59,7 +59,6 @@ class JsonlSink:
 
     @contextmanager
     def _store_errors(self) -> Iterator[None]:
-        """Convert errors of the system to `StoreError`."""
         try:
             yield
         except OSError as error:

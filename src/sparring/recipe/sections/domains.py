@@ -26,7 +26,7 @@ class DomainConfig(EnvConfig, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Harness of its rollouts; empty: `rollout.harness`."""
 
     pools: DifficultyPools | None = None
-    """Pools of its tasks; None: those of `[rl]`."""
+    """Pools of its tasks; None: `[rl] pools`."""
 
     def __post_init__(self) -> None:
         EnvConfig.__post_init__(self)

@@ -25,7 +25,7 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Stages with weights to evaluate, if the run has them."""
 
     weights: Literal["auto", "best", "last"] = "auto"
-    """Weights of a stage: those of its best checkpoint, or the last. `auto`: the best if `train.best_metric` is not the
+    """Weights of a stage: its best checkpoint's, or the last ones. `auto`: the best if `train.best_metric` is not the
     default. A best checkpoint that was chosen by an evaluation during training is biased on the same tasks."""
 
     teachers: bool = False
@@ -77,7 +77,7 @@ class ExportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """`[export]`: a plain Hugging Face checkpoint folder."""
 
     weights: Literal["auto", "best", "last"] = "auto"
-    """Weights of the last trained stage: those of its best checkpoint, or the last; as `eval.weights`."""
+    """Weights of the last trained stage: its best checkpoint's, or the last ones; as `eval.weights`."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the exported weights."""

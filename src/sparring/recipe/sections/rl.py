@@ -26,7 +26,7 @@ class CriticConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Number of first updates in which only the critic learns (value pretraining, VC-PPO, arXiv 2503.01491)."""
 
     train: TrainOverrides = {}
-    """Keys of `[train]` that the critic replaces, such as `learning_rate`; those of `[rl] train` are the policy's."""
+    """Keys of `[train]` that the critic replaces, such as `learning_rate`; `[rl] train` is the policy's."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.clip < math.inf or self.warmup_steps < 0:
@@ -51,7 +51,7 @@ class ImplicitConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Initial weights: `policy`, the weights at the start of the stage, or a name in `[models]`."""
 
     train: TrainOverrides = {}
-    """Keys of `[train]` that this model replaces, such as `learning_rate`; those of `[rl] train` are the policy's."""
+    """Keys of `[train]` that this model replaces, such as `learning_rate`; `[rl] train` is the policy's."""
 
 
 class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import xxhash
 
-from sparring.envs.splits import identity, identity_by_words, normalised, told
+from sparring.envs.splits import identity, identity_by_words, normalised, prompt_content
 from sparring.errors import BadInput, refusal
 from sparring.recipe.load import load
 from sparring.recipe.run_config import RunConfig
@@ -112,7 +112,7 @@ def _asked(context: Context) -> Iterator[tuple[str, list[str]]]:
     """Yield, for each row of a file that the run trains on, its place and the texts that may be a task's prompt."""
     for where, prompt in _rows(context):
         users = (normalised(message.content) for message in prompt if message.role == "user")
-        yield where, [told(_before_reply(prompt)), *users]
+        yield where, [prompt_content(_before_reply(prompt)), *users]
 
 
 def _rows(context: Context) -> Iterator[tuple[str, Sequence[Message]]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from sparring.observe.evaluation import Evaluation, compare, kept, narrowed
+from sparring.observe.evaluation import Evaluation, compare, narrowed, retained_share
 from sparring.observe.whole_file import write_whole
 from sparring.stages.context import LIVE, Context
 from sparring.stages.runtime.baselines import last_evaluated, others
@@ -87,7 +87,7 @@ def _teachers(results: Mapping[str, Any]) -> dict[str, Any]:
     for label, result in results.items():
         if label.startswith("teacher/"):
             teacher, student = (msgspec.convert(one, Evaluation) for one in (result, results["distill"]))
-            share = kept(teacher, student)
+            share = retained_share(teacher, student)
             low, high = share.interval or (None, None)
             rest = {"kept": share.value, "kept_low": low, "kept_high": high}
             by_teacher[label.removeprefix("teacher/")] = {**_rate(result["success"]), **rest}

@@ -12,13 +12,13 @@ import pytest
 
 from sparring.envs.rubrics.config import Part
 from sparring.envs.rubrics.numbers import number
-from sparring.envs.rubrics.text import common_subsequence, last_match, similarity, wanted, worth
+from sparring.envs.rubrics.text import common_subsequence, last_match, similarity, targets_of, worth
 from sparring.errors import BadInput
 
 
 def value(completion: str, row: dict[str, Any], **part: Any) -> float:
     checked = msgspec.convert(part, Part)
-    return worth(checked, completion, wanted(checked, row))
+    return worth(checked, completion, targets_of(checked, row))
 
 
 @pytest.mark.parametrize(
@@ -148,4 +148,4 @@ def test_json_fields() -> None:
 )
 def test_a_row_without_a_usable_target_is_refused(part: dict[str, Any], row: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        wanted(msgspec.convert(part, Part), row)
+        targets_of(msgspec.convert(part, Part), row)
